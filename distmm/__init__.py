@@ -1,0 +1,33 @@
+"""distmm: dense matrix products of any size, on all the GPUs you have.
+
+>>> import dask.array as da, distmm
+>>> A = da.random.random((1000, 800), chunks=500)
+>>> B = da.random.random((800, 600), chunks=500)
+>>> distmm.matmul(A, B).sum().compute() > 0
+True
+"""
+
+from importlib.metadata import PackageNotFoundError, version
+
+from distmm.array import gemm, matmul, plan
+from distmm.errors import DistmmError, DoesNotFitError, InputError, WrongResultError
+from distmm.plan import Plan
+from distmm.verify import Verdict, verify
+
+try:
+    __version__ = version("distmm")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    __version__ = "0+unknown"
+
+__all__ = [
+    "DistmmError",
+    "DoesNotFitError",
+    "InputError",
+    "Plan",
+    "Verdict",
+    "WrongResultError",
+    "gemm",
+    "matmul",
+    "plan",
+    "verify",
+]

@@ -1,0 +1,21 @@
+"""Every error that distmm raises on purpose: the values in question, then the remedy."""
+
+from __future__ import annotations
+
+__all__ = ["DistmmError", "DoesNotFitError", "InputError", "WrongResultError"]
+
+
+class DistmmError(Exception):
+    """Base of all errors that distmm raises on purpose; the command line prints them without a traceback."""
+
+
+class InputError(DistmmError, ValueError):
+    """An argument, file or cluster that cannot be used as given (exit code 2)."""
+
+
+class DoesNotFitError(InputError, MemoryError):
+    """A plan that needs more memory than the cluster has (exit code 2)."""
+
+
+class WrongResultError(DistmmError, ArithmeticError):
+    """A product that failed its check (exit code 1)."""

@@ -1,0 +1,183 @@
+"""Index arithmetic of a blocked matrix product: the problem, its blocks, and the grid of workers that own them.
+
+A product ``C = A @ B`` with A ``(*batch, m, k)`` and B ``(*batch, k, n)`` is cut into blocks ``A[i, p]``, ``B[p, j]``
+and ``C[i, j]``. A *panel* is one p: a column of A blocks and the row of B blocks that meet it. A *step* is one task
+of the chain that makes ``C[i, j]``; it takes one or several consecutive panels. Everything here is immutable and
+pure: integers in, tuples out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate, product
+
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["Blocking", "Grid", "Problem", "accumulator_dtype", "even_edges", "operand_batch", "slices"]
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """Type in which a product with result type `dtype` is accumulated over all of k.
+
+    float16 accumulates in float32; integers of at most 32 bits in int32 and the other integers in int64, whose two's
+    complement arithmetic gives the same bits after the final cast; bool in int64, because a count of 2**32 must not
+    look like zero.
+
+    Raises
+    ------
+    InputError
+        For types without a matrix product here: object, strings, dates, structured and extended-precision types.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return np.dtype(np.int32 if dtype.itemsize <= 4 else np.int64)
+    if dtype.kind == "b":
+        return np.dtype(np.int64)
+    if dtype == np.float16:
+        return np.dtype(np.float32)
+    if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
+        return dtype.newbyteorder("=")
+    raise InputError(
+        f"matrices of dtype {dtype} cannot be multiplied here; cast them first, for example with .astype('float64')"
+    )
+
+
+def even_edges(size: int, edge: int) -> tuple[int, ...]:
+    """Cut `size` into blocks of `edge`, the last one ragged; a size of 0 is one empty block."""
+    if size == 0:
+        return (0,)
+    full, rest = divmod(size, edge)
+    return (edge,) * full + ((rest,) if rest else ())
+
+
+def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
+    """Index range of every block."""
+    ends = list(accumulate(edges))
+    return tuple(slice(end - edge, end) for edge, end in zip(edges, ends, strict=True))
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
+
+    `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: np.dtype
+    a_batch: tuple[int, ...] = ()
+    b_batch: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        accumulator_dtype(self.dtype)  # raises for a type that has no product
+        self.batch  # noqa: B018  raises where the batch dimensions do not broadcast
+
+    @property
+    def batch(self) -> tuple[int, ...]:
+        """Broadcast batch dimensions, those of C."""
+        try:
+            return np.broadcast_shapes(self.a_batch, self.b_batch)
+        except ValueError:
+            raise InputError(f"batch dimensions {self.a_batch} of A and {self.b_batch} of B do not broadcast") from None
+
+    @property
+    def flops(self) -> int:
+        """Floating-point (or integer) operations: 2mkn a product, four times as many for complex numbers."""
+        return 2 * self.m * self.k * self.n * math.prod(self.batch) * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of C."""
+        return (*self.batch, self.m, self.n)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`rows` x `columns` workers; block (i, j) of any matrix lives at ``(i % rows, j % columns)``: 2-D block-cyclic.
+
+    So ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
+    sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
+    the ranks, so that many small products spread over all workers.
+    """
+
+    rows: int
+    columns: int
+
+    def __post_init__(self) -> None:
+        if self.rows < 1 or self.columns < 1:
+            raise InputError(
+                f"a grid needs at least one row and one column of workers, not {self.rows} x {self.columns}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.rows * self.columns
+
+    def owner(self, i: int, j: int, batch: tuple[int, ...] = ()) -> int:
+        """Rank of the worker at which block (i, j) lives."""
+        return ((i % self.rows) * self.columns + j % self.columns + sum(batch)) % self.size
+
+    @staticmethod
+    def all_of(workers: int) -> tuple[Grid, ...]:
+        """Every grid of exactly `workers` ranks."""
+        return tuple(Grid(r, workers // r) for r in range(1, workers + 1) if workers % r == 0)
+
+
+@dataclass(frozen=True)
+class Blocking:
+    """Block edges of a product along m, k and n and along each batch dimension, and how many panels one task takes."""
+
+    m: tuple[int, ...]
+    k: tuple[int, ...]
+    n: tuple[int, ...]
+    batch: tuple[tuple[int, ...], ...] = field(default=())
+    panels: int = 1
+
+    def __post_init__(self) -> None:
+        if self.panels < 1:
+            raise InputError(f"a task takes at least one panel, not {self.panels}")
+
+    @property
+    def c_blocks(self) -> int:
+        """Number of blocks of C."""
+        return len(self.m) * len(self.n) * math.prod(len(edges) for edges in self.batch)
+
+    @property
+    def steps(self) -> tuple[range, ...]:
+        """Panels of each step of a chain, in ascending k."""
+        count = len(self.k)
+        return tuple(range(p, min(p + self.panels, count)) for p in range(0, count, self.panels))
+
+    @property
+    def tasks(self) -> int:
+        """Number of product tasks."""
+        return self.c_blocks * len(self.steps)
+
+    @property
+    def largest(self) -> tuple[int, int, int]:
+        """Edges (m, k, n) of the largest block."""
+        return max(self.m), max(self.k), max(self.n)
+
+    def batches(self) -> Iterator[tuple[int, ...]]:
+        """Every batch block index of C, in row-major order."""
+        return product(*(range(len(edges)) for edges in self.batch))
+
+    def c_indices(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Every block of C as ``(batch index, i, j)``, in row-major order."""
+        return ((b, i, j) for b in self.batches() for i in range(len(self.m)) for j in range(len(self.n)))
+
+
+def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Batch block index of an operand with batch dimensions `shape` that meets C's batch block `index`.
+
+    Dimensions that the operand lacks are dropped, those of length 1 are broadcast: their only block is block 0.
+    """
+    own = index[len(index) - len(shape) :]
+    return tuple(0 if length == 1 else i for i, length in zip(own, shape, strict=True))

@@ -1,0 +1,37 @@
+"""Fixtures for all tests: GPU tests skip without GPUs, and one real 4-worker cluster serves the tests that need it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    needs = {"gpu": 1, "multigpu": 2}
+    marked = [
+        (item, max(n for mark, n in needs.items() if item.get_closest_marker(mark)))
+        for item in items
+        if any(item.get_closest_marker(mark) for mark in needs)
+    ]
+    if not marked:
+        return
+    from distmm_kernels import device
+
+    count = len(device.gpus())
+    for item, needed in marked:
+        if count < needed:
+            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), {count} usable: {device.why_no_gpu()}"))
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    """Four single-threaded worker processes with work stealing off, as distmm's own clusters are."""
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
