@@ -1,0 +1,284 @@
+"""What users call: `matmul`, `gemm` and `plan`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
+
+from __future__ import annotations
+
+import numbers
+from typing import Any, cast
+
+import dask.array as da
+import numpy as np
+from dask.array.utils import meta_from_array
+from dask.base import tokenize
+from distributed import Client
+
+from distmm import graph
+from distmm.errors import InputError
+from distmm.geometry import Blocking, Problem, accumulator_dtype, even_edges
+from distmm.operands import Operand, as_matrix, check_pair, wrap
+from distmm.plan import TILE, Plan, make_plan
+from distmm.runtime import cluster
+from distmm.tasks import Epilogue, KernelChoice
+
+__all__ = ["gemm", "matmul", "plan"]
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | None = None,
+    client: Client | None = None,
+) -> da.Array:
+    """Matrix product of two arrays, blocked, lazy, on all the workers there are.
+
+    Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`.
+
+    Parameters
+    ----------
+    A : array-like of shape (*batch, m, k) or (k,)
+    B : array-like of shape (*batch, k, n) or (k,)
+        Dask arrays with NumPy or CuPy chunks, NumPy or CuPy arrays, or objects with ``shape``, ``dtype`` and
+        ``__getitem__`` such as Zarr arrays, which the workers read block by block. Chunks of Dask arrays become the
+        blocks of the product.
+    precision : {"highest", "high", "medium", "ieee"}
+        Least accuracy of float32 products: "highest" is no worse than float32 arithmetic.
+    kernel : str, optional
+        Name of a kernel to use, for example "tiled" or "cublas"; by default the best one for the worker's device.
+    device : {"auto", "cpu", "gpu"}
+        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker owns a GPU.
+    blocks : tuple of int, optional
+        Block edges (m, k, n); by default the chunks of Dask arrays, else chosen by the plan.
+    plan : Plan, optional
+        A plan made before, by `distmm.plan`, for operands of these shapes.
+    client : distributed.Client, optional
+        Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
+
+    Returns
+    -------
+    dask.array.Array of shape (*batch, m, n)
+        Lazy; its chunks are of the inputs' kind (NumPy or CuPy).
+
+    Raises
+    ------
+    InputError
+        For operands that cannot be multiplied, before any work.
+    DoesNotFitError
+        If the workers lack the memory.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> distmm.matmul(A, B).compute()[0]
+    array([4., 4., 4., 4., 4.])
+    """
+    return gemm(1, A, B, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, client=client)
+
+
+def gemm(
+    alpha: complex,
+    A: Any,
+    B: Any,
+    beta: complex = 0,
+    C: Any = None,
+    *,
+    transa: bool = False,
+    transb: bool = False,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | None = None,
+    client: Client | None = None,
+) -> da.Array:
+    """General matrix product ``alpha * op(A) @ op(B) + beta * C``, as in BLAS but returning a new array.
+
+    Parameters
+    ----------
+    alpha, beta : scalars
+        With ``beta == 0``, C is not read.
+    A, B : array-like
+        As in `matmul`.
+    C : array-like that broadcasts to shape (*batch, m, n), optional
+    transa, transb : bool
+        Use the transpose (of the last two dimensions) of A or B, without a copy.
+    precision, kernel, device, blocks, plan, client
+        As in `matmul`.
+
+    Returns
+    -------
+    dask.array.Array of shape (*batch, m, n)
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As in `matmul`.
+    """
+    a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+    check_pair(a, b)
+    _check_scalars(alpha, beta, C)
+    c = wrap(C, "C") if beta != 0 else None
+    vector_a, vector_b = len(a.shape) == 1, len(b.shape) == 1
+    a, b = as_matrix(a, 0), as_matrix(b, 1)
+    dtype = _result_type(alpha, beta, a, b, c)
+    problem = _problem(a, b, dtype)
+    client = client or cluster.current_client()
+    if plan is None:
+        plan = _plan(problem, a, b, client, device, blocks, precision, kernel)
+        if client is not None:
+            plan.validate()
+    elif plan.problem != problem:
+        raise InputError(
+            f"the plan is for {plan.problem}, the operands are {problem}: make a new plan with distmm.plan(A, B)"
+        )
+    if client is not None:
+        cluster.install(client)
+
+    on, blocking = plan.cluster.device, plan.blocking
+    choice = KernelChoice(on, accumulator_dtype(dtype), plan.precision, plan.kernel)
+    epilogue = Epilogue(dtype, a.kind, alpha, beta)
+    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on)
+    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on)
+    chunks = (*blocking.batch, blocking.m, blocking.n)
+    c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
+    token = tokenize(a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name, plan, choice, epilogue)
+    name = f"distmm-matmul-{token}"
+    layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks)
+    meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=dtype)
+    product = da.Array(layers, name, chunks, meta=meta)
+    product = product[..., 0, :] if vector_a else product
+    return product[..., 0] if vector_b else product
+
+
+def plan(
+    A: Any,
+    B: Any,
+    *,
+    transa: bool = False,
+    transb: bool = False,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    client: Client | None = None,
+) -> Plan:
+    """Plan the product of two operands without doing it: blocks, owners, memory, bytes moved and time.
+
+    Parameters are those of `matmul` and `gemm`. `Plan.rows` is the plan as a table, `Plan.validate` refuses what
+    cannot fit.
+    """
+    a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+    check_pair(a, b)
+    a, b = as_matrix(a, 0), as_matrix(b, 1)
+    client = client or cluster.current_client()
+    return _plan(_problem(a, b, _result_type(1, 0, a, b, None)), a, b, client, device, blocks, precision, kernel)
+
+
+def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
+    for name, value in (("alpha", alpha), ("beta", beta)):
+        if not isinstance(value, numbers.Number):
+            raise InputError(f"{name} is {value!r}: it must be a number")
+    if beta != 0 and C is None:
+        raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
+
+
+def _result_type(alpha: complex, beta: complex, a: Operand, b: Operand, c: Operand | None) -> np.dtype:
+    """NumPy's result type. Python's scalars are weak, as in NumPy 2; alpha = 1 and beta = 0 or 1 change nothing."""
+    scalars = [x for x in (alpha, beta) if x not in (0, 1)]
+    return np.result_type(a.dtype, b.dtype, *([c.dtype] if c is not None else []), *scalars)
+
+
+def _problem(a: Operand, b: Operand, dtype: np.dtype) -> Problem:
+    return Problem(a.shape[-2], a.shape[-1], b.shape[-1], dtype, a.shape[:-2], b.shape[:-2])
+
+
+def _plan(
+    problem: Problem,
+    a: Operand,
+    b: Operand,
+    client: Client | None,
+    device: cluster.Device,
+    blocks: tuple[int, int, int] | None,
+    precision: str,
+    kernel: str | None,
+) -> Plan:
+    on_gpu = a.kind == "cupy"
+    if on_gpu and device == "cpu":
+        raise InputError(
+            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
+        )
+    spec = cluster.describe(client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu)
+    blocking = _users_blocking(problem, a, b) if blocks is None else None
+    multiples = _multiples(a, b)
+    return make_plan(
+        problem,
+        spec,
+        blocking=blocking,
+        edges=blocks,
+        multiples=multiples,
+        precision=precision,
+        kernel=kernel,
+        resident=(a.resident, b.resident),
+    )
+
+
+def _users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:
+    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks."""
+    if a.chunks is None and b.chunks is None:
+        return None
+    if a.chunks is not None and b.chunks is not None:
+        keep_a = problem.m >= problem.n
+        batch = _merged_batch(problem, a.chunks[:-2], b.chunks[:-2])
+        return Blocking(a.chunks[-2], a.chunks[-1] if keep_a else b.chunks[-2], b.chunks[-1], batch)
+    if a.chunks is not None:
+        edge = max(1, *a.chunks[-2], *a.chunks[-1])
+        batch = _merged_batch(problem, a.chunks[:-2], tuple((n,) for n in problem.b_batch))
+        return Blocking(a.chunks[-2], a.chunks[-1], even_edges(problem.n, edge), batch)
+    chunks = cast(tuple[tuple[int, ...], ...], b.chunks)
+    edge = max(1, *chunks[-2], *chunks[-1])
+    batch = _merged_batch(problem, tuple((n,) for n in problem.a_batch), chunks[:-2])
+    return Blocking(even_edges(problem.m, edge), chunks[-2], chunks[-1], batch)
+
+
+def _merged_batch(
+    problem: Problem, a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Batch chunks of C: A's where A has the dimension, else B's."""
+    ndim = len(problem.batch)
+    pad_a, pad_b = ((1,),) * (ndim - len(a)) + a, ((1,),) * (ndim - len(b)) + b
+    return tuple(x if sum(x) == n else y for x, y, n in zip(pad_a, pad_b, problem.batch, strict=True))
+
+
+def _batch_chunks(operand: Operand, blocking: Blocking) -> tuple[tuple[int, ...], ...]:
+    own = operand.shape[:-2]
+    return tuple(
+        edges if sum(edges) == n else (n,)
+        for n, edges in zip(own, blocking.batch[len(blocking.batch) - len(own) :], strict=True)
+    )
+
+
+def _multiples(a: Operand, b: Operand) -> tuple[int, int, int]:
+    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile."""
+    m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
+    k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)
+    return m, max(k_a, k_b), n
+
+
+def _added(
+    c: Operand, shape: tuple[int, ...], chunks: tuple[tuple[int, ...], ...], kind: str, vector_a: bool, vector_b: bool
+) -> da.Array:
+    """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""
+    if c.kind != kind:
+        raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
+    source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
+    # C has the shape that the user sees: without the dimensions that a vector operand lacks.
+    source = source[..., None] if vector_b else source
+    source = source[..., None, :] if vector_a else source
+    try:
+        return da.broadcast_to(source, shape).rechunk(chunks)
+    except ValueError:
+        raise InputError(f"C has shape {c.shape}, the product {shape}: C must broadcast to it") from None

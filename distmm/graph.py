@@ -1,0 +1,132 @@
+"""Plan -> Dask graph. The only module that names keys or touches Dask's task classes.
+
+Stationary C: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k::
+
+    D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
+
+each into a new block. The chain is the loop over k of a kernel's tile, continued across tasks: step s starts from the
+bits that step s - 1 left. It also bounds memory by itself, because step s cannot be sent to a worker before step s -
+1 is done.
+
+Placement and priority do not travel as annotations, which array optimisation drops: every product task carries a
+`Placement`, and the scheduler's plugin (`distmm.runtime.scheduler`) reads it from there, whatever graph the task has
+become part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import dask.array as da
+from dask._task_spec import List, Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
+
+from distmm import tasks
+from distmm.geometry import Grid, operand_batch
+from distmm.plan import Plan
+
+__all__ = ["Placement", "Product", "build"]
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one product task belongs: its product, its chain ``(batch, i, j)``, its step, and the grid of workers."""
+
+    product: str
+    grid: Grid
+    batch: tuple[int, ...]
+    i: int
+    j: int
+    step: int
+
+    @property
+    def rank(self) -> int:
+        """Rank of the worker that owns this block of C."""
+        return self.grid.owner(self.i, self.j, self.batch)
+
+
+class Product(Task):
+    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Tell the optimisers to leave this task alone."""
+        return True
+
+    @property
+    def placement(self) -> Placement:
+        """Where the task belongs."""
+        where = self.args[0]
+        assert isinstance(where, Placement)
+        return where
+
+    def operands(self) -> Iterator[tuple[Key, int]]:
+        """Key and home rank of every block of A and B that this step reads."""
+        grid = self.placement.grid
+        for blocks in self.args[3:5]:
+            for ref in blocks.args:
+                *batch, row, column = ref.key[1:]
+                yield ref.key, grid.owner(row, column, tuple(batch))
+
+
+def build(
+    name: str,
+    plan: Plan,
+    a: da.Array,
+    b: da.Array,
+    choice: tasks.KernelChoice,
+    epilogue: tasks.Epilogue,
+    c0: da.Array | None = None,
+) -> HighLevelGraph:
+    """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
+
+    Parameters
+    ----------
+    name : str
+        Name of the resulting Dask array, ending in ``-token``.
+    plan : Plan
+    a, b : dask.array.Array
+        Operands whose chunks are the plan's blocks.
+    choice, epilogue
+        What the tasks need to know.
+    c0 : dask.array.Array, optional
+        Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
+    """
+    layer = {task.key: task for task in _chains(name, plan, a, b, choice, epilogue, c0)}
+    operands = [a, b] if c0 is None else [a, b, c0]
+    return HighLevelGraph.from_collections(name, layer, dependencies=operands)
+
+
+def _chains(
+    name: str,
+    plan: Plan,
+    a: da.Array,
+    b: da.Array,
+    choice: tasks.KernelChoice,
+    epilogue: tasks.Epilogue,
+    c0: da.Array | None,
+) -> Iterator[Product]:
+    problem, blocking = plan.problem, plan.blocking
+    steps = blocking.steps
+    step_name = f"distmm-step-{name.rpartition('-')[2]}"
+    for batch, i, j in blocking.c_indices():
+        a_batch, b_batch = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
+        previous = None
+        for s, panels in enumerate(steps):
+            where = Placement(name, plan.grid, batch, i, j, s)
+            a_blocks = List(*(TaskRef((a.name, *a_batch, i, p)) for p in panels))
+            b_blocks = List(*(TaskRef((b.name, *b_batch, p, j)) for p in panels))
+            if s < len(steps) - 1:
+                key = (step_name, *batch, i, j, s)
+                yield Product(key, tasks.multiply, where, choice, previous, a_blocks, b_blocks)
+                previous = TaskRef(key)
+            else:
+                user_c = None if c0 is None else TaskRef((c0.name, *batch, i, j))
+                key = (name, *batch, i, j)
+                yield Product(key, tasks.multiply, where, choice, previous, a_blocks, b_blocks, epilogue, user_c)

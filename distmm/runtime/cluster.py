@@ -1,0 +1,116 @@
+"""Calls from the client to a Dask cluster: install the plugin, describe the workers, follow a product."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Scheduler
+
+from distmm import tasks
+from distmm.cost import ClusterSpec
+from distmm.errors import InputError
+from distmm.geometry import accumulator_dtype
+from distmm.runtime.scheduler import PlacementPlugin
+
+__all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "progress"]
+
+Device = Literal["auto", "cpu", "gpu"]
+
+# FLOP/s that the planner assumes; only ratios of 2 or more change a plan. GPU: the tiled kernel on an H200. CPU: one
+# core with AVX2.
+RATES = {"cuda": {"f": 4.6e12, "i": 3e12, "c": 4e12}, "cpu": {"f": 3e10, "i": 5e9, "c": 3e10}}
+
+# Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
+LINKS = {"cuda": 5e10, "cpu": 1e9}
+
+
+class Progress(NamedTuple):
+    """Product tasks finished, and all of them; 0 of 0 before the scheduler knows the graph and after it forgot it."""
+
+    done: int
+    total: int
+
+
+def current_client() -> Client | None:
+    """Return the client that Dask would compute with, or None; None as well for one in asynchronous mode."""
+    try:
+        client = Client.current(allow_global=True)
+    except ValueError:
+        return None
+    return None if client.asynchronous else client
+
+
+def install(client: Client) -> None:
+    """Register the scheduler plugin; nothing happens where it is there already."""
+    client.register_plugin(PlacementPlugin())
+
+
+def describe(client: Client | None, dtype: np.dtype, device: Device = "auto", any_gpu: bool = False) -> ClusterSpec:
+    """Ask the workers what they have; without a client, describe this process.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+    dtype : numpy.dtype
+        Result type of the product, for the kernel's rate.
+    device : {"auto", "cpu", "gpu"}
+        "auto": GPUs if every worker owns one; without a client the CPU.
+    any_gpu : bool
+        Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
+
+    Raises
+    ------
+    InputError
+        Without workers, or if GPUs are asked for and a worker has none.
+    """
+    if device not in ("auto", "cpu", "gpu"):
+        raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
+    facts = client.run(tasks.probe, any_gpu) if client else {"this process": _here(device)}
+    if not facts:
+        raise InputError("the cluster has no workers: start some, or wait for them with client.wait_for_workers(1)")
+    without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
+    if device == "gpu" and without:
+        address, fact = next(iter(without.items()))
+        raise InputError(
+            f"a GPU is asked for, but {len(without)} of {len(facts)} workers have none ({address}: {fact['problem']}); "
+            "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
+        )
+    use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
+    return _spec(
+        use, len(facts), min(f["memory"] for f in facts.values()), min(f["threads"] for f in facts.values()), dtype
+    )
+
+
+def _here(device: Device) -> dict[str, Any]:
+    import psutil
+
+    gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
+    if "problem" not in gpu:
+        return gpu
+    return {**gpu, "device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
+
+
+def _spec(device: Literal["cpu", "cuda"], workers: int, memory: int, threads: int, dtype: np.dtype) -> ClusterSpec:
+    accumulator = accumulator_dtype(dtype)
+    rate = RATES[device][accumulator.kind] * (threads if device == "cpu" else 1)
+    if accumulator in (np.float64, np.int64, np.complex128):
+        rate /= 2
+    return ClusterSpec(workers=workers, memory=memory, device=device, rate=rate, link=LINKS[device])
+
+
+def progress(client: Client, c: da.Array) -> Progress:
+    """How far the product `c` is, by its name; other arrays made from it do not count."""
+
+    def count(dask_scheduler: Scheduler) -> tuple[int, int]:
+        plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
+        return (len(plugin.done[c_name]), plugin.total[c_name]) if plugin and c_name in plugin.total else (0, 0)
+
+    c_name = c.name
+    return Progress(*client.run_on_scheduler(count))
+
+
+def bytes_moved(client: Client) -> int:
+    """Bytes of blocks that workers have received from one another since they started."""
+    return sum(client.run(tasks.received_bytes).values())

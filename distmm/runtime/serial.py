@@ -1,0 +1,52 @@
+"""The meaning of a plan, in one process and one loop: what the Dask graph must compute, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm import tasks
+from distmm.geometry import operand_batch, slices
+from distmm.plan import Plan
+
+__all__ = ["execute"]
+
+
+def execute(
+    plan: Plan, a: Any, b: Any, choice: tasks.KernelChoice, epilogue: tasks.Epilogue, c0: Any = None
+) -> np.ndarray:
+    """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)`` block by block, each chain from first to last panel.
+
+    Returns
+    -------
+    numpy.ndarray of shape ``plan.problem.shape`` and dtype ``epilogue.dtype``
+    """
+    problem, blocking = plan.problem, plan.blocking
+    m, k, n = slices(blocking.m), slices(blocking.k), slices(blocking.n)
+    batches = [slices(edges) for edges in blocking.batch]
+    c = np.empty(problem.shape, epilogue.dtype)
+    for batch, i, j in blocking.c_indices():
+        at = tuple(edges[x] for edges, x in zip(batches, batch, strict=True))
+        a_at = _own(at, operand_batch(batch, problem.a_batch), problem.a_batch)
+        b_at = _own(at, operand_batch(batch, problem.b_batch), problem.b_batch)
+        block = None
+        for s, panels in enumerate(blocking.steps):
+            last = s == len(blocking.steps) - 1
+            block = tasks.multiply(
+                None,
+                choice,
+                block,
+                [a[(*a_at, m[i], k[p])] for p in panels],
+                [b[(*b_at, k[p], n[j])] for p in panels],
+                epilogue if last else None,
+                None if c0 is None else c0[(*at, m[i], n[j])],
+            )
+        c[(*at, m[i], n[j])] = block
+    return c
+
+
+def _own(at: tuple[slice, ...], index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
+    """Batch slices of an operand: those of C along the dimensions it has, all of those it broadcasts."""
+    own = at[len(at) - len(index) :]
+    return tuple(slice(None) if length == 1 else s for s, length in zip(own, shape, strict=True))

@@ -1,0 +1,153 @@
+"""The functions that run on workers, and the only door to the kernels.
+
+Kernels are imported inside the function bodies: the client and the scheduler import this module without Numba and
+without a GPU. No function writes into its arguments, because a task may run twice (a retry, a lost result): in-place
+accumulation would then count a product twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+    from distmm_kernels.kernel import Kernel
+
+__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe"]
+
+Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
+
+
+@dataclass(frozen=True)
+class KernelChoice:
+    """Which kernel the tasks of a product use: device, accumulator type, precision, and a name if one is asked for."""
+
+    device: Literal["cpu", "cuda"]
+    dtype: np.dtype
+    precision: str = "highest"
+    name: str | None = None
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What the last step of a chain does: ``alpha * D + beta * C0``, cast to `dtype`, as a NumPy or CuPy block."""
+
+    dtype: np.dtype
+    kind: Literal["numpy", "cupy"]
+    alpha: complex = 1
+    beta: complex = 0
+
+
+@lru_cache(maxsize=256)
+def _kernel(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, ...]) -> Kernel:
+    from distmm_kernels import config, device, select
+
+    here = device.cpu() if choice.device == "cpu" else device.current()
+    if here.kind != choice.device:
+        raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
+    problem = config.Problem(m=m, k=k, n=n, dtype=choice.dtype, batch=batch)
+    return select.select(problem, here, choice.precision, choice.name)
+
+
+def multiply(
+    where: object,
+    choice: KernelChoice,
+    c: Block | None,
+    a_blocks: list[Block],
+    b_blocks: list[Block],
+    epilogue: Epilogue | None = None,
+    c0: Block | None = None,
+) -> Block:
+    """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
+
+    Parameters
+    ----------
+    where : Placement
+        Read by the scheduler's plugin, not here.
+    choice : KernelChoice
+    c : block ``(*batch, m, n)`` of accumulators, or None at the first step
+    a_blocks, b_blocks : lists of blocks ``(*batch, m, k_p)`` and ``(*batch, k_p, n)``
+    epilogue : Epilogue, optional
+        Given at the last step.
+    c0 : block ``(*batch, m, n)``, optional
+        The user's C of ``beta * C``.
+    """
+    batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
+    depth = max(a.shape[-1] for a in a_blocks)
+    kernel = _kernel(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-1], batch)
+    for a, b in zip(a_blocks, b_blocks, strict=True):
+        c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
+    if epilogue is None:
+        return c
+    out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+    return to_host(out) if epilogue.kind == "numpy" else out
+
+
+def to_host(block: Block) -> Block:
+    """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
+    return block.get() if hasattr(block, "get") and hasattr(block, "__cuda_array_interface__") else block
+
+
+def to_device(block: Block) -> Block:
+    """Return a CuPy copy of a NumPy block: uploaded once, then used by every product and sent between GPUs."""
+    import cupy
+
+    return cupy.asarray(block)
+
+
+def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Block:
+    """Read one block of an array-like (Zarr array, memory-mapped or HDF5 matrix) into host or GPU memory."""
+    block = np.asarray(source[index])
+    return to_device(block) if device == "cuda" else block
+
+
+def probe(any_gpu: bool, dask_worker: Worker) -> dict[str, Any]:
+    """Tell what this worker can do: device, free bytes for blocks, threads. Runs on workers (``client.run``).
+
+    A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
+    unless `any_gpu`.
+    """
+    import psutil
+
+    held = dask_worker.state.nbytes
+    owns_gpu = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
+    if owns_gpu or any_gpu:
+        gpu = local_gpu()
+        if "problem" not in gpu:
+            return {**gpu, "memory": gpu["memory"] - held}
+    else:
+        gpu = {"problem": "it was not started by dask-cuda"}
+    limit = dask_worker.memory_manager.memory_limit or psutil.virtual_memory().available
+    return {**gpu, "device": "cpu", "threads": dask_worker.state.nthreads, "memory": limit - held}
+
+
+def local_gpu() -> dict[str, Any]:
+    """Return this process's GPU with its bytes for blocks, or under "problem" why there is none."""
+    from distmm_kernels import device
+
+    if device.current().kind != "cuda":
+        return {"problem": device.why_no_gpu()}
+    import cupy
+
+    free, _ = cupy.cuda.Device().mem_info
+    return {"device": "cuda", "threads": 1, "memory": _rmm_pool_bytes() or int(free)}
+
+
+def _rmm_pool_bytes() -> int | None:
+    """Size of RMM's pool on this GPU; None where CuPy allocates from the device itself."""
+    try:
+        import rmm
+    except ImportError:
+        return None
+    resource = rmm.mr.get_current_device_resource()
+    return int(resource.pool_size()) if hasattr(resource, "pool_size") else None
+
+
+def received_bytes(dask_worker: Worker) -> int:
+    """Return the bytes of blocks that this worker has received from its peers. Runs on workers (``client.run``)."""
+    return int(sum(entry["total"] for entry in dask_worker.transfer_incoming_log))

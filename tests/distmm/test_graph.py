@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pickle
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+
+from distmm import gemm, matmul
+from distmm.graph import Product
+
+
+def products(collection: da.Array) -> list[Product]:
+    return [task for task in collection.__dask_graph__().values() if isinstance(task, Product)]
+
+
+@pytest.fixture
+def c() -> da.Array:
+    a = da.ones((64, 96), chunks=16)
+    return matmul(a, da.ones((96, 48), chunks=16), blocks=(16, 16, 16))
+
+
+def test_one_chain_a_block_of_c_one_task_a_step(c: da.Array) -> None:
+    tasks = products(c)
+    assert len(tasks) == 4 * 3 * 6
+    for task in tasks:
+        where = task.placement
+        previous = [key for key in task.dependencies if str(key[0]).startswith("distmm-step")]
+        assert len(previous) == (where.step > 0)
+        if previous:
+            assert previous[0][1:] == (where.i, where.j, where.step - 1)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda c: c, lambda c: c + 1, lambda c: c.sum(), lambda c: c[:20, :20], lambda c: c.T.rechunk(64)]
+)
+def test_products_keep_their_class_and_placement_through_optimisation(c: da.Array, use: object) -> None:
+    used = use(c)
+    (optimized,) = dask.optimize(used)
+    before = {task.key: task.placement for task in products(c)}
+    after = {task.key: task.placement for task in products(optimized)}
+    assert after
+    assert after.items() <= before.items()
+
+
+def test_a_block_that_is_its_own_partner_is_not_fused_away() -> None:
+    x = da.ones((8, 8), chunks=8)
+    (optimized,) = dask.optimize(matmul(x, x))
+    assert len(products(optimized)) == 1
+    np.testing.assert_array_equal(optimized.compute(scheduler="synchronous"), np.full((8, 8), 8.0))
+
+
+def test_tasks_pickle_with_their_placement(c: da.Array) -> None:
+    task = products(c)[0]
+    copy = pickle.loads(pickle.dumps(task))
+    assert isinstance(copy, Product)
+    assert copy.placement == task.placement
+    assert list(copy.operands()) == list(task.operands())
+
+
+def test_short_tasks_take_several_panels_in_order() -> None:
+    a = da.ones((32, 512), chunks=(32, 8))
+    tasks = products(matmul(a, a.T))
+    assert len(tasks) < 64
+    taken = [
+        key[-1]
+        for task in sorted(tasks, key=lambda t: t.placement.step)
+        for key, _ in task.operands()
+        if key[0] == a.name
+    ]
+    assert taken == list(range(64))
+
+
+def test_batches_share_the_blocks_of_a_broadcast_operand() -> None:
+    b = da.ones((8, 8), chunks=4)
+    a = da.ones((3, 8, 8), chunks=(1, 4, 4))
+    keys = {key for task in products(matmul(a, b)) for key, _ in task.operands()}
+    assert {key for key in keys if key[0] == b.name} == {(b.name, p, j) for p in range(2) for j in range(2)}
+
+
+def test_beta_adds_the_users_c_at_the_last_step_only() -> None:
+    a, c = da.ones((16, 32), chunks=8), da.ones((16, 16), chunks=8)
+    for task in products(gemm(1, a, a, 1, c, transb=True)):
+        reads_c = any(key[0] == c.name for key in task.dependencies)
+        assert reads_c == str(task.key[0]).startswith("distmm-matmul")

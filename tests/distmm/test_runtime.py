@@ -1,0 +1,261 @@
+"""Placement, bytes and memory on a real cluster of four worker processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin, wait
+
+from distmm import matmul, plan
+from distmm.errors import InputError
+from distmm.geometry import Grid, accumulator_dtype
+from distmm.runtime import cluster, serial
+from distmm.runtime.scheduler import PlacementPlugin
+from distmm.tasks import Epilogue, KernelChoice
+
+BLOCKS, EDGE = 8, 64
+N = BLOCKS * EDGE
+BLOCK_BYTES = EDGE * EDGE * 4
+
+
+@pytest.fixture(autouse=True)
+def current(client: Client) -> Iterator[None]:
+    with client.as_current():
+        yield
+
+
+class PeakBlocks(WorkerPlugin):
+    """Largest number of bytes of arrays that a worker held at once."""
+
+    name = "peak-blocks"
+
+    def setup(self, worker: Worker) -> None:
+        self.worker = worker
+        worker.peak_blocks = 0
+
+    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
+        held = sum(x.nbytes for x in self.worker.data.values() if isinstance(x, np.ndarray))
+        self.worker.peak_blocks = max(self.worker.peak_blocks, held)
+
+
+@pytest.fixture
+def measured(client: Client) -> Iterator[Client]:
+    client.register_plugin(PeakBlocks())
+    yield client
+    client.unregister_worker_plugin(PeakBlocks.name)
+
+
+def lazy(seed: int) -> da.Array:
+    return da.random.default_rng(seed).random((N, N), chunks=EDGE, dtype="f4")
+
+
+def owners(client: Client, name: str) -> dict[tuple[Any, ...], int]:
+    """Rank on which each product task of C ran, from the scheduler's log of transitions."""
+
+    def read(dask_scheduler: Scheduler) -> dict[tuple[Any, ...], int]:
+        ranks = dask_scheduler.plugins[PlacementPlugin.name].ranks
+        token = name.rpartition("-")[2]
+        ran = {}
+        for key, _start, finish, _recommended, _stimulus, _time in dask_scheduler.transition_log:
+            if finish == "memory" and isinstance(key, tuple) and key[0] in (name, f"distmm-step-{token}"):
+                ts = dask_scheduler.tasks.get(key)
+                if ts and ts.who_has:
+                    ran[key] = ranks.index(next(iter(ts.who_has)).address)
+        return ran
+
+    return client.run_on_scheduler(read)
+
+
+USES: dict[str, Callable[[da.Array, Client], Any]] = {
+    "persist": lambda C, client: client.persist(C),
+    "compute": lambda C, client: client.compute(C),
+    "sum": lambda C, client: client.compute(C.sum()),
+    "plus one": lambda C, client: client.persist(C + 1),
+}
+
+
+@pytest.mark.parametrize("use", USES)
+def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(measured: Client, use: str) -> None:
+    A, B = lazy(1), lazy(2)
+    C = matmul(A, B, client=measured)
+    p = plan(A, B, client=measured)
+    assert p.grid == Grid(2, 2)
+    before = cluster.bytes_moved(measured)
+    result = USES[use](C, measured)
+    wait(result)
+    bound = BLOCKS**2 * (2 + 2 - 2) * BLOCK_BYTES
+    small_change = 1000 if use == "sum" else 0
+    if use == "compute":  # gathers nothing between workers, but finalises C on one of them
+        small_change = N * N * 4
+    assert bound <= cluster.bytes_moved(measured) - before <= bound + small_change
+    assert p.bytes_moved == p.cost.bytes_bound == bound
+    del result
+
+
+def at_home(client: Client, seed: int, edge: int, grid: Grid) -> da.Array:
+    """Random blocks in the workers' memory, block-cyclically."""
+    ranks = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks)
+    name = f"home-{seed}-{edge}"
+
+    def block(i: int, j: int) -> np.ndarray:
+        return np.random.default_rng((seed, i, j)).random((edge, edge))
+
+    futures = {
+        (name, i, j): client.submit(block, i, j, key=(name, i, j), workers=[ranks[grid.owner(i, j)]])
+        for i in range(BLOCKS)
+        for j in range(BLOCKS)
+    }
+    wait(list(futures.values()))
+    edges = (edge,) * BLOCKS
+    return da.Array(HighLevelGraph.from_collections(name, futures), name, (edges, edges), dtype="f8")
+
+
+@pytest.mark.parametrize("resident", [False, True])
+def test_no_worker_holds_more_than_the_plan_says(measured: Client, resident: bool) -> None:
+    # Products that outlast the scheduler (5 ms), as the planner makes them: a copy is freed by a message.
+    edge, grid = 384, Grid(2, 2)
+    cluster.install(measured)
+    if resident:
+        A, B = at_home(measured, 3, edge, grid), at_home(measured, 4, edge, grid)
+    else:
+        A, B = (da.random.default_rng(s).random((BLOCKS * edge,) * 2, chunks=edge) for s in (3, 4))
+    p = plan(A, B, client=measured)
+    assert p.resident == (resident, resident)
+    assert (p.grid, p.blocking.panels) == (grid, 1)
+    measured.run(lambda dask_worker: setattr(dask_worker, "peak_blocks", 0))
+    before = cluster.bytes_moved(measured)
+    C = measured.persist(matmul(A, B, client=measured))
+    wait(C)
+    block = edge * edge * 8
+    own, copies = BLOCKS**2 // 4 * block, BLOCKS * block
+    # C and the result being written, and four steps of copies, half of each panel being remote;
+    # besides them the worker's own blocks of A and B, which count as resident where they were there before.
+    assert p.cost.peak_bytes == own + block + 4 * copies // 2 + (0 if resident else 2 * own)
+    peak = max(measured.run(lambda dask_worker: dask_worker.peak_blocks).values())
+    if resident:
+        # The 2-D bound: C's blocks, and the rows of A and columns of B that they need, whatever the machine's load.
+        assert 3 * own <= peak <= own + block + BLOCKS**2 // 2 * 2 * block
+    else:
+        assert own <= peak <= p.cost.peak_bytes
+    assert cluster.bytes_moved(measured) - before == p.bytes_moved == BLOCKS**2 * 2 * block
+
+
+def test_every_block_of_c_is_made_by_its_owner(client: Client) -> None:
+    C = matmul(lazy(5), lazy(6), client=client)
+    name = C.name
+    kept = client.persist(C)
+    wait(kept)
+    ran = owners(client, name)
+    assert len(ran) == BLOCKS**2
+    assert all(rank == Grid(2, 2).owner(i, j) for (_, i, j), rank in ran.items())
+
+
+def test_copies_of_persisted_operands_are_dropped_after_their_last_use(client: Client) -> None:
+    A, B = client.persist([lazy(7), lazy(8)])
+    wait([A, B])
+    C = client.persist(matmul(A, B, client=client))
+    wait(C)
+
+    def copies(dask_scheduler: Scheduler) -> int:
+        return max(len(ts.who_has) for ts in dask_scheduler.tasks.values() if ts.who_has)
+
+    deadline = time.time() + 5
+    while client.run_on_scheduler(copies) > 1 and time.time() < deadline:
+        time.sleep(0.05)
+    assert client.run_on_scheduler(copies) == 1
+
+
+def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
+    C = client.persist(matmul(lazy(9), lazy(10), client=client))
+    wait(C)
+    assert cluster.progress(client, C).done == cluster.progress(client, C).total > 0
+
+    def tables(dask_scheduler: Scheduler) -> int:
+        plugin = dask_scheduler.plugins[PlacementPlugin.name]
+        return sum(
+            len(t) for t in (plugin.total, plugin.done, plugin.forgotten, plugin.uses, plugin.home, plugin.used_up)
+        )
+
+    del C
+    deadline = time.time() + 5
+    while client.run_on_scheduler(tables) and time.time() < deadline:
+        time.sleep(0.05)
+    assert client.run_on_scheduler(tables) == 0
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "c8", "f2"])
+def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(client: Client, dtype: str) -> None:
+    rng = np.random.default_rng(11)
+    a, b = ((rng.standard_normal(s) * 10).astype(dtype) for s in ((3, 130, 90), (90, 70)))
+    A, B = da.from_array(a, chunks=(2, 64, 32)), da.from_array(b, chunks=(32, 48))
+    p = plan(A, B, client=client)
+    result = np.dtype(dtype)
+    expected = serial.execute(p, a, b, KernelChoice("cpu", accumulator_dtype(result)), Epilogue(result, "numpy"))
+    C = matmul(A, B, client=client)
+    np.testing.assert_array_equal(client.compute(C, sync=True), expected)
+    np.testing.assert_array_equal(C.compute(scheduler="synchronous"), expected)
+    np.testing.assert_allclose(expected, a @ b, rtol=2e-2 if dtype == "f2" else 1e-4, atol=1e-2)
+
+
+def test_serial_executor_applies_the_epilogue() -> None:
+    rng = np.random.default_rng(12)
+    a, b, c = rng.random((20, 30)), rng.random((30, 10)), rng.random((20, 10))
+    p = plan(a, b, blocks=(8, 16, 8))
+    out = serial.execute(p, a, b, KernelChoice("cpu", np.dtype("f8")), Epilogue(np.dtype("f8"), "numpy", 2, 3), c)
+    np.testing.assert_allclose(out, 2 * (a @ b) + 3 * c)
+
+
+def test_products_of_products_stay_placed(client: Client) -> None:
+    A, B = lazy(13), lazy(14)
+    C = matmul(matmul(A, B, client=client), A, client=client)
+    before = cluster.bytes_moved(client)
+    kept = client.persist(C)
+    wait(kept)
+    # Two products, and A is needed at two places in the second one: at most three bounds.
+    assert cluster.bytes_moved(client) - before <= 3 * BLOCKS**2 * 2 * BLOCK_BYTES
+    a, b = client.compute([A, B], sync=True)
+    np.testing.assert_allclose(client.compute(kept, sync=True), a @ b @ a, rtol=1e-3)
+
+
+def test_gpus_are_refused_on_workers_without(client: Client) -> None:
+    with pytest.raises(InputError, match=r"4 of 4 workers have none.*not started by dask-cuda"):
+        matmul(lazy(1), lazy(2), client=client, device="gpu")
+
+
+def test_a_cluster_without_workers_is_refused() -> None:
+    with (
+        LocalCluster(n_workers=0, dashboard_address=":0", processes=False) as empty,
+        Client(empty, set_as_default=False) as nobody,
+        pytest.raises(InputError, match="no workers"),
+    ):
+        matmul(np.ones((4, 4)), np.ones((4, 4)), client=nobody)
+
+
+def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
+    def slow(block: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        return block
+
+    A, B = (lazy(s).map_blocks(slow, dtype="f4") for s in (15, 16))
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as four,
+        Client(four, set_as_default=False) as client,
+    ):
+        C = matmul(A, B, client=client)
+        expected = client.compute(C, sync=True)
+        result = client.persist(matmul(A, B, client=client))
+        while cluster.progress(client, result).done < 100:
+            time.sleep(0.01)
+        pids = client.run(os.getpid)
+        os.kill(next(iter(pids.values())), signal.SIGKILL)
+        np.testing.assert_array_equal(client.compute(result, sync=True), expected)
