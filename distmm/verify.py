@@ -1,0 +1,317 @@
+"""Is C the product of A and B? Freivalds' test, blocked over the cluster, and the full comparison for small sizes.
+
+Freivalds (1977): for random vectors X, ``A (B X)`` and ``C X`` must agree. That costs O(n^2) a vector instead of
+O(n^3), reads each matrix once, and shares nothing with the kernels: plain Dask products of blocks with thin panels,
+in float64.
+
+*Integers* wrap around, and so does the test: it is computed in the same two's complement ring, and the two sides must
+be equal.
+
+*Floats* must agree within a bound. The signs X are +-1 and independent of the errors E of C, so ``(E X)_i`` has the
+standard deviation ``||E_i||_2``. With the probabilistic error of a sum of k products (Higham & Mary, SIAM J. Sci.
+Comput. 2019, theorem 3.1: ``|E_ij| <= lambda sqrt(k) u (|A||B|)_ij``) and
+``||(|A||B|)_i||_2 <= sum_p |a_ip| ||B_p||_2``, the bound of row i is::
+
+    SIGMAS * (sqrt(k) u sum_p |a_ip| ||B_p||_2  +  u_out ||C_i||_2  +  sqrt(n) eta)
+
+with u of the accumulator, and u_out and eta (half of the smallest subnormal) of C's own type. A row that exceeds it is
+computed again element by element, which settles rows with inf or NaN and names the first wrong element.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import dask
+import dask.array as da
+import numpy as np
+
+from distmm.errors import InputError, WrongResultError
+from distmm.geometry import accumulator_dtype
+from distmm.operands import Operand, check_pair, wrap
+from distmm.tasks import to_device, to_host
+
+__all__ = ["SIGMAS", "VECTORS", "Verdict", "verify"]
+
+# Random vectors. A wrong row escapes one vector with probability 1/2 at most, and all of them with 2**-16.
+VECTORS = 16
+
+# Bound in standard deviations: lambda of the error bound, and the tail of ``(E X)_i`` over all rows and vectors.
+SIGMAS = 8.0
+
+# Rows that are computed again element by element, each at O(kn).
+SUSPECTS = 16
+
+# The full comparison holds A, B and C in float64 at once; above this many operations it would take minutes.
+FULL_FLOPS = 2 * 4096**3
+
+# Rows and columns of one block of the check where the operands are not chunked.
+EDGE = 4096
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a check.
+
+    Attributes
+    ----------
+    ok : bool
+    residual : float
+        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full).
+    bound : float
+        What `residual` may be: 1.
+    message : str
+        One sentence; for a wrong C it names the first bad block, or the first bad position and both values.
+    """
+
+    ok: bool
+    residual: float
+    bound: float
+    message: str
+
+    def raise_if_wrong(self) -> None:
+        """Raise `WrongResultError` with the message unless the check passed."""
+        if not self.ok:
+            raise WrongResultError(self.message)
+
+
+def verify(
+    A: Any,
+    B: Any,
+    C: Any,
+    *,
+    check: Literal["freivalds", "full"] = "freivalds",
+    seed: int = 0,
+    transa: bool = False,
+    transb: bool = False,
+) -> Verdict:
+    """Check that ``C = op(A) @ op(B)``.
+
+    Parameters
+    ----------
+    A : array-like of shape (m, k)
+    B : array-like of shape (k, n)
+    C : array-like of shape (m, n)
+        Dask, NumPy or CuPy arrays, or Zarr-like objects. They are read once, block by block.
+    check : {"freivalds", "full"}
+        "freivalds": random vectors, O(n^2); "full": every element against a float64 product, for small sizes.
+    seed : int
+        Seed of the random vectors.
+    transa, transb : bool
+        As in `distmm.gemm`.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not belong together, or a full check would be too large.
+    """
+    a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
+    for operand in (a, b, c):
+        if len(operand.shape) != 2:
+            raise InputError(
+                f"{operand.name} has shape {operand.shape}: verify takes matrices; check batches one by one"
+            )
+    check_pair(a, b)
+    expected = (a.shape[0], b.shape[1])
+    if c.shape != expected:
+        raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
+    if check == "full":
+        return _full(a, b, c)
+    if check == "freivalds":
+        return _freivalds(a, b, c, seed)
+    raise InputError(f"check {check!r} is not one of freivalds, full")
+
+
+def _blocks(operands: tuple[Operand, ...], work: np.dtype) -> list[da.Array]:
+    """Return operands as Dask arrays of type `work`: CuPy blocks if all of them have those and floats, else NumPy."""
+    on_gpu = all(x.kind == "cupy" for x in operands) and work.kind in "fc"
+    arrays = []
+    for operand in operands:
+        chunk = operand.storage_chunk or (EDGE, EDGE)
+        # Whole multiples of a file's chunks, near the edge that a block should have.
+        edges = tuple(max(1, EDGE // c) * c for c in chunk)
+        chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
+        array = operand.blocked(chunks, "cpu")
+        if operand.kind == "cupy" and not on_gpu:
+            array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
+        arrays.append(array.astype(work))
+    return arrays
+
+
+def _beside(x: np.ndarray, chunks: tuple[Any, ...], array: da.Array) -> da.Array:
+    """Return `x` as a Dask array with blocks of the kind that `array` has."""
+    blocks = da.from_array(x, chunks=chunks)
+    return blocks if isinstance(array._meta, np.ndarray) else blocks.map_blocks(to_device, meta=array._meta)
+
+
+def _fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
+    return tuple(to_host(x) for x in dask.compute(*arrays))
+
+
+@dataclass(frozen=True)
+class _Tolerance:
+    """Error that a right C may have: ``SIGMAS * (sqrt(k) u |A||B| + u_out |C| + eta)``, and none for integers."""
+
+    dtype: np.dtype
+    k: int
+    u: float
+    u_out: float
+    eta: float
+
+    @classmethod
+    def of(cls, a: Operand, b: Operand, c: Operand) -> _Tolerance:
+        if c.dtype.kind in "iub":
+            return cls(c.dtype, a.shape[1], 0.0, 0.0, 0.0)
+        accumulator = np.finfo(accumulator_dtype(np.result_type(a.dtype, b.dtype, c.dtype)))
+        # The check's own float64 sums err like a float64 product, which matters where C is float64 itself.
+        u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
+        out = np.finfo(c.dtype)
+        return cls(c.dtype, max(1, a.shape[1]), u, float(out.eps) / 2, float(out.smallest_subnormal) / 2)
+
+    @property
+    def exact(self) -> bool:
+        return self.dtype.kind in "iub"
+
+    @property
+    def work(self) -> np.dtype:
+        """Type in which the check computes."""
+        if self.dtype.kind == "b":
+            return np.dtype(np.int64)
+        return np.dtype(np.uint64) if self.exact else np.result_type(np.float64, self.dtype)
+
+    def differ(self, truth: np.ndarray, given: np.ndarray) -> np.ndarray:
+        """Where integers differ modulo the width of C; booleans where one is zero and the other is not."""
+        if self.dtype.kind == "b":
+            return np.asarray((truth != 0) != (given != 0))
+        return np.asarray(((truth - given) & np.uint64(2 ** (8 * self.dtype.itemsize) - 1)) != 0)
+
+    def ratio(
+        self, truth: np.ndarray, given: np.ndarray, spread: np.ndarray, size: np.ndarray, terms: int = 1
+    ) -> np.ndarray:
+        """Error over tolerance, element by element; more than 1 is wrong. Values that are both inf or NaN agree.
+
+        `spread` is |A||B|, `size` is |C| (or their root sums of squares over `terms` elements).
+        """
+        with np.errstate(invalid="ignore", over="ignore"):
+            limit = SIGMAS * (math.sqrt(self.k) * self.u * spread + self.u_out * size + self.eta * math.sqrt(terms))
+            error = np.abs(truth - given)
+            ratio: np.ndarray = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
+            # A value that C's type rounds to infinity is right as infinity.
+            rounded = np.abs(truth) * (1 + self.u_out) > np.finfo(self.dtype).max
+        agree = (~np.isfinite(truth) | rounded) & ~np.isfinite(given)
+        return np.asarray(np.where(agree, 0.0, np.where(np.isnan(ratio), np.inf, ratio)))
+
+
+def _freivalds(a: Operand, b: Operand, c: Operand, seed: int) -> Verdict:
+    tolerance = _Tolerance.of(a, b, c)
+    if c.dtype.kind == "b":
+        raise InputError("C is boolean: Freivalds' test needs a ring; use check='full'")
+    am, bm, cm = _blocks((a, b, c), tolerance.work)
+    return _random_vectors(am, bm, cm, tolerance, seed)
+
+
+def _random_vectors(am: da.Array, bm: da.Array, cm: da.Array, tolerance: _Tolerance, seed: int) -> Verdict:
+    rng = np.random.default_rng(seed)
+    shape = (bm.shape[1], VECTORS)
+    # Modulo 2**w an error may be a multiple of a power of two, which signs would miss: any residue, instead.
+    x = rng.integers(0, 2**64, shape, dtype=np.uint64) if tolerance.exact else rng.choice(np.array([-1.0, 1.0]), shape)
+    rebuilt = am @ (bm @ _beside(x, (bm.chunks[1], VECTORS), bm)).rechunk((am.chunks[1], VECTORS))
+    given = cm @ _beside(x, (cm.chunks[1], VECTORS), cm)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if tolerance.exact:
+            ratio = tolerance.differ(*_fetch(rebuilt, given)) * np.inf
+        else:
+            b_rows = da.sqrt((da.absolute(bm) ** 2).sum(axis=1)).rechunk((am.chunks[1],))
+            c_rows = da.sqrt((da.absolute(cm) ** 2).sum(axis=1))
+            left, right, spread, size = _fetch(rebuilt, given, da.absolute(am) @ b_rows, c_rows)
+            ratio = tolerance.ratio(left, right, spread[:, None], size[:, None], terms=cm.shape[1])
+            # Two sums that are both inf or NaN say nothing about their other terms.
+            ratio[~np.isfinite(left) | ~np.isfinite(right)] = np.inf
+    rows = np.nan_to_num(ratio, nan=0.0, posinf=np.inf).max(axis=1, initial=0.0)
+    suspects = np.flatnonzero(rows > 1)
+    for row in suspects[:SUSPECTS]:
+        message = _first_bad_block(am, bm, cm, int(row), tolerance)
+        if message:
+            return Verdict(
+                False, float(rows[row]), 1.0, f"C is not A @ B: {len(suspects)} of {len(rows)} rows fail; {message}"
+            )
+    if len(suspects) > SUSPECTS:
+        return _without_non_finite(am, bm, cm, tolerance, seed)
+    residual = float(rows[rows <= 1].max(initial=0.0))
+    return Verdict(True, residual, 1.0, f"C agrees with A @ B on {VECTORS} random vectors")
+
+
+def _without_non_finite(am: da.Array, bm: da.Array, cm: da.Array, tolerance: _Tolerance, seed: int) -> Verdict:
+    """Settle rows of A and columns of B with inf or NaN, which spoil every random vector, then test the rest.
+
+    Every element of C in such a row or column has an infinite or undefined term, so none may be finite.
+    """
+    rows, columns = _fetch(~da.isfinite(am).all(axis=1), ~da.isfinite(bm).all(axis=0))
+    finite = da.isfinite(cm)
+    for axis, spoilt in ((0, rows), (1, columns)):
+        at = np.flatnonzero(spoilt)
+        (wrong,) = _fetch(finite.any(axis=1 - axis))
+        if wrong[at].any():
+            line = f"{'row' if axis == 0 else 'column'} {at[np.argmax(wrong[at])]}"
+            message = (
+                f"C is not A @ B: {line} holds finite values, but {'A' if axis == 0 else 'B'} has inf or NaN there"
+            )
+            return Verdict(False, math.inf, 1.0, message)
+    if not rows.any() and not columns.any():
+        message = f"C overflowed in more than {SUSPECTS} rows; the first are right: scale A or B, or use check='full'"
+        return Verdict(False, math.inf, 1.0, message)
+    keep = _beside(~rows, (cm.chunks[0],), cm)[:, None] & _beside(~columns, (cm.chunks[1],), cm)[None, :]
+    am = da.where(_beside(rows, (am.chunks[0],), am)[:, None], 0, am)
+    bm = da.where(_beside(columns, (bm.chunks[1],), bm)[None, :], 0, bm)
+    return _random_vectors(am, bm, da.where(keep, cm, 0), tolerance, seed)
+
+
+def _first_bad_block(am: da.Array, bm: da.Array, cm: da.Array, row: int, tolerance: _Tolerance) -> str | None:
+    """Recompute one row, O(kn), to name the first bad block and element; None if every element is right after all."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        if tolerance.exact:
+            truth, given = _fetch(am[row] @ bm, cm[row])
+            bad = tolerance.differ(truth, given)
+        else:
+            truth, given, spread = _fetch(am[row] @ bm, cm[row], da.absolute(am[row]) @ da.absolute(bm))
+            bad = tolerance.ratio(truth, given, spread, np.abs(truth)) > 1
+    if not bad.any():
+        return None
+    column = int(np.argmax(bad))
+    i, j = (int(np.searchsorted(np.cumsum(cm.chunks[d]), at, side="right")) for d, at in ((0, row), (1, column)))
+    return f"first bad block C[{i}, {j}], at [{row}, {column}] {_values(given[column], truth[column], tolerance.dtype)}"
+
+
+def _values(given: Any, truth: Any, dtype: np.dtype) -> str:
+    with np.errstate(over="ignore"):
+        return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"
+
+
+def _full(a: Operand, b: Operand, c: Operand) -> Verdict:
+    flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
+    if flops > FULL_FLOPS:
+        raise InputError(
+            f"a full check of {a.shape} times {b.shape} takes {flops:.2g} operations in float64, "
+            f"more than {FULL_FLOPS:.2g}: use check='freivalds'"
+        )
+    tolerance = _Tolerance.of(a, b, c)
+    left, right, given = _fetch(*_blocks((a, b, c), tolerance.work))
+    with np.errstate(invalid="ignore", over="ignore"):
+        truth = left @ right
+        if tolerance.exact:
+            ratio = np.where(tolerance.differ(truth, given), np.inf, 0.0)
+        else:
+            ratio = tolerance.ratio(truth, given, np.abs(left) @ np.abs(right), np.abs(truth))
+    bad = ratio > 1
+    residual = float(ratio.max(initial=0.0))
+    if not bad.any():
+        return Verdict(
+            True, residual, 1.0, f"every element of C is right, the largest error is {residual:.2g} of its bound"
+        )
+    row, column = (int(x) for x in np.unravel_index(int(np.argmax(bad)), bad.shape))
+    where = f"{int(bad.sum())} of {bad.size} elements are off, the first at [{row}, {column}]: "
+    return Verdict(
+        False, residual, 1.0, f"C is not A @ B: {where}{_values(given[row, column], truth[row, column], c.dtype)}"
+    )
