@@ -1,0 +1,157 @@
+"""Runs the experiment: NumPy, plain Python, the CPU kernel, and every CUDA kernel on the same matrices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from distmm_kernels import device as devices
+from distmm_kernels.bench.report import Report, Row
+from distmm_kernels.bench.timing import cuda_seconds, rotation, wall_seconds
+from distmm_kernels.config import Problem, compute_dtype
+from distmm_kernels.device import Device
+from distmm_kernels.kernel import Kernel
+from distmm_kernels.reference import triple_loop
+from distmm_kernels.select import CANDIDATES, select, why_not
+from distmm_kernels.testing import matrix
+
+__all__ = ["run"]
+
+Size = int | tuple[int, int, int]
+
+GPU_SIZES: tuple[Size, ...] = (100, 1024, (1000, 1003, 997), 2048, 4096)
+CPU_SIZES: tuple[Size, ...] = (100, 512, (500, 503, 497), 1024)
+
+# Multiply-adds above which a method is left out: each limit is a few seconds of it.
+PYTHON_LIMIT = 5_000_000
+NUMPY_INTEGER_LIMIT = 1_100_000_000
+GUVECTORIZED_LIMIT = 1_100_000_000
+
+
+def run(
+    sizes: Sequence[Size] | None = None,
+    dtypes: Sequence[DTypeLike] = ("float32", "float64", "int32"),
+    device: Device | None = None,
+    repeat: int = 5,
+    seed: int = 0,
+    orders: Sequence[str] = ("C", "F"),
+    progress: Callable[[Row], None] | None = None,
+) -> Report:
+    """Multiply matrices of every size, type and order by every method, and say how long and how exact.
+
+    Parameters
+    ----------
+    sizes
+        Each ``n`` for a square product or ``(m, k, n)``; by default 100 to 4096 on a GPU, 100 to 1024 without.
+    device
+        A GPU whose kernels are measured beside the CPU's, or the CPU alone; by default `device.current`.
+    repeat
+        Timed runs of each product, after a warm-up; the median counts.
+    seed
+        Of the normally distributed matrices (integers: -9 to 9).
+    orders
+        ``"C"`` (rows contiguous) or ``"F"`` (columns contiguous), for both operands.
+    progress
+        Called with each row as it is measured, before it is compared with others.
+
+    Raises
+    ------
+    TypeError
+        If a dtype is not one that kernels compute in.
+    ValueError
+        If a size is not positive, an order is unknown, or ``repeat`` is less than 1.
+    """
+    device = devices.current() if device is None else device
+    if sizes is None:
+        sizes = CPU_SIZES if device.kind == "cpu" else GPU_SIZES
+    problems = [_problem(size, dtype) for dtype in dtypes for size in sizes]
+    if repeat < 1 or not set(orders) <= {"C", "F"}:
+        raise ValueError(f"repeat is {repeat} and orders {tuple(orders)}: repeat 1 or more, orders from C and F")
+    report = Report.of(device, seed, repeat)
+    for problem in problems:
+        for order in orders:
+            rows = []
+            for row in _rows(problem, order, device, repeat, seed):
+                rows.append(row)
+                if progress is not None:
+                    progress(row)
+            report.add(rows)
+    if device.kind == "cpu":
+        report.notes.append(f"CPU only: {devices.why_no_gpu() or 'the CPU was asked for'}")
+    return report
+
+
+def _problem(size: Size, dtype: DTypeLike) -> Problem:
+    m, k, n = (size, size, size) if isinstance(size, int) else size
+    if min(m, k, n) < 1:
+        raise ValueError(f"cannot time a product of size {size}: every size must be 1 or more")
+    if compute_dtype(dtype) != np.dtype(dtype):
+        raise TypeError(f"kernels compute {np.dtype(dtype)} in {compute_dtype(dtype)}: measure that type")
+    return Problem(m, k, n, np.dtype(dtype))
+
+
+def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) -> Iterator[Row]:
+    """Time one product by every method; the first row is the one that the residuals refer to."""
+    distribution = "integers" if problem.dtype.kind == "i" else "normal"
+    a = matrix((problem.m, problem.k), problem.dtype, seed, distribution, order)
+    b = matrix((problem.k, problem.n), problem.dtype, seed + 1, distribution, order)
+    steps = problem.m * problem.k * problem.n
+    row = functools.partial(Row.of, problem, order)
+
+    if problem.dtype.kind != "i" or steps <= NUMPY_INTEGER_LIMIT:
+        expected, seconds = wall_seconds(lambda: np.matmul(a, b), repeat)
+        yield row("NumPy", seconds, residual=0.0)
+    else:  # exact as NumPy's, and the tests compare them
+        kernel = select(problem, devices.cpu())
+        expected = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+
+    def residual(c: NDArray[Any]) -> float:
+        wide = np.complex128 if problem.dtype.kind == "c" else np.float64
+        return float(np.linalg.norm(expected.astype(wide) - c.astype(wide)))
+
+    if steps <= PYTHON_LIMIT:
+        lists = a.tolist(), b.tolist()
+        values, seconds = wall_seconds(lambda: triple_loop(*lists), 1)
+        yield row("plain Python", seconds, residual=residual(np.array(values).astype(problem.dtype)))
+
+    for candidate in CANDIDATES:
+        where = devices.cpu() if candidate.device_kind == "cpu" else device
+        too_slow = candidate.name == "guvectorized" and steps > GUVECTORIZED_LIMIT
+        if why_not(candidate, problem, where) is None and not too_slow:
+            kernel = select(problem, where, name=candidate.name)
+            c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)  # compiles, and is checked
+            timed = _cpu_times if where.kind == "cpu" else _gpu_times
+            seconds, with_transfers = timed(kernel, a, b, repeat)
+            yield row(
+                candidate.name,
+                seconds,
+                seconds_with_transfers=with_transfers,
+                residual=residual(c if where.kind == "cpu" else c.get()),
+                loads=None if candidate.loads is None else candidate.loads(problem.k),
+            )
+
+
+def _cpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) -> tuple[float, None]:
+    left, right = kernel.prepare_a(a), kernel.prepare_b(b)
+    return wall_seconds(lambda: kernel.multiply(left, right, None), repeat)[1], None
+
+
+def _gpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) -> tuple[float, float]:
+    """Seconds of the product alone, and with A and B copied from pageable host memory and C copied back."""
+    import cupy
+
+    with cupy.cuda.Device(kernel.device.index) as chosen:
+        copies = rotation(a.nbytes + b.nbytes, chosen.attributes["L2CacheSize"])
+        operands = _copies(kernel, a, b, copies)
+        alone = cuda_seconds(lambda i: kernel.multiply(*operands[i % copies], None), repeat)
+        whole = cuda_seconds(lambda _: kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get(), repeat)
+    return alone, whole
+
+
+def _copies(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], number: int) -> list[tuple[Any, Any]]:
+    """Prepare the operands several times over: each copy from the host is a buffer of its own, in the same order."""
+    return [(kernel.prepare_a(a), kernel.prepare_b(b)) for _ in range(number)]

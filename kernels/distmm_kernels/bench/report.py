@@ -1,0 +1,180 @@
+"""What the experiment found: rows, a table to print, JSON, and a picture."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import platform
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distmm_kernels import device as devices
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Report", "Row"]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One product by one method.
+
+    Attributes
+    ----------
+    seconds
+        Median time of the product, operands in place.
+    seconds_with_transfers
+        The same with A and B copied to the GPU and C back; None on the CPU.
+    gflops
+        10^9 additions and multiplications a second; a complex multiply-add counts 8.
+    residual
+        Frobenius norm of the difference from NumPy's product.
+    loads
+        Loads from global memory for one element of C; None for a method that does not say.
+    vs_numpy, vs_cublas, vs_naive
+        How many times as fast as that method on the same product; None where that was not measured.
+    """
+
+    method: str
+    m: int
+    k: int
+    n: int
+    dtype: str
+    order: str
+    seconds: float
+    gflops: float
+    residual: float
+    seconds_with_transfers: float | None = None
+    loads: int | None = None
+    vs_numpy: float | None = None
+    vs_cublas: float | None = None
+    vs_naive: float | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, order: str, method: str, seconds: float, **facts: Any) -> Row:
+        """Make a row, its rate from the problem's size."""
+        flops = (8 if problem.dtype.kind == "c" else 2) * problem.m * problem.k * problem.n
+        m, k, n = problem.m, problem.k, problem.n
+        return cls(method, m, k, n, problem.dtype.name, order, seconds, flops / seconds / 1e9, **facts)
+
+    @property
+    def size(self) -> str:
+        """The sizes as text, one number if the product is square."""
+        return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
+
+
+@dataclass
+class Report:
+    """All rows of one run and where it ran."""
+
+    device: str
+    cpu: str
+    cpu_cores: int
+    seed: int
+    repeat: int
+    versions: dict[str, str]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, device: Device, seed: int, repeat: int) -> Report:
+        """Start an empty report for a device."""
+        versions = {"python": platform.python_version()}
+        for package in ("numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"):
+            for found in metadata.distributions(name=package):
+                versions.setdefault(package, found.version)
+        host = devices.cpu()
+        return cls(str(device), host.name, host.multiprocessors, seed, repeat, versions)
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Add the rows of one product by all methods, comparing them with each other."""
+        same = list(rows)
+        seconds = {row.method: row.seconds for row in same}
+        for row in same:
+            ratio = {peer: taken / row.seconds for peer, taken in seconds.items()}
+            self.rows.append(
+                dataclasses.replace(
+                    row, vs_numpy=ratio.get("NumPy"), vs_cublas=ratio.get("cublas"), vs_naive=ratio.get("naive")
+                )
+            )
+
+    @property
+    def title(self) -> str:
+        """Where it was measured, in one line."""
+        host = f"{self.cpu}, {self.cpu_cores} cores"
+        return host if self.device == self.cpu else f"{self.device}; CPU: {host}"
+
+    def answer(self) -> str | None:
+        """Answer the claim that shared memory doubles the speed, with what was measured; None without a GPU."""
+        lines = []
+        for dtype in dict.fromkeys(row.dtype for row in self.rows):
+            found = [row for row in self.rows if row.method == "tiled" and row.dtype == dtype and row.vs_naive]
+            if found:
+                ratios = sorted(row.vs_naive or 0.0 for row in found)
+                largest = max(found, key=lambda row: (row.m * row.k * row.n, row.order == "C"))
+                lines.append(
+                    f"{dtype}: shared memory is {largest.vs_naive:.2f} times as fast as global loads at {largest.size} "
+                    f"({largest.order} order); {ratios[0]:.2f} to {ratios[-1]:.2f} over all sizes"
+                )
+        return "\n".join(lines) or None
+
+    def table(self) -> Table:
+        """Lay the rows out as a table for ``rich.console.Console().print``."""
+        from rich.table import Table
+
+        caption = "\n".join(filter(None, [self.answer(), *self.notes]))
+        table = Table(title=self.title, caption=caption or None)
+        table.add_column("m x k x n", no_wrap=True)
+        table.add_column("type", no_wrap=True)
+        table.add_column("order")
+        table.add_column("method", no_wrap=True)
+        for heading in (
+            "time", "with transfers", "GFLOP/s", "‖C_np - C‖", "loads per element", "x NumPy", "x cuBLAS", "x naive"
+        ):  # fmt: skip
+            table.add_column(heading, justify="right")
+        previous = None
+        for row in self.rows:
+            group = (row.size, row.dtype, row.order)
+            if previous not in (None, group):
+                table.add_section()
+            table.add_row(
+                *(group if previous != group else ("", "", "")),
+                row.method,
+                _time(row.seconds),
+                _time(row.seconds_with_transfers),
+                _figure(row.gflops),
+                f"{row.residual:.2g}",
+                "" if row.loads is None else str(row.loads),
+                *map(_figure, (row.vs_numpy, row.vs_cublas, row.vs_naive)),
+            )
+            previous = group
+        return table
+
+    def to_json(self, path: str | Path) -> None:
+        """Write everything as JSON."""
+        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    def plot(self, path: str | Path) -> tuple[Path, Path]:
+        """Draw the rates, one panel for each type and order, as ``path`` with .png and .svg; return both paths."""
+        from distmm_kernels.bench.picture import draw
+
+        return draw(self, Path(path))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    scale, unit = next((s, u) for s, u in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if seconds >= s or s == 1e-6)
+    return f"{seconds / scale:.3g} {unit}"
+
+
+def _figure(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

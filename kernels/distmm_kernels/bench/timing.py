@@ -1,0 +1,57 @@
+"""How long one product takes: wall clock on the CPU, CUDA events on the GPU, the median of several runs."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+__all__ = ["cuda_seconds", "rotation", "wall_seconds"]
+
+# A call slower than this many seconds (plain Python, NumPy's integers) is not repeated, nor warmed up for.
+BUDGET = 2.0
+
+Result = TypeVar("Result")
+
+
+def wall_seconds(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
+    """Return what the call returns, and the median wall-clock seconds of up to ``repeat`` calls after a warm-up."""
+
+    def once() -> tuple[Result, float]:
+        start = time.perf_counter()
+        result = call()
+        return result, time.perf_counter() - start
+
+    result, first = once()
+    return result, _median(first, lambda: once()[1], repeat)
+
+
+def cuda_seconds(call: Callable[[int], Any], repeat: int) -> float:
+    """Median seconds between two CUDA events around ``call(i)`` on the current stream, after a warm-up."""
+    import cupy
+
+    start, stop, numbers = cupy.cuda.Event(), cupy.cuda.Event(), itertools.count()
+
+    def once() -> float:
+        start.record()
+        call(next(numbers))
+        stop.record()
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+
+    return _median(once(), once, repeat)
+
+
+def _median(first: float, once: Callable[[], float], repeat: int) -> float:
+    """Median of up to ``repeat`` more runs; the first counts only when it used up the budget."""
+    taken: list[float] = []
+    while first < BUDGET and len(taken) < repeat and sum(taken) < BUDGET:
+        taken.append(once())
+    return statistics.median(taken or [first])
+
+
+def rotation(operand_bytes: int, l2_bytes: int) -> int:
+    """How many copies of the operands to take turns with, so that none is still in the second-level cache."""
+    return max(1, min(32, -(-2 * l2_bytes // max(1, operand_bytes))))

@@ -1,0 +1,163 @@
+"""What there is to compute on: this machine's CPU, and the NVIDIA GPUs that all the libraries needed can use.
+
+Nothing here creates a CUDA context: the driver is only asked for names and sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import os
+import platform
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["Device", "cpu", "current", "gpus", "why_no_gpu"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device that kernels run on.
+
+    Attributes
+    ----------
+    memory
+        Bytes in all, free or not.
+    compute_capability
+        ``(major, minor)`` of a GPU; None for the CPU.
+    multiprocessors
+        Streaming multiprocessors of a GPU; for the CPU, the cores that this process may use.
+    """
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    index: int
+    memory: int
+    compute_capability: tuple[int, int] | None
+    multiprocessors: int
+
+    def __str__(self) -> str:
+        return self.name if self.kind == "cpu" else f"{self.name} (cuda:{self.index})"
+
+
+def cpu() -> Device:
+    """Describe the CPU of this machine."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return Device("cpu", _cpu_name(), 0, memory, None, cores)
+
+
+def _cpu_name() -> str:
+    """Read the marketing name where Linux tells it; platform.processor() knows only the instruction set there."""
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
+        for line in lines:
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def gpus() -> tuple[Device, ...]:
+    """List the CUDA devices that the driver, CuPy and Numba can all use; empty if there are none."""
+    return _found().devices
+
+
+def why_no_gpu() -> str | None:
+    """Say in one sentence what is missing for the GPU, and what to type; None when a GPU is usable."""
+    return _found().missing
+
+
+def current() -> Device:
+    """Return the GPU that CuPy's calls go to in this thread, or the CPU where no GPU is usable."""
+    devices = gpus()
+    if not devices:
+        return cpu()
+    import cupy
+
+    return devices[int(cupy.cuda.runtime.getDevice())]
+
+
+@dataclass(frozen=True)
+class _Search:
+    devices: tuple[Device, ...]
+    missing: str | None
+
+
+@functools.cache
+def _found() -> _Search:
+    """Search once a process: neither the hardware nor CUDA_VISIBLE_DEVICES changes after the driver is initialised."""
+    try:
+        devices, cuda_major = _driver_devices()
+    except _NoGpuError as error:
+        return _Search((), str(error))
+    missing = _missing_library()
+    if missing is not None:
+        found = f"GPU found ({devices[0].name}), but {missing}"
+        return _Search((), f"{found}: type pip install 'distmm[cuda{max(12, min(cuda_major, 13))}]'")
+    from numba import config
+
+    # The simulator replaces Numba's CUDA with Python threads: a kernel there would refuse CuPy's arrays.
+    if config.ENABLE_CUDASIM:
+        return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
+    return _Search(devices, None)
+
+
+class _NoGpuError(Exception):
+    """No NVIDIA GPU or driver answers; the message says so to the user."""
+
+
+def _driver_devices() -> tuple[tuple[Device, ...], int]:
+    """Ask the driver: its devices, and the major version of CUDA that it supports."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise _NoGpuError(f"no GPU can be looked for, {error}: type pip install numba-cuda") from error
+
+    def ask(call: Any, *arguments: Any) -> Any:
+        status, *answer = call(*arguments)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise _NoGpuError(f"no usable NVIDIA GPU here: {call.__name__} of its driver answered {status.name}")
+        return answer[0] if answer else None
+
+    try:
+        ask(driver.cuInit, 0)
+    except (RuntimeError, OSError) as error:  # libcuda is looked up at the first call
+        raise _NoGpuError("no NVIDIA GPU or driver was found on this machine") from error
+    attribute = driver.CUdevice_attribute
+    devices = []
+    for index in range(ask(driver.cuDeviceGetCount)):
+        handle = ask(driver.cuDeviceGet, index)
+        fact = functools.partial(ask, driver.cuDeviceGetAttribute)
+        devices.append(
+            Device(
+                kind="cuda",
+                name=ask(driver.cuDeviceGetName, 256, handle).split(b"\0")[0].decode(),
+                index=index,
+                memory=int(ask(driver.cuDeviceTotalMem, handle)),
+                compute_capability=(
+                    fact(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, handle),
+                    fact(attribute.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, handle),
+                ),
+                multiprocessors=fact(attribute.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, handle),
+            )
+        )
+    if not devices:
+        raise _NoGpuError("the NVIDIA driver answers but shows no GPU: is CUDA_VISIBLE_DEVICES empty?")
+    return tuple(devices), ask(driver.cuDriverGetVersion) // 1000
+
+
+def _missing_library() -> str | None:
+    """Name the first library that the GPU kernels need and that does not work here."""
+    if importlib.util.find_spec("cupy") is None:
+        return "CuPy is missing"
+    try:
+        import cupy
+
+        cupy.cuda.runtime.getDeviceCount()
+    except Exception as error:  # CuPy raises its own and the loader's errors; all of them mean the same here
+        return f"CuPy cannot use it ({error})"
+    try:
+        from numba.cuda.cudadrv import nvvm
+    except ImportError as error:
+        return f"numba-cuda is missing ({error})"
+    return None if nvvm.is_available() else "the CUDA compiler library NVVM is missing"

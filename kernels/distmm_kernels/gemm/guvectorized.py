@@ -1,0 +1,54 @@
+"""The product as a generalised ufunc: ``(k),(k,n),(n)->(n)``, one row of C from one row of A and the whole of B.
+
+Numba makes the loop over rows and gives each row to one thread. Written in four lines, and slow for it: m threads
+cannot fill a GPU, and neighbouring threads write to different rows.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, guvectorize, types
+
+from distmm_kernels.device_code.arithmetic import multiply_add
+from distmm_kernels.kernel import Array
+from distmm_kernels.launch import CudaKernel, current_stream, matrices, view, zero_if_none
+
+__all__ = ["GuvectorizedKernel"]
+
+
+class GuvectorizedKernel(CudaKernel):
+    """One thread per row of C."""
+
+    name = "guvectorized"
+
+    def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        rows_times_b = _compiled(self.dtype, self.device.compute_capability)
+        stream = current_stream()
+        for stack in matrices(a, b, zero_if_none(c, d), d):
+            for operands in zip(*stack, strict=True):
+                rows_times_b(*map(view, operands), stream=stream)
+
+
+@functools.cache
+def _compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Callable[..., Any]:
+    """Compile the ufunc for one type, once a process and architecture."""
+    del compute_capability  # a key of the cache; Numba compiles for the current device
+    fma = multiply_add(dtype)
+    vector, matrix = (types.Array(from_dtype(dtype), dimensions, "A") for dimensions in (1, 2))
+
+    def row_times_b(a, b, c, d):
+        for j in range(b.shape[1]):
+            acc = c[j]
+            k = 0
+            while k < b.shape[0]:  # as in naive: a third of the instructions of `for k in range(...)`
+                acc = fma(acc, a[k], b[k, j])
+                k += 1
+            d[j] = acc
+
+    signature = types.void(vector, matrix, vector, vector)
+    ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(row_times_b)
+    return ufunc

@@ -1,0 +1,190 @@
+"""The three verbs of every kernel: prepare the operands, multiply, finish.
+
+The checks, the empty cases and the epilogue are the same on every device and live here; a kernel adds `_accumulate`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+
+__all__ = ["Kernel", "product_shape"]
+
+Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
+
+
+class Kernel(ABC):
+    """Multiplies blocks of one type on one device; a worker uses one for all its blocks, ragged ones included.
+
+    Every verb returns when its result is complete, so another thread or stream may use it at once.
+
+    Parameters
+    ----------
+    problem
+        Its ``dtype`` is what operands are converted to; the sizes of later blocks may differ from its sizes.
+    device
+        Where results live.
+    """
+
+    name: ClassVar[str]
+    device_kind: ClassVar[Literal["cpu", "cuda"]]
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        self.dtype = problem.dtype
+        self.device = device
+
+    def prepare_a(self, block: Array) -> Array:
+        """Bring a left operand ``(..., m, k)`` into this kernel's format, on its device.
+
+        Parameters
+        ----------
+        block
+            NumPy or CuPy array with any strides. It is copied only for another device or type.
+
+        Raises
+        ------
+        TypeError
+            If its values would change kind on the way to the kernel's type, complex to real for example.
+        ValueError
+            If it has fewer than two dimensions.
+        """
+        return self._prepare(block, "A")
+
+    def prepare_b(self, block: Array) -> Array:
+        """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
+        return self._prepare(block, "B")
+
+    def multiply(self, a: Array, b: Array, c: Array | None) -> Array:
+        """Return ``c + a @ b`` in a new buffer, adding in ascending k and starting from ``c``.
+
+        Parameters
+        ----------
+        a, b
+            Prepared operands, ``(*batch, m, k)`` and ``(*batch, k, n)``; batch dimensions broadcast.
+        c
+            ``(*batch, m, n)`` of the kernel's type, or None for zero. Never written to.
+
+        Raises
+        ------
+        ValueError
+            If the shapes do not go together.
+        """
+        shape = product_shape(a.shape, b.shape)
+        for name, array in (("a", a), ("b", b), ("c", c)):
+            if array is not None and array.dtype != self.dtype:
+                raise TypeError(f"{name} is {array.dtype}, this kernel computes in {self.dtype}: prepare it first")
+        if c is not None and c.shape != shape:
+            raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
+        with self._on_device():
+            c = None if c is None else self._to_device(c)
+            d = self._module.empty(shape, self.dtype)
+            if a.shape[-1] == 0:
+                d[...] = 0 if c is None else c
+            elif d.size:
+                self._accumulate(a, b, c, d)
+            self._complete()
+        return d
+
+    def finish(self, d: Array, alpha: complex, beta: complex, c0: Array | None, dtype: DTypeLike) -> Array:
+        """Return ``alpha * d + beta * c0`` cast to ``dtype``, on the kernel's device.
+
+        Parameters
+        ----------
+        d
+            A result of `multiply`. Returned as it is when ``alpha == 1``, ``beta == 0`` and ``dtype`` is its own.
+        alpha, beta
+            For integer and bool results they must be integers that ``dtype`` or the accumulator holds exactly.
+        c0
+            Broadcasts to ``d``; not read when ``beta == 0``, so that it may be None or hold NaN.
+        dtype
+            Of the result; bool means ``!= 0``.
+
+        Raises
+        ------
+        ValueError
+            If ``alpha`` or ``beta`` is not exact in the result's type, or ``c0`` is missing or has another shape.
+        """
+        out_dtype = np.dtype(dtype)
+        alpha, beta = (self._scalar(name, value, out_dtype) for name, value in (("alpha", alpha), ("beta", beta)))
+        if beta != 0 and c0 is None:
+            raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")
+        with self._on_device():
+            out = d if alpha == 1 else d * alpha
+            if beta != 0:
+                # dtype by finish's own rule, not prepare's: c0 may be of the result's type, bool or uint8 for example
+                addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.dtype, copy=False)
+                out = out + (addend if beta == 1 else addend * beta)
+            out = out != 0 if out_dtype.kind == "b" else out.astype(out_dtype, copy=False)
+            self._complete()
+        return out
+
+    @abstractmethod
+    def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        """Write ``c + a @ b`` into ``d``; no size is 0."""
+
+    @property
+    @abstractmethod
+    def _module(self) -> Any:
+        """NumPy or CuPy, whichever holds this kernel's arrays."""
+
+    @abstractmethod
+    def _to_device(self, block: Array) -> Array:
+        """Return the array in this kernel's memory, with its own type and any strides."""
+
+    @abstractmethod
+    def _on_device(self) -> Any:
+        """Return a context in which the kernel's device is current."""
+
+    @abstractmethod
+    def _complete(self) -> None:
+        """Wait until what this thread has asked of the device is done."""
+
+    def _prepare(self, block: Array, operand: str) -> Array:
+        if block.ndim < 2:
+            raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
+        # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
+        if not np.can_cast(block.dtype, self.dtype, "same_kind"):
+            raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
+        with self._on_device():
+            prepared = self._format(self._to_device(block))
+            self._complete()
+        return prepared
+
+    def _format(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False)
+
+    def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
+        """Return the factor in the accumulator's type, if that loses nothing that the result could show."""
+        kind = str(self.dtype.kind)
+        if kind == "c":
+            return self.dtype.type(value)
+        if isinstance(value, (complex, np.complexfloating)):
+            raise ValueError(f"{name} is {value}, but the product is {self.dtype}: give a real number")
+        if kind == "f":
+            return self.dtype.type(value)
+        ranges = [np.iinfo(self.dtype)] + ([np.iinfo(out_dtype)] if out_dtype.kind in "iu" else [])
+        if value % 1 != 0 or not any(r.min <= value <= r.max for r in ranges):  # NaN and infinity fail the first
+            raise ValueError(f"{name} is {value}, but the product is {out_dtype}: give an integer in its range")
+        return np.array(int(value) & 2 ** (8 * self.dtype.itemsize) - 1).astype(self.dtype)[()]  # modulo 2^bits
+
+
+def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    """Shape ``(*batch, m, n)`` of ``a @ b``, batch dimensions broadcast as `numpy.matmul` does.
+
+    Raises
+    ------
+    ValueError
+        If the inner sizes differ or the batch dimensions do not broadcast.
+    """
+    if a[-1] != b[-2]:
+        raise ValueError(f"{a} @ {b}: a's last size, {a[-1]}, must equal b's last but one, {b[-2]}")
+    try:
+        return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    except ValueError as error:
+        raise ValueError(f"{a} @ {b}: the batch sizes {a[:-2]} and {b[:-2]} do not broadcast") from error

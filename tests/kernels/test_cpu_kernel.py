@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distmm_kernels import device, reference
+from distmm_kernels.config import SUPPORTED, Problem, compute_dtype
+from distmm_kernels.gemm import cpu
+from distmm_kernels.reference import first_difference
+from distmm_kernels.select import select
+from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix
+
+INTEGERS = [dtype for dtype in SUPPORTED if dtype.kind == "i"]
+
+
+def multiply(a, b, c=None, dtype=None):
+    kernel = select(Problem(1, 1, 1, np.dtype(dtype or a.dtype)), device.cpu())
+    return kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize("shape", RAGGED_SHAPES)
+def test_every_ragged_shape_is_right(shape, dtype):
+    m, k, n = shape
+    a, b, c = (matrix(s, dtype, seed) for seed, s in enumerate(((m, k), (k, n), (m, n))))
+    with np.errstate(over="ignore"):
+        expected = reference.multiply(a, b) + c
+    d = multiply(a, b, c)
+    assert d.dtype == dtype
+    assert first_difference(d, expected, atol=error_bound(a, b, dtype, c)) is None
+    assert first_difference(multiply(a, b), reference.multiply(a, b), atol=error_bound(a, b, dtype)) is None
+
+
+sizes = st.integers(0, 40)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    shape=st.tuples(sizes, sizes, sizes),
+    dtype=st.sampled_from(["float32", "float64", "int32", "int64", "complex64", "complex128"]),
+    orders=st.tuples(st.sampled_from(STRIDES), st.sampled_from(STRIDES)),
+    batch=st.sampled_from([((), ()), ((2,), (2,)), ((3,), ()), ((), (2, 3)), ((2, 1), (3,)), ((0,), (1,))]),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_stride_type_and_batch_agrees_with_the_reference(shape, dtype, orders, batch, seed):
+    m, k, n = shape
+    a = matrix((*batch[0], m, k), dtype, seed, order=orders[0])
+    b = matrix((*batch[1], k, n), dtype, seed + 1, order=orders[1])
+    expected = reference.multiply(a, b)
+    d = multiply(a, b)
+    assert d.shape == expected.shape
+    assert d.flags.c_contiguous
+    assert first_difference(d, expected, atol=error_bound(a, b, dtype)) is None
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (cpu.TILE_M, cpu.TILE_K, cpu.TILE_N),
+        (cpu.TILE_M + 1, cpu.TILE_K + 1, cpu.TILE_N + 1),
+        (2 * cpu.TILE_M - 1, 2 * cpu.TILE_K + 3, cpu.TILE_N - 1),
+        (1, 3 * cpu.TILE_K + 2, 2 * cpu.TILE_N + 1),
+    ],
+)
+def test_integer_tiles_wrap_around_at_every_edge(shape, dtype):
+    m, k, n = shape
+    a, b = matrix((m, k), dtype, 0), matrix((k, n), dtype, 1)
+    np.testing.assert_array_equal(multiply(a, b), a @ b)
+
+
+@pytest.mark.parametrize("narrow", ["int8", "uint8", "int16", "uint16", "uint32", "uint64"])
+def test_narrow_and_unsigned_integers_end_with_numpys_bits(narrow):
+    a, b = matrix((20, 70), narrow, 0), matrix((70, 30), narrow, 1)
+    kernel = select(Problem(20, 70, 30, compute_dtype(narrow)), device.cpu())
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+    out = kernel.finish(d, 1, 0, None, narrow)
+    assert out.dtype == narrow
+    np.testing.assert_array_equal(out, a @ b)
+
+
+def test_read_only_unaligned_and_big_endian_operands_are_right():
+    a, b = matrix((9, 33), "int32", 0), matrix((33, 7), "int32", 1)
+    frozen = a.copy()
+    frozen.flags.writeable = False
+    unaligned = np.frombuffer(b"\0" + b.tobytes(), np.int8)[1:].view(np.int32).reshape(b.shape)
+    assert not unaligned.flags.aligned
+    np.testing.assert_array_equal(multiply(frozen, unaligned), a @ b)
+    np.testing.assert_array_equal(multiply(a.astype(">i4"), b, dtype="int32"), a @ b)
+    np.testing.assert_array_equal(
+        multiply(a.astype(float), unaligned.astype(">f8"), dtype="float64"), (a.astype(float) @ b)
+    )
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize("order", STRIDES)
+def test_operands_and_c_are_never_written(order, dtype):
+    a, b, c = (matrix((17, 17), dtype, seed, order=order) for seed in range(3))
+    before = a.tobytes(), b.tobytes(), c.tobytes()
+    d = multiply(a, b, c)
+    assert (a.tobytes(), b.tobytes(), c.tobytes()) == before
+    assert not any(np.shares_memory(d, operand) for operand in (a, b, c))
+    np.testing.assert_array_equal(multiply(a, b, c), d)
+
+
+def test_operands_that_blas_reads_are_not_copied():
+    kernel = select(Problem(8, 8, 8, np.dtype("float32")), device.cpu())
+    whole = matrix((20, 30), "float32", 0)
+    for block in (whole, whole.T, whole[3:9, 2:15], whole[3:9, 2:15].T, np.broadcast_to(whole, (4, 20, 30))):
+        assert kernel.prepare_a(block) is block
+    for block in (whole[::-1], whole[:, ::2], np.broadcast_to(whole[:1], (5, 30))):
+        assert kernel.prepare_a(block).flags.c_contiguous
+    integers = select(Problem(8, 8, 8, np.dtype("int64")), device.cpu())
+    block = matrix((20, 30), "int64", 0)[::-1, ::3]
+    assert integers.prepare_b(block) is block
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_many_threads_may_multiply_at_once(dtype):
+    a, b = matrix((150, 140), dtype, 0), matrix((140, 300), dtype, 1)
+    expected = a @ b
+    with ThreadPoolExecutor(8) as callers:
+        for d in callers.map(lambda _: multiply(a, b), range(24)):
+            np.testing.assert_array_equal(d, expected)
+
+
+@pytest.mark.parametrize(("setting", "threads"), [("1", None), ("3", 3)])
+def test_omp_num_threads_bounds_the_pool(monkeypatch, setting, threads):
+    monkeypatch.setenv("OMP_NUM_THREADS", setting)
+    cpu._pool.cache_clear()
+    try:
+        pool = cpu._pool()
+        assert (pool and pool._max_workers) == threads
+        a, b = matrix((150, 20), "int64", 0), matrix((20, 300), "int64", 1)
+        np.testing.assert_array_equal(multiply(a, b), a @ b)
+        if pool is not None:
+            pool.shutdown()
+    finally:
+        cpu._pool.cache_clear()
+
+
+def _multiply_in_child(queue, a, b):
+    queue.put(multiply(a, b))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_child_makes_its_own_pool():
+    a, b = matrix((150, 20), "int64", 0), matrix((20, 300), "int64", 1)
+    expected = multiply(a, b)  # starts the parent's threads, which the child does not have
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    child = context.Process(target=_multiply_in_child, args=(queue, a, b))
+    child.start()
+    try:
+        np.testing.assert_array_equal(queue.get(timeout=60), expected)
+    finally:
+        child.kill()
+        child.join()

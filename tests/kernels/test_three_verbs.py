@@ -1,0 +1,108 @@
+"""What every kernel does alike: checks of the operands, and `finish`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distmm_kernels import device
+from distmm_kernels.config import Problem
+from distmm_kernels.kernel import product_shape
+from distmm_kernels.select import select
+
+
+def kernel_for(dtype):
+    return select(Problem(2, 2, 2, np.dtype(dtype)), device.cpu())
+
+
+def test_shapes_that_do_not_go_together_are_refused_with_their_values():
+    kernel = kernel_for("float32")
+    a, b = np.zeros((3, 4), np.float32), np.zeros((5, 6), np.float32)
+    with pytest.raises(ValueError, match=r"\(3, 4\) @ \(5, 6\): a's last size, 4, must equal b's last but one, 5"):
+        kernel.multiply(a, b, None)
+    with pytest.raises(ValueError, match=r"batch sizes \(2,\) and \(3,\) do not broadcast"):
+        product_shape((2, 3, 4), (3, 4, 6))
+    with pytest.raises(ValueError, match=r"c has shape \(6,\), but a @ b has \(3, 6\)"):
+        kernel.multiply(a, np.zeros((4, 6), np.float32), np.zeros(6, np.float32))
+    with pytest.raises(ValueError, match=r"A has shape \(4,\); a block has two dimensions"):
+        kernel.prepare_a(np.zeros(4, np.float32))
+
+
+def test_operands_that_would_change_kind_are_refused():
+    with pytest.raises(TypeError, match=r"A is complex64, the kernel computes in float32: convert it with \.astype"):
+        kernel_for("float32").prepare_a(np.zeros((2, 2), np.complex64))
+    with pytest.raises(TypeError, match="B is float64, the kernel computes in int32"):
+        kernel_for("int32").prepare_b(np.zeros((2, 2)))
+    with pytest.raises(TypeError, match="c is float64, this kernel computes in float32: prepare it first"):
+        kernel_for("float32").multiply(np.zeros((2, 2), "f"), np.zeros((2, 2), "f"), np.zeros((2, 2)))
+
+
+def test_without_steps_of_k_the_product_is_c():
+    kernel = kernel_for("float64")
+    a, b, c = np.zeros((2, 0)), np.zeros((0, 3)), np.arange(6.0).reshape(2, 3)
+    np.testing.assert_array_equal(kernel.multiply(a, b, None), np.zeros((2, 3)))
+    d = kernel.multiply(a, b, c)
+    np.testing.assert_array_equal(d, c)
+    assert not np.shares_memory(d, c)
+
+
+def test_finish_hands_back_what_needs_no_change():
+    kernel = kernel_for("float32")
+    d = np.ones((2, 3), np.float32)
+    assert kernel.finish(d, 1, 0, None, "float32") is d
+
+
+def test_finish_does_not_read_c0_when_beta_is_zero():
+    kernel = kernel_for("float32")
+    d = np.ones((2, 3), np.float32)
+    out = kernel.finish(d, 2.5, 0, np.full((2, 3), np.nan, np.float32), "float32")
+    np.testing.assert_array_equal(out, np.full((2, 3), 2.5, np.float32))
+    np.testing.assert_array_equal(d, np.ones((2, 3)))
+
+
+def test_finish_scales_adds_and_casts_without_touching_its_inputs():
+    kernel = kernel_for("float32")
+    d, c0 = np.arange(6, dtype=np.float32).reshape(2, 3), np.full((2, 3), 4, np.float16)
+    out = kernel.finish(d, -2, 0.5, c0, "float16")
+    assert out.dtype == np.float16
+    np.testing.assert_array_equal(out, (-2 * d + 2).astype(np.float16))
+    np.testing.assert_array_equal(d, np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(c0, np.full((2, 3), 4))
+    np.testing.assert_array_equal(kernel.finish(d, 1, 1, np.float32([1, 2, 3]), "float32"), np.add(d, [1, 2, 3]))
+
+
+def test_finish_of_complex_products_takes_complex_factors():
+    d = np.array([[1 + 1j]], np.complex64)
+    assert kernel_for("complex64").finish(d, 2j, 1j, d, "complex64") == np.complex64((1 + 1j) * 3j)
+    with pytest.raises(ValueError, match="alpha is 2j, but the product is float32: give a real number"):
+        kernel_for("float32").finish(np.ones((1, 1), "f"), 2j, 0, None, "float32")
+
+
+def test_finish_of_a_bool_product_asks_for_non_zero():
+    kernel = kernel_for("int64")
+    d, c0 = np.array([[0, 3, 0]]), np.array([[True, False, False]])
+    np.testing.assert_array_equal(kernel.finish(d, 1, 0, None, bool), [[False, True, False]])
+    np.testing.assert_array_equal(kernel.finish(d, 1, 1, c0, bool), [[True, True, False]])
+
+
+def test_integer_factors_must_be_exact():
+    kernel = kernel_for("int32")
+    d = np.array([[7]], np.int32)
+    for alpha in (0.5, 2**31, -(2**31) - 1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match=r"alpha is .*, but the product is int32: give an integer in its range"):
+            kernel.finish(d, alpha, 0, None, "int32")
+    with pytest.raises(ValueError, match=r"beta is 1\.5"):
+        kernel.finish(d, 1, 1.5, d, "int32")
+    assert kernel.finish(d, -2.0, 0, None, "int32") == -14
+
+
+def test_unsigned_factors_wrap_as_the_result_does():
+    kernel = kernel_for("int32")
+    d = np.array([[5]], np.int32)
+    out = kernel.finish(d, 2**32 - 1, 2**31, np.array([[1]], np.uint32), "uint32")
+    assert out == np.uint32(5 * (2**32 - 1) + 2**31 & 0xFFFFFFFF)
+
+
+def test_beta_without_c0_is_refused():
+    with pytest.raises(ValueError, match=r"beta is 2.*c0 is needed"):
+        kernel_for("float32").finish(np.ones((1, 1), "f"), 1, 2, None, "float32")
