@@ -211,7 +211,7 @@ def _plan(
         raise InputError(
             "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
         )
-    spec = cluster.describe(client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu)
+    spec = cluster.describe(client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel)
     blocking = _users_blocking(problem, a, b) if blocks is None else None
     multiples = _multiples(a, b)
     return make_plan(

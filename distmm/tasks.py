@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe"]
 
+# Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
+PAUSE_FRACTION = 0.8
+
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
 
@@ -114,16 +117,27 @@ def probe(any_gpu: bool, dask_worker: Worker) -> dict[str, Any]:
     """
     import psutil
 
-    held = dask_worker.state.nbytes
     owns_gpu = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
     if owns_gpu or any_gpu:
         gpu = local_gpu()
         if "problem" not in gpu:
-            return {**gpu, "memory": gpu["memory"] - held}
+            return {**gpu, "memory": gpu["memory"] - dask_worker.state.nbytes}
     else:
         gpu = {"problem": "it was not started by dask-cuda"}
-    limit = dask_worker.memory_manager.memory_limit or psutil.virtual_memory().available
-    return {**gpu, "device": "cpu", "threads": dask_worker.state.nthreads, "memory": limit - held}
+    rss = psutil.Process().memory_info().rss
+    limit = dask_worker.memory_manager.memory_limit
+    # Dask pauses a worker at 80 % of its limit; the interpreter and its libraries take their part, blocks held another.
+    memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
+    return {**gpu, "device": "cpu", "threads": dask_worker.state.nthreads, "memory": max(0, memory)}
+
+
+def kernel_problem(choice: KernelChoice) -> str | None:
+    """Return why the kernel that `choice` names cannot be used here; None if it can."""
+    try:
+        _kernel(choice, 1, 1, 1, ())
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    return None
 
 
 def local_gpu() -> dict[str, Any]:

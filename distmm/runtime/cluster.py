@@ -47,7 +47,13 @@ def install(client: Client) -> None:
     client.register_plugin(PlacementPlugin())
 
 
-def describe(client: Client | None, dtype: np.dtype, device: Device = "auto", any_gpu: bool = False) -> ClusterSpec:
+def describe(
+    client: Client | None,
+    dtype: np.dtype,
+    device: Device = "auto",
+    any_gpu: bool = False,
+    kernel: str | None = None,
+) -> ClusterSpec:
     """Ask the workers what they have; without a client, describe this process.
 
     Parameters
@@ -59,11 +65,13 @@ def describe(client: Client | None, dtype: np.dtype, device: Device = "auto", an
         "auto": GPUs if every worker owns one; without a client the CPU.
     any_gpu : bool
         Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
+    kernel : str, optional
+        Name of a kernel that must be usable there.
 
     Raises
     ------
     InputError
-        Without workers, or if GPUs are asked for and a worker has none.
+        Without workers, if GPUs are asked for and a worker has none, or if the kernel cannot be used there.
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
@@ -78,6 +86,11 @@ def describe(client: Client | None, dtype: np.dtype, device: Device = "auto", an
             "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
+    if kernel is not None:
+        choice = tasks.KernelChoice(use, accumulator_dtype(dtype), name=kernel)
+        problem = client.submit(tasks.kernel_problem, choice).result() if client else tasks.kernel_problem(choice)
+        if problem:
+            raise InputError(problem)
     return _spec(
         use, len(facts), min(f["memory"] for f in facts.values()), min(f["threads"] for f in facts.values()), dtype
     )

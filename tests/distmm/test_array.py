@@ -205,6 +205,8 @@ def test_bad_options_are_refused_with_the_good_ones() -> None:
     a = np.ones((4, 4))
     with pytest.raises(InputError, match="device 'tpu' is not one of"):
         matmul(a, a, device="tpu")
+    with pytest.raises(InputError, match="cpu"):
+        matmul(a, a, kernel="fastest")
     with pytest.raises(InputError, match="three positive edges"):
         matmul(a, a, blocks=(2, 2))
     with pytest.raises(InputError, match="there is no C"):

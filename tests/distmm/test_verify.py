@@ -75,6 +75,15 @@ def test_a_wrong_power_of_two_in_an_integer_product_is_found() -> None:
     assert not verify(a, b, c).ok
 
 
+def test_an_error_far_below_the_bound_is_found_because_its_row_stands_out() -> None:
+    a, b, c = product("f", m=600, k=900, n=700)
+    assert verify(a, b, c).ok
+    c[300, 400] += 0.1  # 1/300 of the standard deviation of C
+    verdict = verify(a, b, c)
+    assert verdict.residual < 1
+    assert "[300, 400]" in verdict.message
+
+
 def test_every_seed_finds_a_missing_block() -> None:
     a, b, c = product("f")
     c = c.copy()

@@ -1,0 +1,91 @@
+"""The application: its commands, and how errors become exit codes."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from distmm.cli import bench, demo, info, multiply, plan, verify
+from distmm.errors import DistmmError, WrongResultError
+
+__all__ = ["app"]
+
+WRONG, BAD_INPUT, UNEXPECTED, INTERRUPTED = 1, 2, 3, 130
+
+
+class Group(TyperGroup):
+    """Turns exceptions into exit codes: 1 wrong result, 2 bad usage or input, 3 unexpected, 130 interrupted."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take ``--debug`` wherever it stands: it is asked for after something went wrong, at the end of the line."""
+        ctx.obj = "--debug" in args
+        return super().parse_args(ctx, [arg for arg in args if arg != "--debug"])
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (Exception, KeyboardInterrupt) as error:
+            # Typer handles a closed pipe and its own errors, whose classes some versions take from a copy of click.
+            if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, BrokenPipeError)):
+                raise
+            if ctx.obj:
+                traceback.print_exc()
+            message, code = _outcome(error)
+            print(message, file=sys.stderr)  # noqa: T201
+            raise typer.Exit(code) from None
+
+
+def _outcome(error: BaseException) -> tuple[str, int]:
+    """Choose what to print for an error, and the exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted", INTERRUPTED
+    if isinstance(error, DistmmError):
+        return f"error: {error}", WRONG if isinstance(error, WrongResultError) else BAD_INPUT
+    return f"unexpected error: {type(error).__name__}: {error} (--debug shows where)", UNEXPECTED
+
+
+app = typer.Typer(
+    cls=Group,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 130 interrupted.",
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        import distmm
+
+        typer.echo(f"distmm {distmm.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def distmm(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and the workers' logs.")] = False,
+) -> None:
+    """Multiply matrices of any size, on all the GPUs you have, or on the CPU.
+
+    Start with **distmm demo**. Then, with your own matrices (.npy, Zarr, HDF5):
+
+    ```text
+    distmm plan A.zarr B.npy
+    distmm multiply A.zarr B.npy -o C.zarr
+    ```
+    """
+
+
+for command in (demo.demo, multiply.multiply, plan.plan, verify.verify, info.info):
+    app.command()(command)
+app.add_typer(bench.app, name="bench")

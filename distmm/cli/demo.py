@@ -1,0 +1,127 @@
+"""``distmm demo``."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from distmm.cli import options
+
+if TYPE_CHECKING:
+    import dask.array as da
+    import numpy as np
+
+__all__ = ["demo"]
+
+# About five seconds of work: two CPU cores do 0.1 TFLOP/s, the textbook kernel on a data-centre GPU 5.
+CPU_SIZE, GPU_SIZE = 6000, 20000
+
+# Chunk edge of the matrices on disk: 4 MB of float32.
+CHUNK = 1024
+
+# Marks a folder whose contents a demo made and may replace.
+MARK = ".distmm-demo"
+
+
+def demo(
+    ctx: typer.Context,
+    size: Annotated[
+        int | None,
+        typer.Option(min=1, help=f"About how large; {CPU_SIZE} on the CPU, {GPU_SIZE} on GPUs.", show_default=False),
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="Type of the elements.")] = "float32",
+    folder: Annotated[Path, typer.Option("--dir", help="Where the matrices go.", metavar="DIR")] = Path("distmm-demo"),
+    keep: Annotated[
+        bool, typer.Option("--keep/--no-keep", help="Keep the matrices, or remove them at the end.")
+    ] = True,
+    device: options.DeviceOption = options.Device.auto,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+) -> None:
+    """Do the main job once, for real: two matrices of ragged sizes on disk, their product on disk, checked.
+
+    ```text
+    distmm demo
+    distmm demo --size 2000 --dtype float64 --device cpu
+    ```
+    """
+    from distmm import clusters
+    from distmm.cli import session
+    from distmm.cli.multiply import run
+
+    element = _element(dtype)
+    size = size or (CPU_SIZE if device is options.Device.cpu or clusters.missing_for_gpu() else GPU_SIZE)
+    m, k, n = size + 1, size - size // 8 + 3, size + size // 8 - 5 if size > 8 else size
+    _prepare(folder)
+    a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
+    with session.cluster(ctx, "local", device.value, workers, memory_limit):
+        session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}", markup=False)
+        _make(a, (m, k), element, seed=1)
+        _make(b, (k, n), element, seed=2)
+        from distributed import get_client
+
+        check = options.Check.freivalds
+        summary = run(get_client(), a, b, c, check=check, device=device, overwrite=True)
+    rows = summary.rows()
+    if not keep:
+        shutil.rmtree(folder)
+        rows = [*rows[:-1], ("C", f"removed with {folder} (--no-keep)")]
+    session.out().print(session.table(rows, "Done"))
+
+
+def _element(name: str) -> np.dtype[Any]:
+    import numpy as np
+
+    from distmm.errors import InputError
+
+    try:
+        element = np.dtype(name)
+    except TypeError as error:
+        raise InputError(f"{name!r} is no type: use float32, float64, int32, int64, complex64 or complex128") from error
+    if element.kind not in "iufc":
+        raise InputError(f"{name!r} is no type for the demo: use an integer, floating or complex one")
+    return element
+
+
+def _prepare(folder: Path) -> None:
+    """Make the folder, or take one that an earlier demo made; no other files are touched."""
+    from distmm.errors import InputError
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not (folder / MARK).exists():
+            raise InputError(f"{folder}: is not empty, and no demo made it; give an empty or a new folder with --dir")
+        (folder / MARK).touch()
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be used for the demo: {error}; give another folder with --dir") from error
+
+
+def _make(path: str, shape: tuple[int, int], element: np.dtype[Any], seed: int) -> None:
+    """Write a random matrix, block by block, on the workers."""
+    import dask.array as da
+
+    from distmm.storage import create_output
+
+    values = _random(shape, element, seed)
+    target = create_output(path, shape, element, (CHUNK, CHUNK), overwrite=True)
+    try:
+        da.store(values, target, lock=False)
+        target.output.commit()
+    finally:
+        target.output.discard()
+
+
+def _random(shape: tuple[int, int], element: np.dtype[Any], seed: int) -> da.Array:
+    """Draw normally distributed numbers; small whole ones for integer types."""
+    import dask.array as da
+
+    rng = da.random.default_rng(seed)
+    if element.kind in "iu":
+        return rng.integers(0 if element.kind == "u" else -9, 10, shape, chunks=CHUNK).astype(element)
+    values = rng.standard_normal(shape, chunks=CHUNK)
+    if element.kind == "c":
+        values = values + 1j * rng.standard_normal(shape, chunks=CHUNK)
+    return values.astype(element)

@@ -1,0 +1,74 @@
+"""``distmm info``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from distmm.cli import options
+
+__all__ = ["info"]
+
+PACKAGES = (
+    "distmm", "numpy", "dask", "distributed", "dask-cuda", "distributed-ucxx-cu12", "distributed-ucxx-cu13",
+    "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "zarr", "h5py",
+)  # fmt: skip
+
+
+def info(
+    size: Annotated[
+        str, typer.Option(metavar="M[xKxN]", help="Block product for which the kernels are named.")
+    ] = "4096",
+    precision: options.PrecisionOption = options.Precision.highest,
+) -> None:
+    """Show devices, versions, and which kernel would multiply each type here, and why.
+
+    ```text
+    distmm info --size 1000x1003x997
+    ```
+    """
+    from distmm.cli import session
+    from distmm_kernels import config, device, select
+
+    m, k, n = options.edges(size)
+    console = session.out()
+    missing = device.why_no_gpu()
+    devices = [(f"cuda:{gpu.index}", _described(gpu)) for gpu in device.gpus()] or [("GPU", f"none: {missing}")]
+    console.print(session.table([*devices, ("CPU", _described(device.cpu()))], "Devices"))
+    console.print()
+    console.print(session.table(_versions(), "Versions"))
+    console.print()
+    here = device.current()
+    console.print(f"Kernels for a block product of {m} x {k} times {k} x {n}", style="italic")
+    types: dict[str, list[str]] = {}
+    for dtype in config.SUPPORTED:
+        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, precision.value)
+        types.setdefault(reasons.partition(f"precision {precision.value}: ")[2], []).append(str(dtype))
+    for reasons, names in types.items():
+        console.print(f"{', '.join(names)}: {reasons}", markup=False)
+
+
+def _described(device: object) -> str:
+    from distmm_kernels.device import Device
+
+    assert isinstance(device, Device)
+    memory = f"{device.memory / 2**30:.3g} GiB"
+    if device.compute_capability is None:
+        return f"{device.name}, {device.multiprocessors} cores, {memory}"
+    major, minor = device.compute_capability
+    return f"{device.name}, compute capability {major}.{minor}, {device.multiprocessors} multiprocessors, {memory}"
+
+
+def _versions() -> list[tuple[str, str]]:
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = [("python", platform.python_version())]
+    for package in PACKAGES:
+        try:
+            found.append((package, version(package)))
+        except PackageNotFoundError:
+            if not package.startswith(("distributed-ucxx", "cupy")):  # one for each CUDA version, and none on CPUs
+                found.append((package, "not installed"))
+    return found

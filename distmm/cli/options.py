@@ -1,0 +1,80 @@
+"""Options that several commands share, with one wording and one way to read them."""
+
+from __future__ import annotations
+
+import re
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+__all__ = [
+    "Blocks", "Check", "CheckOption", "Cluster", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Precision",
+    "PrecisionOption", "TransA", "TransB", "Workers", "edges", "sizes",
+]  # fmt: skip
+
+
+class Device(StrEnum):
+    """Where to multiply."""
+
+    auto = "auto"
+    gpu = "gpu"
+    cpu = "cpu"
+
+
+class Precision(StrEnum):
+    """Least accuracy of float32 products, in the names of PyTorch and JAX."""
+
+    highest = "highest"
+    high = "high"
+    medium = "medium"
+    ieee = "ieee"
+
+
+class Check(StrEnum):
+    """How a result is verified."""
+
+    freivalds = "freivalds"
+    full = "full"
+    none = "none"
+
+
+def edges(text: str) -> tuple[int, int, int]:
+    """Read ``4096`` or ``4096x2048x4096`` as (m, k, n)."""
+    parts = [int(part) for part in text.split("x")] if re.fullmatch(r"\d+(x\d+x\d+)?", text) else []
+    if not parts or min(parts) < 1:
+        raise typer.BadParameter(f"{text!r} is neither one positive number nor three as in 4096x2048x4096 (m x k x n)")
+    m, k, n = parts * 3 if len(parts) == 1 else parts
+    return m, k, n
+
+
+def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
+    """Read each of several sizes; None where none is given."""
+    return [edges(text) for text in texts] if texts else None
+
+
+Cluster = Annotated[
+    str,
+    typer.Option(help="**local** starts one here; else a scheduler's address (tcp://host:8786) or scheduler file."),
+]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
+Workers = Annotated[
+    int | None, typer.Option(help="Workers of a local cluster: one a GPU, or processes on the CPU.", show_default=False)
+]
+MemoryLimit = Annotated[
+    str | None, typer.Option(help="Host memory of each worker of a local cluster, as in 8GB.", show_default=False)
+]
+Kernel = Annotated[
+    str | None, typer.Option(help="Name of a kernel, as **distmm info** lists them.", show_default=False)
+]
+PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Least accuracy of float32 products.")]
+Blocks = Annotated[
+    str | None,
+    typer.Option(metavar="M[xKxN]", help="Edges of the blocks; the plan chooses them otherwise.", show_default=False),
+]
+TransA = Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")]
+TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")]
+CheckOption = Annotated[
+    Check,
+    typer.Option("--check", help="freivalds: random vectors, quick; full: every element, for small sizes."),
+]

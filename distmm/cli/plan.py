@@ -1,0 +1,49 @@
+"""``distmm plan A B``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from distmm.cli import options
+
+__all__ = ["plan"]
+
+
+def plan(
+    ctx: typer.Context,
+    a: Annotated[str, typer.Argument(metavar="A", help="Matrix (m, k) on disk.")],
+    b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n) on disk.")],
+    transa: options.TransA = False,
+    transb: options.TransB = False,
+    cluster: options.Cluster = "local",
+    device: options.DeviceOption = options.Device.auto,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    blocks: options.Blocks = None,
+    kernel: options.Kernel = None,
+    precision: options.PrecisionOption = options.Precision.highest,
+) -> None:
+    """Say how A @ B would be computed, and what it would take; compute nothing.
+
+    Exit code 2 where it does not fit, with the memory that is missing.
+
+    ```text
+    distmm plan A.zarr B.npy
+    distmm plan A.zarr B.npy --cluster tcp://10.0.0.1:8786 --blocks 8192
+    ```
+    """
+    import distmm
+    from distmm.cli import session
+    from distmm.storage import open_matrix
+
+    edges = options.edges(blocks) if blocks else None
+    left, right = open_matrix(a), open_matrix(b)
+    with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+        planned = distmm.plan(
+            left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
+            blocks=edges, client=client,
+        )  # fmt: skip
+    session.out().print(session.table(planned.rows(), "Plan"))
+    planned.validate()

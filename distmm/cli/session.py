@@ -1,0 +1,66 @@
+"""What commands have in common while they run: the consoles, two-column tables, and a cluster to work on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+__all__ = ["cluster", "debugging", "out", "table"]
+
+
+def out(stderr: bool = False) -> Console:
+    """Console on stdout for results, on stderr for what is only of the moment."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+
+
+def table(rows: Iterable[tuple[str, str]], title: str) -> Table:
+    """Lay out labels and values."""
+    grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for label, value in rows:
+        grid.add_row(label, value)
+    return grid
+
+
+def debugging(ctx: typer.Context) -> bool:
+    """Whether ``--debug`` was given."""
+    return bool(ctx.find_root().obj)
+
+
+@contextmanager
+def cluster(
+    ctx: typer.Context,
+    where: str,
+    device: Literal["auto", "gpu", "cpu"],
+    workers: int | None = None,
+    memory_limit: str | None = None,
+) -> Iterator[Client]:
+    """Connect to a cluster or start one, and say what it is and where its dashboard is."""
+    from distmm import clusters
+
+    console = out(stderr=True)
+    if where == "local" and device == "auto" and clusters.gpu_count():
+        missing = clusters.missing_for_gpu()
+        if missing:
+            console.print(f"Working on the CPU: {missing}", markup=False)
+    # Workers log a traceback for each task that fails; the error itself reaches us, and is printed once.
+    quiet = not debugging(ctx)
+    if quiet:
+        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
+    with clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, quiet=quiet) as client:
+        count = len(client.scheduler_info(n_workers=-1)["workers"])
+        console.print(
+            f"Cluster with {count} worker{'s' * (count != 1)}, dashboard {client.dashboard_link}", markup=False
+        )
+        yield client

@@ -1,0 +1,258 @@
+"""Where products run: a cluster started here, on the GPUs or the CPU of this machine, or one that is already there."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import dask
+from dask.system import CPU_COUNT
+from dask.utils import parse_bytes
+from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed.system import MEMORY_LIMIT
+
+from distmm.errors import InputError
+
+__all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
+
+Device = Literal["auto", "gpu", "cpu"]
+
+# How the schedulers that we start are set up. Stealing ignores placement where restrictions are loose, and all tasks
+# that wait on a worker are suspects when it dies: with Dask's limit of 3, a few dead workers would end the product.
+SCHEDULER_CONFIG = {"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}
+
+# The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
+POOL_FRACTION = 0.8
+
+# More CPU processes than this only cut the machine's memory into smaller pieces; the other cores serve their kernels.
+MOST_CPU_WORKERS = 4
+
+
+def _driver() -> ctypes.CDLL | None:
+    """Load the CUDA driver's library, if there is one. Nothing here creates a context: the GPUs are the workers'."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def gpu_count() -> int:
+    """Count the CUDA devices that the driver grants this process; 0 without driver.
+
+    The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
+    ``CUDA_VISIBLE_DEVICES``.
+    """
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def missing_for_gpu() -> str | None:
+    """Say in one sentence why a GPU cluster cannot be started here, with the remedy; None where it can."""
+    count = gpu_count()
+    if count == 0:
+        return "there is no NVIDIA GPU that the driver grants this process"
+    absent = [name for name in ("dask_cuda", "cupy", "rmm") if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    driver, version = _driver(), ctypes.c_int(0)
+    if driver is not None:
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    extra = "cuda13" if version.value >= 13000 else "cuda12"
+    return f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{extra}]'"
+
+
+@contextmanager
+def local(
+    device: Device = "auto",
+    *,
+    workers: int | None = None,
+    memory_limit: str | None = None,
+    dashboard: str | None = ":8787",
+    quiet: bool = False,
+) -> Iterator[Client]:
+    """Start a cluster on this machine, and stop it at the end of the ``with`` block.
+
+    Parameters
+    ----------
+    device : {"auto", "gpu", "cpu"}
+        ``"auto"`` takes the GPUs if `missing_for_gpu` finds nothing missing.
+    workers : int, optional
+        Processes: one a GPU, all GPUs by default; on the CPU as many as cores, at most 4.
+    memory_limit : str, optional
+        Host memory of each worker, such as ``"8GB"``; by default the machine's memory is shared evenly.
+    dashboard : str or None
+        Address of the dashboard; a free port is taken where this one is in use. None: no dashboard.
+    quiet : bool
+        Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size.
+    """
+    if device not in ("auto", "gpu", "cpu"):
+        raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
+    missing = missing_for_gpu() if device != "cpu" else "the CPU was asked for"
+    if device == "gpu" and missing:
+        raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu")
+    if workers is not None and workers < 1:
+        raise InputError(f"{workers} workers: at least 1 is needed")
+    try:
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+    except ValueError as error:
+        raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
+    make, arguments, config = (_cpu if missing else _gpu)(workers, limit)
+    # The scheduler's web server is always there (it answers /health and /metrics), also without the dashboard's pages.
+    address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
+    arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
+    arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
+    with (
+        dask.config.set({**SCHEDULER_CONFIG, **config}),
+        make(threads_per_worker=1, dashboard_address=address, **arguments) as cluster,
+        Client(cluster) as client,
+    ):
+        client.register_plugin(_IgnoreInterrupts())
+        yield client
+
+
+class _IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]
+    """Ctrl-C on a terminal goes to every process started there; the client alone decides what it means."""
+
+    name = "distmm-ignore-interrupts"
+
+    def setup(self, worker: Worker) -> None:
+        if threading.current_thread() is threading.main_thread():  # always, in a process of its own
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration
+
+
+def _cpu(workers: int | None, limit: int | None) -> Recipe:
+    count = workers or min(CPU_COUNT, MOST_CPU_WORKERS)
+    # Dask gives workers one BLAS thread each; with fewer workers than cores that would leave cores idle.
+    threads = str(max(1, CPU_COUNT // count))
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    config = {f"distributed.nanny.pre-spawn-environ.{name}": threads for name in names}
+    arguments = {"n_workers": count, "processes": True, "memory_limit": limit or MEMORY_LIMIT // count}
+    return LocalCluster, arguments, config
+
+
+def _gpu(workers: int | None, limit: int | None) -> Recipe:
+    from dask_cuda import LocalCUDACluster
+
+    count = gpu_count()
+    if workers is not None and workers > count:
+        raise InputError(
+            f"{workers} workers: one is started a GPU, and this process has {count}; ask for {count} or fewer"
+        )
+    arguments = {
+        "n_workers": workers or count,
+        "memory_limit": limit or MEMORY_LIMIT // (workers or count),
+        "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
+        # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
+        "rmm_pool_size": POOL_FRACTION,
+        "rmm_allocator_external_lib_list": "cupy",
+        "device_memory_limit": 0,  # no spilling: the plan bounds the memory
+    }
+    return LocalCUDACluster, arguments, {}
+
+
+def _free_address(address: str) -> str:
+    """Return the address if its port can be bound, else the same with any free port (Dask would warn on each start)."""
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise InputError(f"dashboard address {address!r} has no port; write it as :8787 or 127.0.0.1:8787")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return f"{host}:0"
+    return address
+
+
+@contextmanager
+def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Iterator[Client]:
+    """Connect to a cluster that is there, or start a local one.
+
+    Parameters
+    ----------
+    where : str
+        ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file.
+    timeout : float
+        Seconds to wait for the scheduler, and again for its first worker.
+    **options
+        Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        For a cluster that does not answer in time, or that has no workers.
+    """
+    if where in ("local", "local-gpu", "local-cpu"):
+        if where != "local":
+            options["device"] = where.removeprefix("local-")
+        with local(**options) as client:
+            yield client
+        return
+    given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
+    if given:
+        raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
+    try:
+        client = Client(_address(where), timeout=timeout)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
+            f"this machine reach it? A longer timeout may help"
+        ) from error
+    with client:
+        try:
+            client.wait_for_workers(1, timeout=timeout)
+        except TimeoutError as error:
+            raise InputError(
+                f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
+                f"with dask cuda worker"
+            ) from error
+        yield client
+
+
+def _address(where: str) -> str:
+    """Return the scheduler's address, also from a scheduler file."""
+    if "://" in where:
+        return where
+    if not os.path.isfile(where):
+        raise InputError(
+            f"cluster {where!r} is neither local, local-gpu, local-cpu, an address such as tcp://10.0.0.1:8786, nor "
+            f"an existing scheduler file"
+        )
+    try:
+        with open(where) as file:
+            return str(json.load(file)["address"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{where}: not a scheduler file ({type(error).__name__}: {error}); write one with "
+            f"dask scheduler --scheduler-file"
+        ) from error

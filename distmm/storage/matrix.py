@@ -1,0 +1,176 @@
+"""What every stored matrix is to the rest of distmm: a shape, a dtype, and blocks read on demand."""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm.errors import InputError
+
+__all__ = ["Matrix", "check_dtype", "check_shape", "normalise", "only_matrix"]
+
+
+@dataclass(frozen=True)
+class Matrix(ABC):
+    """A lazy matrix on disk or in an object store.
+
+    It holds no open file: each read opens, reads and closes. So it pickles to a few hundred bytes, and a worker that
+    unpickles it reads its own blocks, provided that it sees the same path.
+
+    Attributes
+    ----------
+    path : str
+        Absolute path, or URL.
+    shape : tuple of int
+        ``(rows, columns)``.
+    dtype : numpy.dtype
+        Boolean, integer, floating or complex, in native byte order.
+    chunks : tuple of int or None
+        Storage chunks ``(rows, columns)``; None where the format has none.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    chunks: tuple[int, int] | None
+    # Two openings of one path are two matrices: the file may have changed between them, and Dask keys follow this.
+    opening: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True, repr=False, compare=False)
+
+    @property
+    def ndim(self) -> int:
+        """Always 2."""
+        return 2
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.shape[0] * self.shape[1]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole matrix in memory, uncompressed."""
+        return self.size * self.dtype.itemsize
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        """Read a region, with NumPy's rules for integers, slices (any step) and ``...``.
+
+        Returns
+        -------
+        numpy.ndarray
+            A new array in memory.
+
+        Raises
+        ------
+        IndexError
+            For an index out of range, or of another kind.
+        InputError
+            Where the stored data cannot be read.
+        """
+        (rows, cols), rest = normalise(key, self.shape)
+        if rows.start == rows.stop or cols.start == cols.stop:
+            sides = (len(range(s.start, s.stop, s.step)) for s in (rows, cols))
+            return np.empty(tuple(sides), self.dtype)[rest]
+        try:
+            block = self._read(rows, cols)
+        except Exception as error:  # the three libraries raise a dozen kinds for damaged or vanished data
+            raise InputError(
+                f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
+                f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
+                f"data must be whole: copy it again if it is damaged"
+            ) from error
+        return block[rest]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if copy is False:
+            raise ValueError(f"{self.path}: a matrix on disk cannot become a NumPy array without a copy")
+        return np.asarray(self[...], dtype=dtype)
+
+    @abstractmethod
+    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        """Return a fresh array of ``self.dtype``; both slices are not empty, within the shape, and step upwards."""
+
+
+def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice | int, ...]]:
+    """Split a basic index into what storage reads and what is left to do in memory.
+
+    Storage formats know ascending slices only, so a descending slice is read upwards and turned round, and an integer
+    is read as one row or column and then dropped.
+
+    Returns
+    -------
+    tuple
+        Two ascending slices within the shape, and the index to apply to the block read.
+    """
+    keys = list(key) if isinstance(key, tuple) else [key]
+    if sum(k is Ellipsis for k in keys) > 1:
+        raise IndexError("an index can only have a single ellipsis ('...')")
+    if Ellipsis in keys:
+        at = keys.index(Ellipsis)
+        keys[at : at + 1] = [slice(None)] * (3 - len(keys))
+    keys += [slice(None)] * (2 - len(keys))
+    if len(keys) > 2:
+        raise IndexError(f"too many indices: a matrix of shape {shape} has 2 dimensions, {len(keys)} were indexed")
+    read: list[slice] = []
+    rest: list[slice | int] = []
+    for index, length in zip(keys, shape, strict=True):
+        if isinstance(index, slice):
+            span = range(*index.indices(length))
+            if not span:
+                read.append(slice(0, 0, 1))
+            elif span.step > 0:
+                read.append(slice(span.start, span[-1] + 1, span.step))
+            else:
+                read.append(slice(span[-1], span.start + 1, -span.step))
+            rest.append(slice(None, None, -1 if span.step < 0 else 1))
+        elif isinstance(index, (int, np.integer)) and not isinstance(index, bool):
+            position = int(index) + length if index < 0 else int(index)
+            if not 0 <= position < length:
+                raise IndexError(f"index {index} is out of range for a side of length {length}")
+            read.append(slice(position, position + 1, 1))
+            rest.append(0)
+        else:
+            raise IndexError(f"matrices on disk take integers, slices and '...', not {type(index).__name__}: {index!r}")
+    return (read[0], read[1]), tuple(rest)
+
+
+def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
+    """Return the native form of a dtype that can be multiplied; raise InputError for one that cannot."""
+    dtype = np.dtype(dtype)
+    if dtype.kind not in "biufc" or dtype.char in "gG":
+        raise InputError(
+            f"{path}: holds {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
+            f"(16, 32, 64 bit) or complex (64, 128 bit) type"
+        )
+    native: np.dtype[Any] = dtype.newbyteorder("=")
+    return native
+
+
+def check_shape(path: str, shape: Any) -> tuple[int, int]:
+    """Return ``(rows, columns)``; raise InputError for anything that is not a matrix."""
+    sides = () if shape is None else tuple(shape)
+    if len(sides) != 2:
+        raise InputError(
+            f"{path}: has shape {sides}, {len(sides)} dimensions, and a matrix has 2; "
+            f"reshape it (a vector becomes (1, n) or (n, 1)), or use distmm.matmul in Python for stacks of matrices"
+        )
+    rows, columns = sides
+    return int(rows), int(columns)
+
+
+def only_matrix(path: str, shapes: dict[str, tuple[int, ...]], what: str, separator: str) -> str:
+    """Return the name of the only matrix among named arrays; raise InputError that lists them otherwise."""
+    matrices = [name for name, shape in sorted(shapes.items()) if len(shape) == 2]
+    if len(matrices) != 1:
+        found = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "nothing"
+        example = f"{path}{separator}{(matrices or ['name'])[0]}"
+        raise InputError(f"{path}: this {what} holds {found}; say which matrix you mean, as in {example}")
+    return matrices[0]

@@ -1,0 +1,144 @@
+"""Where a product goes: written under a draft name beside its final one, and renamed when it is done and checked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm.errors import InputError
+from distmm.storage.matrix import normalise
+
+__all__ = ["Output", "Target"]
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file or folder that exists under its final name only once it is complete.
+
+    Attributes
+    ----------
+    path : str
+        Final name, absolute.
+    draft : str
+        Hidden sibling with the same suffix, where blocks are written until then.
+    overwrite : bool
+        Whether something under the final name may be replaced. It is left alone until the very end.
+    """
+
+    path: str
+    draft: str
+    overwrite: bool
+
+    @classmethod
+    def reserve(cls, path: str, nbytes: int, overwrite: bool) -> Self:
+        """Check that ``nbytes`` can be written under a name, and choose the draft; nothing is written.
+
+        Raises
+        ------
+        InputError
+            For an output that exists, a folder that is missing or read-only, or too little space.
+        """
+        folder = os.path.dirname(path)
+        if os.path.lexists(path) and not overwrite:
+            raise InputError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
+        if not os.path.isdir(folder):
+            raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {folder})")
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise InputError(f"{path}: the folder {folder} is read-only for you; choose another one")
+        free = shutil.disk_usage(folder).free
+        if nbytes > free:
+            raise InputError(
+                f"{path}: needs {nbytes / 1e9:.3g} GB, and {folder} has {free / 1e9:.3g} GB free: short by "
+                f"{(nbytes - free) / 1e9:.3g} GB; free some space, or choose another disk"
+            )
+        return cls(path, cls._sibling(path, f"draft-{uuid.uuid4().hex[:8]}", hidden=True), overwrite)
+
+    @staticmethod
+    def _sibling(path: str, word: str, hidden: bool) -> str:
+        folder, name = os.path.split(path)
+        stem, suffix = os.path.splitext(name)
+        return os.path.join(folder, f"{'.' * hidden}{stem}.{word}{suffix}")
+
+    def commit(self) -> str:
+        """Give the draft its final name, and return that."""
+        if not os.path.lexists(self.path):
+            os.rename(self.draft, self.path)
+        elif not self.overwrite:
+            raise InputError(f"{self.path}: appeared while the product was computed; it is not replaced")
+        elif os.path.isfile(self.path) and os.path.isfile(self.draft):
+            os.replace(self.draft, self.path)
+        else:  # a folder cannot be renamed onto another one: the old one steps aside, and back if that fails
+            old = self._sibling(self.path, f"old-{uuid.uuid4().hex[:8]}", hidden=True)
+            os.rename(self.path, old)
+            try:
+                os.rename(self.draft, self.path)
+            except OSError:
+                os.rename(old, self.path)
+                raise
+            _remove(old)
+        return self.path
+
+    def set_aside(self) -> str:
+        """Give a draft that failed its check a visible name that says so, and return that."""
+        name, count = self._sibling(self.path, "wrong", hidden=False), 1
+        while os.path.lexists(name):
+            count += 1
+            name = self._sibling(self.path, f"wrong-{count}", hidden=False)
+        os.rename(self.draft, name)
+        return name
+
+    def discard(self) -> None:
+        """Remove the draft, if there is one."""
+        if os.path.lexists(self.draft):
+            _remove(self.draft)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path) and not os.path.islink(path):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)
+
+
+@dataclass(frozen=True)
+class Target(ABC):
+    """A matrix that is being written, block by block: ``target[i0:i1, j0:j1] = block``.
+
+    Attributes
+    ----------
+    output : Output
+        Its names.
+    shape : tuple of int
+        ``(rows, columns)``.
+    dtype : numpy.dtype
+        What blocks are cast to.
+    parallel : bool
+        Whether workers may write blocks at the same time (no two to one storage chunk). Otherwise only the client may.
+    """
+
+    parallel: ClassVar[bool] = True
+    output: Output
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+
+    def __setitem__(self, key: Any, block: Any) -> None:
+        (rows, cols), rest = normalise(key, self.shape)
+        if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
+            raise IndexError(f"blocks are written to ranges of rows and columns, not to {key!r}")
+        block = np.asarray(block)
+        expected = (rows.stop - rows.start, cols.stop - cols.start)
+        if block.shape != expected:
+            raise ValueError(f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}")
+        if block.size:
+            self._write(rows, cols, block)
+
+    @abstractmethod
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        """Write one block, not empty, that exactly fills the region."""

@@ -1,0 +1,37 @@
+"""Figures as people read them: decimal prefixes, three digits, a unit."""
+
+from __future__ import annotations
+
+__all__ = ["duration", "rate", "scaled", "size"]
+
+PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three significant digits with a decimal prefix, as in ``1.23 GB`` (1 GB = 1e9 bytes)."""
+    power = 0
+    # 999.5 prints as 1000 with three digits: that is the next prefix already.
+    while abs(value) >= 999.5 and power < len(PREFIXES) - 1:
+        value, power = value / 1000, power + 1
+    return f"{value:.3g} {PREFIXES[power]}{unit}"
+
+
+def size(nbytes: float) -> str:
+    """Bytes, as in ``4.29 GB``."""
+    return scaled(nbytes, "B")
+
+
+def rate(flops: float, seconds: float) -> str:
+    """Operations over seconds, as in ``52.5 TFLOP/s``."""
+    return scaled(flops / max(seconds, 1e-9), "FLOP/s")
+
+
+def duration(seconds: float) -> str:
+    """Seconds, minutes or hours, as in ``3.21 s``, ``4 min 05 s`` or ``2 h 10 min``."""
+    if seconds < 99.95:
+        return f"{seconds:.3g} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"

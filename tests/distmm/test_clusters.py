@@ -1,0 +1,206 @@
+"""Local clusters, clusters that are there already, and what is said when there is none."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import socket
+import sys
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+from distmm import clusters
+from distmm.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Client]:
+    with clusters.local("cpu", workers=2, memory_limit="1GB", dashboard=None) as client:
+        yield client
+
+
+def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
+    workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
+    assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, 10**9)] * 2
+
+
+def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
+    def settings(dask_scheduler: Any) -> tuple[bool, int]:
+        return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
+
+    assert two_workers.run_on_scheduler(settings) == (False, 100)
+
+
+def test_cpu_workers_share_the_cores_for_their_blas_threads(two_workers: Client) -> None:
+    expected = str(max(1, clusters.CPU_COUNT // 2))
+    seen = two_workers.run(lambda: (os.environ["OMP_NUM_THREADS"], os.environ["NUMBA_NUM_THREADS"]))
+    assert set(seen.values()) == {(expected, expected)}
+
+
+def test_the_configuration_of_our_clusters_ends_with_them() -> None:
+    before = dask.config.get("distributed.scheduler.work-stealing")
+    with clusters.local("cpu", workers=1, dashboard=None):
+        assert dask.config.get("distributed.scheduler.work-stealing") is False
+    assert dask.config.get("distributed.scheduler.work-stealing") == before
+
+
+def test_a_dashboard_port_in_use_is_replaced_without_a_warning() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with clusters.local("cpu", workers=1, dashboard=f":{port}") as client:
+            assert client.dashboard_link.startswith("http://127.0.0.1:")
+            assert f":{port}/" not in client.dashboard_link
+
+
+def test_connecting_by_address_and_by_scheduler_file(two_workers: Client, tmp_path: Path) -> None:
+    address = two_workers.scheduler.address
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": address}))
+    for where in (address, str(file)):
+        with clusters.connect(where) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_local_clusters_have_names() -> None:
+    with clusters.connect("local-cpu", workers=1, dashboard=None) as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+
+
+def test_a_cluster_without_workers_is_refused() -> None:
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
+        pytest.raises(InputError, match=r"no workers after 0\.3 s; start some"),
+        clusters.connect(empty.scheduler_address, timeout=0.3),
+    ):
+        pass
+
+
+def test_a_file_that_is_no_scheduler_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    for text in ["{}", "", "[1]", '{"workers": {}}']:
+        file.write_text(text)
+        with pytest.raises(InputError, match="not a scheduler file"), clusters.connect(str(file)):
+            pass
+
+
+def test_a_cluster_that_does_not_answer_is_refused() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for where in (f"tcp://127.0.0.1:{port}", "carrier://pigeon"):
+        with (
+            pytest.raises(InputError, match=r"no scheduler answers at .* within 0\.3 s"),
+            clusters.connect(where, timeout=0.3),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("where", "options", "message"),
+    [
+        ("nowhere.json", {}, "neither local"),
+        (
+            "tcp://127.0.0.1:1",
+            {"workers": 3, "memory_limit": "1GB"},
+            "workers and memory_limit can be chosen for a local",
+        ),
+        ("local-cpu", {"workers": 0}, "0 workers"),
+        ("local-cpu", {"memory_limit": "much"}, "'much' is not a size"),
+        ("local-cpu", {"dashboard": "here"}, "no port"),
+        ("local", {"device": "tpu"}, "'tpu' is not one of"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused(where: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message), clusters.connect(where, **options):
+        pass
+
+
+def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "_driver", lambda: None)
+    with pytest.raises(InputError, match=r"a GPU was asked for.*no NVIDIA GPU"), clusters.local("gpu"):
+        pass
+
+
+class Driver:
+    """Stands for libcuda where there is no GPU: two devices, and a version."""
+
+    def __init__(self, version: int, initialises: int = 0) -> None:
+        self.version, self.initialises = version, initialises
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.initialises
+
+    def cuDeviceGetCount(self, out: Any) -> int:  # noqa: N802
+        out._obj.value = 2
+        return 0
+
+    def cuDriverGetVersion(self, out: Any) -> int:  # noqa: N802
+        out._obj.value = self.version
+        return 0
+
+
+@pytest.mark.parametrize(("version", "extra"), [(12080, "cuda12"), (13010, "cuda13")])
+def test_a_gpu_without_the_extra_names_the_command_to_type(
+    version: int, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(clusters, "_driver", lambda: Driver(version))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert clusters.missing_for_gpu() == (
+        f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install 'distmm[{extra}]'"
+    )
+
+
+def test_a_driver_that_grants_no_device_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clusters, "_driver", lambda: Driver(13000, initialises=100))
+    assert clusters.gpu_count() == 0
+
+
+def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def stand_in(**arguments: Any) -> LocalCluster:
+        seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
+        return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
+
+    monkeypatch.setattr(clusters, "_driver", lambda: Driver(13000))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
+    with clusters.local("auto", memory_limit="8GB", dashboard=None):
+        pass
+    assert seen == {
+        "n_workers": 2,
+        "threads_per_worker": 1,
+        "memory_limit": 8 * 10**9,
+        "protocol": "ucx",
+        "rmm_pool_size": 0.8,
+        "rmm_allocator_external_lib_list": "cupy",
+        "device_memory_limit": 0,
+        "dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard": False},
+        "silence_logs": logging.WARNING,
+        "stealing": False,
+    }
+    with (
+        pytest.raises(InputError, match="3 workers: one is started a GPU, and this process has 2"),
+        clusters.local("gpu", workers=3),
+    ):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(clusters.missing_for_gpu() is not None, reason=str(clusters.missing_for_gpu()))
+def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
+    with clusters.local("gpu", dashboard=None) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        assert len(workers) == clusters.gpu_count()
+        assert {w["nthreads"] for w in workers.values()} == {1}

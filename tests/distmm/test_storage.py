@@ -1,0 +1,378 @@
+"""Matrices on disk: what is read equals what NumPy would give, what is written is whole, and bad files are refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from distmm.errors import InputError
+from distmm.storage import Matrix, create_output, open_matrix
+
+DTYPES = ["float16", "float32", "float64", "int8", "int64", "uint16", "complex64", "complex128", "bool", ">f8"]
+
+
+def sample(shape: tuple[int, int] = (13, 9), dtype: str = "float64") -> np.ndarray:
+    rng = np.random.default_rng(5)
+    values = rng.integers(0, 100, shape) + (1j * rng.integers(0, 100, shape) if dtype.startswith("complex") else 0)
+    return values.astype(dtype)
+
+
+def stored(form: str, folder: Path, values: np.ndarray) -> str:
+    """Write values in one of the formats with its own library, and return the path to open."""
+    name = str(folder / f"A-{form}")
+    if form in ("npy-c", "npy-f"):
+        np.save(f"{name}.npy", np.asarray(values, order="C" if form == "npy-c" else "F"))
+        return f"{name}.npy"
+    if form == "hdf5":
+        with h5py.File(f"{name}.h5", "w") as file:
+            file["group/A"] = values
+        return f"{name}.h5:/group/A"
+    if form == "group":
+        zarr.open_group(f"{name}.zarr", mode="w").create_array("A", data=values, chunks=(4, 4))
+        return f"{name}.zarr/A"
+    zarr.create_array(f"{name}.zarr", data=values, chunks=(4, 4), zarr_format=2 if form == "zarr2" else 3)
+    return f"{name}.zarr"
+
+
+FORMS = ["npy-c", "npy-f", "zarr2", "zarr3", "group", "hdf5"]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_reading_follows_numpys_rules_for_basic_indices(form: str, tmp_path: Path) -> None:
+    values = sample()
+    matrix = open_matrix(stored(form, tmp_path, values))
+    assert (matrix.shape, matrix.dtype, matrix.nbytes, matrix.ndim, len(matrix)) == ((13, 9), values.dtype, 936, 2, 13)
+    for key in [
+        ...,
+        np.s_[2:7, 3:9],
+        np.s_[:, -2:],
+        np.s_[::-1, ::-3],
+        np.s_[10:2:-4, 1::2],
+        np.s_[-1],
+        np.s_[3, -9],
+        np.s_[..., 4],
+        np.s_[5:5],
+        np.s_[5:5, ::2],
+        np.s_[7:100],
+        np.s_[2, 5:1],
+        np.s_[np.int64(3)],
+    ]:
+        np.testing.assert_array_equal(matrix[key], values[key], strict=True)
+    np.testing.assert_array_equal(np.asarray(matrix), values)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("form", ["npy-c", "zarr2", "hdf5"])
+def test_every_numeric_dtype_is_read_in_native_order(form: str, dtype: str, tmp_path: Path) -> None:
+    values = sample(dtype=dtype)
+    block = open_matrix(stored(form, tmp_path, values))[3:5]
+    np.testing.assert_array_equal(block, values[3:5])
+    assert block.dtype == values.dtype.newbyteorder("=")
+    assert block.dtype.isnative
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_matrix_travels_as_its_path(form: str, tmp_path: Path) -> None:
+    values = sample()
+    matrix = open_matrix(stored(form, tmp_path, values))
+    data = pickle.dumps(matrix)
+    assert len(data) < 1000
+    np.testing.assert_array_equal(pickle.loads(data)[1:5, 3:], values[1:5, 3:])
+
+
+def test_blocks_are_copies_that_keep_the_files_order(tmp_path: Path) -> None:
+    values = sample()
+    block = open_matrix(stored("npy-f", tmp_path, values))[2:9, 1:7]
+    assert type(block) is np.ndarray
+    assert block.flags.f_contiguous
+    assert block.flags.writeable
+    assert not isinstance(block.base, np.memmap)
+
+
+@pytest.mark.parametrize("key", [np.s_[13], np.s_[:, -10], np.s_[0, 0, 0], np.s_[None], [0, 1], True, "a", (..., ...)])
+def test_indices_that_storage_cannot_read_are_refused(key: Any, tmp_path: Path) -> None:
+    with pytest.raises(IndexError):
+        open_matrix(stored("npy-c", tmp_path, sample()))[key]
+
+
+def test_two_openings_of_a_path_have_different_tokens_and_one_has_the_same(tmp_path: Path) -> None:
+    from dask.base import tokenize
+
+    path = stored("npy-c", tmp_path, sample())
+    first, second = open_matrix(path), open_matrix(path)
+    assert tokenize(first) == tokenize(first) == tokenize(pickle.loads(pickle.dumps(first)))
+    assert tokenize(first) != tokenize(second)
+
+
+def test_a_file_or_group_with_one_matrix_needs_no_name(tmp_path: Path) -> None:
+    values = sample()
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file["a/b"], file["axis"] = values, np.arange(3)
+    np.testing.assert_array_equal(open_matrix(tmp_path / "one.h5")[...], values)
+    group = zarr.open_group(tmp_path / "one.zarr", mode="w")
+    group.create_array("A", data=values)
+    group.create_array("axis", data=np.arange(3))
+    np.testing.assert_array_equal(open_matrix(tmp_path / "one.zarr")[...], values)
+
+
+def test_a_url_is_read_as_zarr(tmp_path: Path) -> None:
+    values = sample()
+    np.testing.assert_array_equal(open_matrix(f"file://{stored('zarr3', tmp_path, values)}")[2:4], values[2:4])
+
+
+def damaged_metadata(folder: Path, form: str, **changes: Any) -> str:
+    path = Path(stored(form, folder, sample()))
+    file = path / (".zarray" if form == "zarr2" else "zarr.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return str(path)
+
+
+def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -> None:
+    values = sample()
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.save(tmp_path / "objects.npy", np.array([[1, None]], dtype=object))
+    np.save(tmp_path / "names.npy", np.array([["a", "b"]]))
+    np.save(tmp_path / "records.npy", np.zeros((2, 2), [("x", "f4")]))
+    np.save(tmp_path / "long.npy", values.astype("longdouble"))
+    np.save(tmp_path / "dates.npy", values.astype("int64").astype("M8[s]"))
+    np.save(tmp_path / "vector.npy", values[0])
+    np.save(tmp_path / "stack.npy", values[None])
+    np.save(tmp_path / "short.npy", values)
+    os.truncate(tmp_path / "short.npy", 200)
+    (tmp_path / "text.npy").write_text("1 2 3")
+    (tmp_path / "text.h5").write_text("1 2 3")
+    (tmp_path / "text.csv").write_text("1,2,3")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "zero.zarr").mkdir()
+    (tmp_path / "zero.zarr" / "zarr.json").write_bytes(b"")
+    zarr.open_group(tmp_path / "bare.zarr", mode="w")
+    two = zarr.open_group(tmp_path / "two.zarr", mode="w")
+    two.create_array("A", data=values)
+    two.create_array("B", data=values)
+    zarr.create_array(tmp_path / "cube.zarr", data=values[None])
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        file["A"], file["B"], file["names"], file["null"] = values, values, [b"a"], h5py.Empty("f4")
+    with h5py.File(tmp_path / "names.h5", "w") as file:
+        file["A"] = np.array([[b"a", b"b"]])
+    cases = {
+        "nothing.npy": "no such file",
+        "nothing.h5:/A": "no such file",
+        "empty.npy": "not a readable .npy",
+        "objects.npy": "not a readable .npy",
+        "names.npy": "<U1 elements",
+        "records.npy": "elements, which cannot be multiplied",
+        "long.npy": "float128 elements",
+        "dates.npy": "datetime64",
+        "vector.npy": "1 dimensions, and a matrix has 2",
+        "stack.npy": r"\(1, 13, 9\)",
+        "short.npy": "not a readable .npy",
+        "text.npy": "magic string",
+        "text.h5": "not a readable HDF5",
+        "text.csv": "unknown format",
+        "plain": "not a readable Zarr",
+        "zero.zarr": "not a readable Zarr",
+        "bare.zarr": "holds nothing",
+        "two.zarr": r"A \(13, 9\), B \(13, 9\).*two.zarr/[AB]",
+        "cube.zarr": "3 dimensions",
+        "two.h5": r"/A \(13, 9\), /B \(13, 9\).*two.h5:/A",
+        "two.h5:/C": "no dataset '/C'; it holds /A, /B",
+        "two.h5:/null": "0 dimensions",
+        "names.h5": "elements, which cannot be multiplied",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message) as caught:
+            open_matrix(tmp_path / name)
+        assert str(tmp_path) in str(caught.value), name
+
+
+@pytest.mark.parametrize("form", ["zarr2", "zarr3"])
+@pytest.mark.parametrize("shape", [[float("nan"), 9], [-13, 9], "13x9", None, [13]])
+def test_zarr_with_impossible_sizes_is_refused(form: str, shape: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"A-zarr.\.zarr"):
+        open_matrix(damaged_metadata(tmp_path, form, shape=shape))
+
+
+def test_zarr_with_chunks_of_length_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="metadata"):
+        open_matrix(damaged_metadata(tmp_path, "zarr2", chunks=[0, 4]))
+
+
+def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path) -> None:
+    gone = open_matrix(stored("npy-c", tmp_path, sample()))
+    os.unlink(gone.path)
+    with pytest.raises(InputError, match=r"cannot read \[2:4, 0:9\].*No such file"):
+        gone[2:4]
+    rotten = open_matrix(stored("zarr2", tmp_path, sample()))
+    (Path(rotten.path) / "0.0").write_bytes(b"rot")
+    with pytest.raises(InputError, match="cannot read"):
+        rotten[2:4]
+
+
+# ---- outputs ----
+
+TARGETS = ["C.npy", "C", "C.zarr", "C.h5", "C.hdf5", "C.h5:/results/C"]
+
+
+def fill(target: Any, values: np.ndarray, block: tuple[int, int] = (5, 4)) -> None:
+    for i in range(0, values.shape[0], block[0]):
+        for j in range(0, values.shape[1], block[1]):
+            part = np.s_[i : min(i + block[0], values.shape[0]), j : min(j + block[1], values.shape[1])]
+            target[part] = values[part]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", TARGETS)
+def test_what_is_written_in_ragged_blocks_is_read_back(name: str, dtype: str, tmp_path: Path) -> None:
+    values = sample(dtype=dtype)
+    target = create_output(tmp_path / name, values.shape, values.dtype, (5, 4))
+    fill(pickle.loads(pickle.dumps(target)), values)
+    assert not os.path.exists(target.output.path)  # under its final name only when it is whole
+    assert target.output.commit() == str(tmp_path / name.partition(":")[0])
+    result = open_matrix(tmp_path / name)
+    np.testing.assert_array_equal(result[...], values)
+    assert result.dtype == values.dtype.newbyteorder("=")
+    assert os.listdir(tmp_path) == [name.partition(":")[0]]
+
+
+def test_whole_rows_are_written_too(tmp_path: Path) -> None:
+    values = sample()
+    target = create_output(tmp_path / "C.npy", values.shape, values.dtype, (5, 9))
+    fill(target, np.asfortranarray(values), (5, 9))
+    target.output.commit()
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), values)
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0)])
+@pytest.mark.parametrize("name", TARGETS)
+def test_empty_products_are_written(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
+    target = create_output(tmp_path / name, shape, "float32", shape)
+    target[0 : shape[0], 0 : shape[1]] = np.empty(shape, "float32")
+    target.output.commit()
+    assert open_matrix(tmp_path / name)[...].shape == shape
+
+
+def test_zarr_outputs_have_the_blocks_as_chunks(tmp_path: Path) -> None:
+    target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
+    fill(target, np.ones((13, 9), "float32"))
+    target.output.commit()
+    assert open_matrix(tmp_path / "C.zarr").chunks == (5, 4)
+    assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
+
+
+def test_a_member_of_a_zarr_group_can_be_the_output(tmp_path: Path) -> None:
+    zarr.open_group(tmp_path / "all.zarr", mode="w").create_array("A", data=sample())
+    target = create_output(tmp_path / "all.zarr" / "C", (13, 9), "float64", (5, 4))
+    fill(target, sample())
+    target.output.commit()
+    assert set(zarr.open_group(tmp_path / "all.zarr", mode="r").array_keys()) == {"A", "C"}
+
+
+def test_only_hdf5_wants_a_single_writer(tmp_path: Path) -> None:
+    parallel = {n: create_output(tmp_path / n, (4, 4), "f4", (2, 2)).parallel for n in ["C.npy", "C.zarr", "C.h5"]}
+    assert parallel == {"C.npy": True, "C.zarr": True, "C.h5": False}
+
+
+def test_a_block_that_does_not_fill_its_region_is_refused(tmp_path: Path) -> None:
+    target = create_output(tmp_path / "C.npy", (4, 4), "float32", (2, 2))
+    with pytest.raises(ValueError, match="does not fill"):
+        target[0:2, 0:2] = np.zeros((2, 1), "float32")
+    with pytest.raises(IndexError, match="ranges"):
+        target[::2, 0:2] = np.zeros((2, 2), "float32")
+
+
+def test_an_existing_output_stays_until_the_new_one_is_committed(tmp_path: Path) -> None:
+    for name in ["C.npy", "C.zarr", "C.h5"]:
+        old, new = sample(), sample() + 1
+        first = create_output(tmp_path / name, old.shape, old.dtype, (5, 4))
+        fill(first, old)
+        first.output.commit()
+        with pytest.raises(InputError, match=r"exists.*--overwrite"):
+            create_output(tmp_path / name, old.shape, old.dtype, (5, 4))
+        second = create_output(tmp_path / name, old.shape, old.dtype, (5, 4), overwrite=True)
+        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], old)
+        second.output.discard()
+        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], old)
+        third = create_output(tmp_path / name, old.shape, old.dtype, (5, 4), overwrite=True)
+        fill(third, new)
+        third.output.commit()
+        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], new)
+    assert sorted(os.listdir(tmp_path)) == ["C.h5", "C.npy", "C.zarr"]
+
+
+def test_an_output_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    target = create_output(tmp_path / "C.npy", (2, 2), "float32", (2, 2))
+    np.save(tmp_path / "C.npy", sample())
+    with pytest.raises(InputError, match="appeared"):
+        target.output.commit()
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), sample())
+
+
+def test_wrong_results_get_names_that_say_so(tmp_path: Path) -> None:
+    for expected in ["C.wrong.zarr", "C.wrong-2.zarr"]:
+        target = create_output(tmp_path / "C.zarr", (2, 2), "float32", (2, 2))
+        assert target.output.set_aside() == str(tmp_path / expected)
+        assert os.path.isdir(tmp_path / expected)
+    assert not os.path.exists(tmp_path / "C.zarr")
+
+
+def test_overwriting_never_deletes_more_than_one_matrix(tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis" / "chapter1").write_text("text")
+    zarr.open_group(tmp_path / "group.zarr", mode="w").create_array("A", data=sample())
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        file["A"], file["B"] = sample(), sample()
+    (tmp_path / "text.h5").write_text("text")
+    for name in ["thesis", "group.zarr", "two.h5", "two.h5:/A", "text.h5"]:
+        with pytest.raises(InputError, match=r"not replaced|would be lost"):
+            create_output(tmp_path / name, (2, 2), "float32", (2, 2), overwrite=True)
+
+
+def test_outputs_that_cannot_be_written_are_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cases = {"no/such/C.npy": "mkdir -p", "C.csv": "no format is known for '.csv'"}
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            create_output(tmp_path / name, (2, 2), "float32", (2, 2))
+    with pytest.raises(InputError, match="not to URLs"):
+        create_output("s3://bucket/C.zarr", (2, 2), "float32", (2, 2))
+    with pytest.raises(InputError, match="elements"):
+        create_output(tmp_path / "C.npy", (2, 2), object, (2, 2))
+    usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(InputError, match=r"needs 4 GB.*has 1 GB free: short by 3 GB"):
+        create_output(tmp_path / "C.zarr", (10**5, 10**4), "float32", (1000, 1000))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InputError, match="read-only"):
+        create_output(tmp_path / "C.npy", (2, 2), "float32", (2, 2))
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["C.npy", "C.zarr", "C.h5"])
+def test_a_folder_that_refuses_the_file_is_an_input_error(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Mounts can refuse what the permissions allow, and tests may run as root, whom permissions do not stop.
+    folder = tmp_path / "mount"
+    folder.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: True)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    real = os.path.isdir
+    monkeypatch.setattr(os.path, "isdir", lambda path: True if str(path) == "/proc/mount" else real(path))
+    with pytest.raises(InputError, match="cannot be written"):
+        create_output(f"/proc/mount/{name}", (2, 2), "float32", (2, 2))
+
+
+def test_matrices_are_abstract() -> None:
+    with pytest.raises(TypeError):
+        Matrix("x", (1, 1), np.dtype("f4"), None)  # type: ignore[abstract]
