@@ -78,8 +78,8 @@ class Plan:
         enough = math.ceil(self.cluster.workers * peak / max(1, have))
         what = "GPUs" if self.cluster.device == "cuda" else "workers"
         raise DoesNotFitError(
-            f"this product needs {peak / 1e9:.2f} GB on each of {self.cluster.workers} {what}, "
-            f"{have / 1e9:.2f} GB is free there: short by {(peak - have) / 1e9:.2f} GB; use about {enough} {what}, "
+            f"this product needs {peak / 1e9:.3g} GB on each of {self.cluster.workers} {what}, "
+            f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} {what}, "
             f"more memory for each, or smaller blocks (now {'x'.join(map(str, self.block_shape))})"
         )
 

@@ -14,7 +14,7 @@ computed again element by element, which settles rows with inf or NaN and names 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import dask
@@ -23,6 +23,7 @@ import numpy as np
 
 from distmm.errors import InputError, WrongResultError
 from distmm.operands import Operand, check_pair, wrap
+from distmm.runtime import cluster
 from distmm.tasks import to_device, to_host
 from distmm.tolerance import Tolerance
 
@@ -40,8 +41,8 @@ OUTLIER = 15.0
 # The full comparison holds A, B and C in float64 at once; above this many operations it would take minutes.
 FULL_FLOPS = 2 * 4096**3
 
-# Rows and columns of one block of the check where the operands are not chunked: 33 MB in float64.
-EDGE = 2048
+# Edges of the blocks of the check where the operands are not chunked: 33 MB and 0.5 GB in float64.
+CPU_EDGE, GPU_EDGE = 2048, 8192
 
 
 @dataclass(frozen=True)
@@ -110,117 +111,144 @@ def verify(
     expected = (a.shape[0], b.shape[1])
     if c.shape != expected:
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
+    if check not in ("freivalds", "full"):
+        raise InputError(f"check {check!r} is not one of freivalds, full")
+    tolerance = Tolerance.of(a, b, c)
     if check == "full":
-        return _full(a, b, c)
-    if check == "freivalds":
-        return _freivalds(a, b, c, seed)
-    raise InputError(f"check {check!r} is not one of freivalds, full")
+        return _full(a, b, c, tolerance)
+    if c.dtype.kind == "b":
+        raise InputError("C is boolean: Freivalds' test needs a ring; use check='full'")
+    on_gpu = _on_gpu((a, b, c), tolerance.work)
+    left, right, product = _blocks((a, b, c), tolerance.work, on_gpu)
+    return _Freivalds(left, right, product, tolerance, on_gpu).run(seed)
 
 
-def _blocks(operands: tuple[Operand, ...], work: np.dtype) -> list[da.Array]:
-    """Return operands as Dask arrays of type `work`: CuPy blocks if all of them have those and floats, else NumPy."""
-    on_gpu = all(x.kind == "cupy" for x in operands) and work.kind in "fc"
+def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
+    """Whether the check runs on GPUs: float blocks that are there, or a cluster whose workers own GPUs."""
+    if work.kind not in "fc":
+        return False
+    client = cluster.current_client()
+    return all(x.kind == "cupy" for x in operands) or (
+        client is not None and cluster.describe(client, work).device == "cuda"
+    )
+
+
+def _blocks(operands: tuple[Operand, ...], work: np.dtype, on_gpu: bool) -> list[da.Array]:
+    """Return operands as Dask arrays of type `work`, their blocks in GPU or host memory."""
+    edge = GPU_EDGE if on_gpu else CPU_EDGE
     arrays = []
     for operand in operands:
-        chunk = operand.storage_chunk or (EDGE, EDGE)
         # Whole multiples of a file's chunks, near the edge that a block should have.
-        edges = tuple(max(1, EDGE // c) * c for c in chunk)
+        edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
-        array = operand.blocked(chunks, "cpu")
+        array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
         if operand.kind == "cupy" and not on_gpu:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
         arrays.append(array.astype(work))
     return arrays
 
 
-def _beside(x: np.ndarray, chunks: tuple[Any, ...], array: da.Array) -> da.Array:
-    """Return `x` as a Dask array with blocks of the kind that `array` has."""
-    blocks = da.from_array(x, chunks=chunks)
-    return blocks if isinstance(array._meta, np.ndarray) else blocks.map_blocks(to_device, meta=array._meta)
-
-
 def _fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
-    return tuple(to_host(x) for x in dask.compute(*arrays))
+    """Compute arrays and bring them here as NumPy arrays.
 
-
-def _freivalds(a: Operand, b: Operand, c: Operand, seed: int) -> Verdict:
-    tolerance = Tolerance.of(a, b, c)
-    if c.dtype.kind == "b":
-        raise InputError("C is boolean: Freivalds' test needs a ring; use check='full'")
-    am, bm, cm = _blocks((a, b, c), tolerance.work)
-    return _random_vectors(am, bm, cm, tolerance, seed)
-
-
-def _random_vectors(am: da.Array, bm: da.Array, cm: da.Array, tolerance: Tolerance, seed: int) -> Verdict:
-    rng = np.random.default_rng(seed)
-    shape = (bm.shape[1], VECTORS)
-    # Modulo 2**w an error may be a multiple of a power of two, which signs would miss: any residue, instead.
-    x = rng.integers(0, 2**64, shape, dtype=np.uint64) if tolerance.exact else rng.choice(np.array([-1.0, 1.0]), shape)
-    rebuilt = am @ (bm @ _beside(x, (bm.chunks[1], VECTORS), bm)).rechunk((am.chunks[1], VECTORS))
-    given = cm @ _beside(x, (cm.chunks[1], VECTORS), cm)
-    with np.errstate(invalid="ignore", over="ignore"):
-        if tolerance.exact:
-            ratio = tolerance.differ(*_fetch(rebuilt, given)) * np.inf
-        else:
-            b_rows = da.sqrt((da.absolute(bm) ** 2).sum(axis=1)).rechunk((am.chunks[1],))
-            c_rows = da.sqrt((da.absolute(cm) ** 2).sum(axis=1))
-            left, right, spread, size = _fetch(rebuilt, given, da.absolute(am) @ b_rows, c_rows)
-            ratio = tolerance.ratio(left, right, spread[:, None], size[:, None], terms=cm.shape[1])
-            # Two sums that are both inf or NaN say nothing about their other terms.
-            ratio[~np.isfinite(left) | ~np.isfinite(right)] = np.inf
-    rows = np.nan_to_num(ratio, nan=0.0, posinf=np.inf).max(axis=1, initial=0.0)
-    # The bound of a row allows for the worst signs of the data, which makes it loose: rows that stand out are suspect too.
-    usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
-    suspects = np.flatnonzero(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)
-    for row in sorted(suspects, key=lambda row: -rows[row])[:SUSPECTS]:
-        message = _first_bad_block(am, bm, cm, int(row), tolerance)
-        if message:
-            return Verdict(False, float(rows[row]), 1.0, f"C is not A @ B: row {row} stands out; {message}")
-    if np.count_nonzero(rows > 1) > SUSPECTS:
-        return _without_non_finite(am, bm, cm, tolerance, seed)
-    residual = float(rows[rows <= 1].max(initial=0.0))
-    return Verdict(True, residual, 1.0, f"C agrees with A @ B on {VECTORS} random vectors")
-
-
-def _without_non_finite(am: da.Array, bm: da.Array, cm: da.Array, tolerance: Tolerance, seed: int) -> Verdict:
-    """Settle rows of A and columns of B with inf or NaN, which spoil every random vector, then test the rest.
-
-    Every element of C in such a row or column has an infinite or undefined term, so none may be finite.
+    Blocks leave their GPU on the worker: a client that receives them over UCX maps the worker's memory pool, and keeps
+    that memory from being freed for as long as it lives itself.
     """
-    rows, columns = _fetch(~da.isfinite(am).all(axis=1), ~da.isfinite(bm).all(axis=0))
-    finite = da.isfinite(cm)
-    for axis, spoilt in ((0, rows), (1, columns)):
-        at = np.flatnonzero(spoilt)
-        (wrong,) = _fetch(finite.any(axis=1 - axis))
-        if wrong[at].any():
-            line = f"{'row' if axis == 0 else 'column'} {at[np.argmax(wrong[at])]}"
+    on_host = (x.map_blocks(to_host, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype)) for x in arrays)
+    return tuple(dask.compute(*on_host))
+
+
+@dataclass(frozen=True)
+class _Freivalds:
+    """The test with random vectors, of blocked matrices in the tolerance's working type."""
+
+    a: da.Array
+    b: da.Array
+    c: da.Array
+    tolerance: Tolerance
+    on_gpu: bool
+
+    def run(self, seed: int) -> Verdict:
+        """Test all rows at once, then look at those that fail or stand out."""
+        a, b, c, exact = self.a, self.b, self.c, self.tolerance.exact
+        rng = np.random.default_rng(seed)
+        shape = (b.shape[1], VECTORS)
+        # Modulo 2**w an error may be a multiple of a power of two, which signs would miss: any residue, instead.
+        x = rng.integers(0, 2**64, shape, dtype=np.uint64) if exact else rng.choice(np.array([-1.0, 1.0]), shape)
+        rebuilt = a @ (b @ self._beside(x, b.chunks[1])).rechunk((a.chunks[1], VECTORS))
+        given = c @ self._beside(x, c.chunks[1])
+        with np.errstate(invalid="ignore", over="ignore"):
+            if exact:
+                ratio = self.tolerance.differ(*_fetch(rebuilt, given)) * np.inf
+            else:
+                b_rows = da.sqrt((da.absolute(b) ** 2).sum(axis=1)).rechunk((a.chunks[1],))
+                c_rows = da.sqrt((da.absolute(c) ** 2).sum(axis=1))
+                left, right, spread, size = _fetch(rebuilt, given, da.absolute(a) @ b_rows, c_rows)
+                ratio = self.tolerance.ratio(left, right, spread[:, None], size[:, None], terms=c.shape[1])
+                # Two sums that are both inf or NaN say nothing about their other terms.
+                ratio[~np.isfinite(left) | ~np.isfinite(right)] = np.inf
+        rows = np.nan_to_num(ratio, nan=0.0, posinf=np.inf).max(axis=1, initial=0.0)
+        # The bound of a row allows for the worst signs of the data, which makes it loose: rows that stand out are
+        # suspect too.
+        usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
+        suspects = np.flatnonzero(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)
+        for row in sorted(suspects, key=lambda row: -rows[row])[:SUSPECTS]:
+            message = self._first_bad_block(int(row))
+            if message:
+                return Verdict(False, float(rows[row]), 1.0, f"C is not A @ B: row {row} stands out; {message}")
+        if np.count_nonzero(rows > 1) > SUSPECTS:
+            return self._without_non_finite(seed)
+        residual = float(rows[rows <= 1].max(initial=0.0))
+        return Verdict(True, residual, 1.0, f"C agrees with A @ B on {VECTORS} random vectors")
+
+    def _beside(self, x: np.ndarray, rows: tuple[int, ...]) -> da.Array:
+        """Return `x` cut along its first dimension, with blocks where those of the matrices are."""
+        blocks = da.from_array(x, chunks=(rows, *x.shape[1:]))
+        return blocks.map_blocks(to_device, dtype=x.dtype, meta=blocks._meta) if self.on_gpu else blocks
+
+    def _first_bad_block(self, row: int) -> str | None:
+        """Recompute one row, O(kn), to name the first bad block and element; None if every element is right."""
+        line = self.a[row]
+        with np.errstate(invalid="ignore", over="ignore"):
+            if self.tolerance.exact:
+                truth, given = _fetch(line @ self.b, self.c[row])
+                bad = self.tolerance.differ(truth, given)
+            else:
+                truth, given, spread = _fetch(line @ self.b, self.c[row], da.absolute(line) @ da.absolute(self.b))
+                bad = self.tolerance.ratio(truth, given, spread, np.abs(truth)) > 1
+        if not bad.any():
+            return None
+        column = int(np.argmax(bad))
+        i, j = (
+            int(np.searchsorted(np.cumsum(self.c.chunks[d]), at, side="right")) for d, at in ((0, row), (1, column))
+        )
+        values = _values(given[column], truth[column], self.tolerance.dtype)
+        return f"first bad block C[{i}, {j}], at [{row}, {column}] {values}"
+
+    def _without_non_finite(self, seed: int) -> Verdict:
+        """Settle rows of A and columns of B with inf or NaN, which spoil every random vector, then test the rest.
+
+        Every element of C in such a row or column has an infinite or undefined term, so none may be finite.
+        """
+        a, b, c = self.a, self.b, self.c
+        rows, columns = _fetch(~da.isfinite(a).all(axis=1), ~da.isfinite(b).all(axis=0))
+        for axis, spoilt in ((0, rows), (1, columns)):
+            at = np.flatnonzero(spoilt)
+            (wrong,) = _fetch(da.isfinite(c).any(axis=1 - axis))
+            if wrong[at].any():
+                line = f"{'row' if axis == 0 else 'column'} {at[np.argmax(wrong[at])]}"
+                source = "A" if axis == 0 else "B"
+                message = f"C is not A @ B: {line} holds finite values, but {source} has inf or NaN there"
+                return Verdict(False, math.inf, 1.0, message)
+        if not rows.any() and not columns.any():
             message = (
-                f"C is not A @ B: {line} holds finite values, but {'A' if axis == 0 else 'B'} has inf or NaN there"
+                f"C overflowed in more than {SUSPECTS} rows; the first are right: scale A or B, or use check='full'"
             )
             return Verdict(False, math.inf, 1.0, message)
-    if not rows.any() and not columns.any():
-        message = f"C overflowed in more than {SUSPECTS} rows; the first are right: scale A or B, or use check='full'"
-        return Verdict(False, math.inf, 1.0, message)
-    keep = _beside(~rows, (cm.chunks[0],), cm)[:, None] & _beside(~columns, (cm.chunks[1],), cm)[None, :]
-    am = da.where(_beside(rows, (am.chunks[0],), am)[:, None], 0, am)
-    bm = da.where(_beside(columns, (bm.chunks[1],), bm)[None, :], 0, bm)
-    return _random_vectors(am, bm, da.where(keep, cm, 0), tolerance, seed)
-
-
-def _first_bad_block(am: da.Array, bm: da.Array, cm: da.Array, row: int, tolerance: Tolerance) -> str | None:
-    """Recompute one row, O(kn), to name the first bad block and element; None if every element is right after all."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        if tolerance.exact:
-            truth, given = _fetch(am[row] @ bm, cm[row])
-            bad = tolerance.differ(truth, given)
-        else:
-            truth, given, spread = _fetch(am[row] @ bm, cm[row], da.absolute(am[row]) @ da.absolute(bm))
-            bad = tolerance.ratio(truth, given, spread, np.abs(truth)) > 1
-    if not bad.any():
-        return None
-    column = int(np.argmax(bad))
-    i, j = (int(np.searchsorted(np.cumsum(cm.chunks[d]), at, side="right")) for d, at in ((0, row), (1, column)))
-    return f"first bad block C[{i}, {j}], at [{row}, {column}] {_values(given[column], truth[column], tolerance.dtype)}"
+        keep = self._beside(~rows, c.chunks[0])[:, None] & self._beside(~columns, c.chunks[1])[None, :]
+        a = da.where(self._beside(rows, a.chunks[0])[:, None], 0, a)
+        b = da.where(self._beside(columns, b.chunks[1])[None, :], 0, b)
+        return replace(self, a=a, b=b, c=da.where(keep, c, 0)).run(seed)
 
 
 def _values(given: Any, truth: Any, dtype: np.dtype) -> str:
@@ -228,15 +256,14 @@ def _values(given: Any, truth: Any, dtype: np.dtype) -> str:
         return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"
 
 
-def _full(a: Operand, b: Operand, c: Operand) -> Verdict:
+def _full(a: Operand, b: Operand, c: Operand, tolerance: Tolerance) -> Verdict:
     flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
     if flops > FULL_FLOPS:
         raise InputError(
             f"a full check of {a.shape} times {b.shape} takes {flops:.2g} operations in float64, "
             f"more than {FULL_FLOPS:.2g}: use check='freivalds'"
         )
-    tolerance = Tolerance.of(a, b, c)
-    left, right, given = _fetch(*_blocks((a, b, c), tolerance.work))
+    left, right, given = _fetch(*_blocks((a, b, c), tolerance.work, on_gpu=False))
     with np.errstate(invalid="ignore", over="ignore"):
         truth = left @ right
         if tolerance.exact:

@@ -121,7 +121,7 @@ def _random(shape: tuple[int, int], element: np.dtype[Any], seed: int) -> da.Arr
     rng = da.random.default_rng(seed)
     if element.kind in "iu":
         return rng.integers(0 if element.kind == "u" else -9, 10, shape, chunks=CHUNK).astype(element)
-    values = rng.standard_normal(shape, chunks=CHUNK)
+    values = rng.standard_normal(shape, chunks=CHUNK, dtype="f4" if element == "f4" else "f8")
     if element.kind == "c":
         values = values + 1j * rng.standard_normal(shape, chunks=CHUNK)
     return values.astype(element)

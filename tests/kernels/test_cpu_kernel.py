@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels import device, reference
 from distmm_kernels.config import SUPPORTED, Problem, compute_dtype
-from distmm_kernels.gemm import cpu
+from distmm_kernels.gemm import cpu_integers
 from distmm_kernels.reference import first_difference
 from distmm_kernels.select import select
 from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix
@@ -63,15 +63,69 @@ def test_any_shape_stride_type_and_batch_agrees_with_the_reference(shape, dtype,
 @pytest.mark.parametrize(
     "shape",
     [
-        (cpu.TILE_M, cpu.TILE_K, cpu.TILE_N),
-        (cpu.TILE_M + 1, cpu.TILE_K + 1, cpu.TILE_N + 1),
-        (2 * cpu.TILE_M - 1, 2 * cpu.TILE_K + 3, cpu.TILE_N - 1),
-        (1, 3 * cpu.TILE_K + 2, 2 * cpu.TILE_N + 1),
+        (cpu_integers.TILE_M, cpu_integers.TILE_K, cpu_integers.TILE_N),
+        (cpu_integers.TILE_M + 1, cpu_integers.TILE_K + 1, cpu_integers.TILE_N + 1),
+        (2 * cpu_integers.TILE_M - 1, 2 * cpu_integers.TILE_K + 3, cpu_integers.TILE_N - 1),
+        (1, 3 * cpu_integers.TILE_K + 2, 2 * cpu_integers.TILE_N + 1),
     ],
 )
 def test_integer_tiles_wrap_around_at_every_edge(shape, dtype):
     m, k, n = shape
     a, b = matrix((m, k), dtype, 0), matrix((k, n), dtype, 1)
+    np.testing.assert_array_equal(multiply(a, b), a @ b)
+
+
+# Where a number stops fitting in its low half, and where sums and halves wrap around.
+EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32, -(2**32), 2**62, 2**63 - 1, -(2**63)]
+shapes = st.tuples(st.integers(1, 9), st.integers(1, 2 * cpu_integers.TILE_K + 9), st.integers(1, 9))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(shape=shapes, bits_a=st.integers(1, 63), bits_b=st.integers(1, 63), seed=st.integers(0, 1000))
+def test_int64_is_exact_at_every_magnitude(shape, bits_a, bits_b, seed):
+    m, k, n = shape
+    rng = np.random.default_rng(seed)
+    a, b = rng.integers(-(2**bits_a), 2**bits_a, (m, k)), rng.integers(-(2**bits_b), 2**bits_b, (k, n))
+    np.testing.assert_array_equal(multiply(a, b), a @ b)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(shape=shapes, dtype=st.sampled_from(INTEGERS), seed=st.integers(0, 1000))
+def test_extreme_integers_wrap_around(shape, dtype, seed):
+    m, k, n = shape
+    rng = np.random.default_rng(seed)
+    extremes = np.array(EXTREMES).astype(dtype)
+    a, b, c = (rng.choice(extremes, s) for s in ((m, k), (k, n), (m, n)))
+    np.testing.assert_array_equal(multiply(a, b, c), a @ b + c)
+
+
+@pytest.mark.parametrize("a_is_wide", [False, True])
+@pytest.mark.parametrize("b_is_wide", [False, True])
+@pytest.mark.parametrize("where", [0, cpu_integers.TILE_K, -1])
+def test_one_wide_number_among_narrow_ones_is_not_lost(a_is_wide, b_is_wide, where):
+    k = 3 * cpu_integers.TILE_K - 1
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-(2**31), 2**31, (5, k)), rng.integers(-(2**31), 2**31, (k, 6))
+    if a_is_wide:
+        a[2, where] = 3 * 2**40 + 5
+    if b_is_wide:
+        b[where, 3] = -7 * 2**50 - 9
+    np.testing.assert_array_equal(multiply(a, b), a @ b)
+
+
+def test_what_a_full_tile_leaves_in_the_buffers_does_not_reach_a_ragged_one():
+    k = 2 * cpu_integers.TILE_K - 3
+    a, b = (matrix(shape, "int64", seed) for seed, shape in enumerate(((5, k), (k, 6))))
+    np.testing.assert_array_equal(multiply(a, b), a @ b)
+
+
+def test_mixed_tiles_of_narrow_and_wide_integers_are_right():
+    tiles = cpu_integers.TILE_M, cpu_integers.TILE_K, cpu_integers.TILE_N
+    m, k, n = (2 * tile + 3 for tile in tiles)
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-(2**31), 2**31, (m, k)), rng.integers(-(2**31), 2**31, (k, n))
+    a[: tiles[0], tiles[1] : 2 * tiles[1]] <<= 31
+    b[tiles[1] :, : tiles[2]] <<= 31
     np.testing.assert_array_equal(multiply(a, b), a @ b)
 
 
@@ -123,7 +177,7 @@ def test_operands_that_blas_reads_are_not_copied():
 
 @pytest.mark.parametrize("dtype", INTEGERS)
 def test_many_threads_may_multiply_at_once(dtype):
-    a, b = matrix((150, 140), dtype, 0), matrix((140, 300), dtype, 1)
+    a, b = matrix((150, 70), dtype, 0), matrix((70, 530), dtype, 1)
     expected = a @ b
     with ThreadPoolExecutor(8) as callers:
         for d in callers.map(lambda _: multiply(a, b), range(24)):
@@ -133,16 +187,16 @@ def test_many_threads_may_multiply_at_once(dtype):
 @pytest.mark.parametrize(("setting", "threads"), [("1", None), ("3", 3)])
 def test_omp_num_threads_bounds_the_pool(monkeypatch, setting, threads):
     monkeypatch.setenv("OMP_NUM_THREADS", setting)
-    cpu._pool.cache_clear()
+    cpu_integers._pool.cache_clear()
     try:
-        pool = cpu._pool()
+        pool = cpu_integers._pool()
         assert (pool and pool._max_workers) == threads
-        a, b = matrix((150, 20), "int64", 0), matrix((20, 300), "int64", 1)
+        a, b = matrix((150, 20), "int64", 0), matrix((20, 530), "int64", 1)
         np.testing.assert_array_equal(multiply(a, b), a @ b)
         if pool is not None:
             pool.shutdown()
     finally:
-        cpu._pool.cache_clear()
+        cpu_integers._pool.cache_clear()
 
 
 def _multiply_in_child(queue, a, b):
@@ -152,7 +206,7 @@ def _multiply_in_child(queue, a, b):
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
 def test_a_forked_child_makes_its_own_pool():
-    a, b = matrix((150, 20), "int64", 0), matrix((20, 300), "int64", 1)
+    a, b = matrix((150, 20), "int64", 0), matrix((20, 530), "int64", 1)
     expected = multiply(a, b)  # starts the parent's threads, which the child does not have
     context = multiprocessing.get_context("fork")
     queue = context.Queue()
