@@ -84,27 +84,27 @@ def shortest_task(workers: int) -> float:
 def operand_bytes_moved(problem: Problem, blocking: Blocking, grid: Grid, itemsizes: tuple[int, int]) -> Counter[int]:
     """Bytes of A and B that each rank receives, every block coming from its home once."""
     received: Counter[int] = Counter()
-    sent: set[tuple[str, tuple[int, ...], int, int, int]] = set()
+    sent: set[tuple[object, ...]] = set()
+
+    def send(block: tuple[str, tuple[int, ...], int, int], ranks: set[int], size: int) -> None:
+        _, at, row, column = block
+        for rank in ranks - {grid.owner(row, column, at)}:
+            if (block, rank) not in sent:
+                sent.add((block, rank))
+                received[rank] += size
+
     # Block indices that differ by a multiple of the grid have the same owner, so one of each residue is enough.
     columns = range(min(grid.columns, len(blocking.n)))
     rows = range(min(grid.rows, len(blocking.m)))
     for b in blocking.batches():
-        ab, bb = operand_batch(b, problem.a_batch), operand_batch(b, problem.b_batch)
-        a_items = _matrices(blocking, b, problem.a_batch)
-        b_items = _matrices(blocking, b, problem.b_batch)
+        at_a, at_b = operand_batch(b, problem.a_batch), operand_batch(b, problem.b_batch)
+        a_item = _matrices(blocking, b, problem.a_batch) * itemsizes[0]
+        b_item = _matrices(blocking, b, problem.b_batch) * itemsizes[1]
         for p, depth in enumerate(blocking.k):
             for i, height in enumerate(blocking.m):
-                for j in columns:
-                    rank = grid.owner(i, j, b)
-                    if rank != grid.owner(i, p, ab) and ("A", ab, i, p, rank) not in sent:
-                        sent.add(("A", ab, i, p, rank))
-                        received[rank] += height * depth * a_items * itemsizes[0]
+                send(("A", at_a, i, p), {grid.owner(i, j, b) for j in columns}, height * depth * a_item)
             for j, width in enumerate(blocking.n):
-                for i in rows:
-                    rank = grid.owner(i, j, b)
-                    if rank != grid.owner(p, j, bb) and ("B", bb, p, j, rank) not in sent:
-                        sent.add(("B", bb, p, j, rank))
-                        received[rank] += depth * width * b_items * itemsizes[1]
+                send(("B", at_b, p, j), {grid.owner(i, j, b) for i in rows}, depth * width * b_item)
     return received
 
 

@@ -98,35 +98,26 @@ def build(
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
     """
-    layer = {task.key: task for task in _chains(name, plan, a, b, choice, epilogue, c0)}
-    operands = [a, b] if c0 is None else [a, b, c0]
-    return HighLevelGraph.from_collections(name, layer, dependencies=operands)
-
-
-def _chains(
-    name: str,
-    plan: Plan,
-    a: da.Array,
-    b: da.Array,
-    choice: tasks.KernelChoice,
-    epilogue: tasks.Epilogue,
-    c0: da.Array | None,
-) -> Iterator[Product]:
     problem, blocking = plan.problem, plan.blocking
     steps = blocking.steps
     step_name = f"distmm-step-{name.rpartition('-')[2]}"
+    layer = {}
     for batch, i, j in blocking.c_indices():
         a_batch, b_batch = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-        previous = None
+        previous: TaskRef | None = None
         for s, panels in enumerate(steps):
-            where = Placement(name, plan.grid, batch, i, j, s)
-            a_blocks = List(*(TaskRef((a.name, *a_batch, i, p)) for p in panels))
-            b_blocks = List(*(TaskRef((b.name, *b_batch, p, j)) for p in panels))
-            if s < len(steps) - 1:
-                key = (step_name, *batch, i, j, s)
-                yield Product(key, tasks.multiply, where, choice, previous, a_blocks, b_blocks)
-                previous = TaskRef(key)
-            else:
-                user_c = None if c0 is None else TaskRef((c0.name, *batch, i, j))
-                key = (name, *batch, i, j)
-                yield Product(key, tasks.multiply, where, choice, previous, a_blocks, b_blocks, epilogue, user_c)
+            last = s == len(steps) - 1
+            key = (name, *batch, i, j) if last else (step_name, *batch, i, j, s)
+            layer[key] = Product(
+                key,
+                tasks.multiply,
+                Placement(name, plan.grid, batch, i, j, s),
+                choice,
+                previous,
+                List(*(TaskRef((a.name, *a_batch, i, p)) for p in panels)),
+                List(*(TaskRef((b.name, *b_batch, p, j)) for p in panels)),
+                epilogue if last else None,
+                TaskRef((c0.name, *batch, i, j)) if last and c0 is not None else None,
+            )
+            previous = TaskRef(key)
+    return HighLevelGraph.from_collections(name, layer, dependencies=[a, b] if c0 is None else [a, b, c0])

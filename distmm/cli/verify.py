@@ -41,7 +41,7 @@ def verify(
     if check is options.Check.none:
         raise typer.BadParameter("there is nothing to verify without a check: use freivalds or full")
     matrices = [open_matrix(path) for path in (a, b, c)]
-    with session.cluster(ctx, cluster, "cpu", workers, memory_limit):
+    with session.cluster(ctx, cluster, "auto", workers, memory_limit):
         verdict = verdict_of(
             *matrices,
             check="full" if check is options.Check.full else "freivalds",

@@ -18,9 +18,16 @@ __all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "
 
 Device = Literal["auto", "cpu", "gpu"]
 
-# FLOP/s that the planner assumes; only ratios of 2 or more change a plan. GPU: the tiled kernel on an H200. CPU: one
-# core with AVX2.
-RATES = {"cuda": {"f": 4.6e12, "i": 3e12, "c": 4e12}, "cpu": {"f": 3e10, "i": 5e9, "c": 3e10}}
+# FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
+# n = 4096 on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md).
+RATES: dict[str, dict[str, float]] = {
+    "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
+    "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
+    "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
+    "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
+    "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
+}
+AUTOMATIC: dict[str, str] = {"cpu": "cpu", "cuda": "tiled"}
 
 # Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
@@ -91,9 +98,7 @@ def describe(
         problem = client.submit(tasks.kernel_problem, choice).result() if client else tasks.kernel_problem(choice)
         if problem:
             raise InputError(problem)
-    return _spec(
-        use, len(facts), min(f["memory"] for f in facts.values()), min(f["threads"] for f in facts.values()), dtype
-    )
+    return _spec(use, list(facts.values()), dtype, kernel)
 
 
 def _here(device: Device) -> dict[str, Any]:
@@ -105,12 +110,18 @@ def _here(device: Device) -> dict[str, Any]:
     return {**gpu, "device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
 
 
-def _spec(device: Literal["cpu", "cuda"], workers: int, memory: int, threads: int, dtype: np.dtype) -> ClusterSpec:
+def _spec(
+    device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype, kernel: str | None
+) -> ClusterSpec:
     accumulator = accumulator_dtype(dtype)
-    rate = RATES[device][accumulator.kind] * (threads if device == "cpu" else 1)
-    if accumulator in (np.float64, np.int64, np.complex128):
-        rate /= 2
-    return ClusterSpec(workers=workers, memory=memory, device=device, rate=rate, link=LINKS[device])
+    rate = RATES[kernel or AUTOMATIC[device]][accumulator.str[1:]]
+    return ClusterSpec(
+        workers=len(facts),
+        memory=min(fact["memory"] for fact in facts),
+        device=device,
+        rate=rate * (min(fact["threads"] for fact in facts) if device == "cpu" else 1),
+        link=LINKS[device],
+    )
 
 
 def progress(client: Client, c: da.Array) -> Progress:
