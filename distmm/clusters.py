@@ -222,13 +222,14 @@ def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Ite
     if given:
         raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
     try:
-        client = Client(_address(where), timeout=timeout)
+        # Not as Dask's default: a client that fails to connect would stay that until it is collected.
+        client = Client(_address(where), timeout=timeout, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
             f"this machine reach it? A longer timeout may help"
         ) from error
-    with client:
+    with client, client.as_current():
         try:
             client.wait_for_workers(1, timeout=timeout)
         except TimeoutError as error:

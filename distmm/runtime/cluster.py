@@ -41,12 +41,12 @@ class Progress(NamedTuple):
 
 
 def current_client() -> Client | None:
-    """Return the client that Dask would compute with, or None; None as well for one in asynchronous mode."""
+    """Return the client that Dask would compute with; None without one, or for one that is closed or asynchronous."""
     try:
         client = Client.current(allow_global=True)
     except ValueError:
         return None
-    return None if client.asynchronous else client
+    return client if client.status == "running" and not client.asynchronous else None
 
 
 def install(client: Client) -> None:
