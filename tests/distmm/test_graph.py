@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import pickle
 
+import cloudpickle
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 from distmm import gemm, matmul
+from distmm.cost import ClusterSpec
+from distmm.geometry import Blocking, Problem, even_edges
 from distmm.graph import Product
+from distmm.plan import make_plan
 
 
 def products(collection: da.Array) -> list[Product]:
@@ -57,6 +61,28 @@ def test_tasks_pickle_with_their_placement(c: da.Array) -> None:
     assert isinstance(copy, Product)
     assert copy.placement == task.placement
     assert list(copy.operands()) == list(task.operands())
+
+
+def test_a_large_product_travels_as_a_few_kilobytes() -> None:
+    a = da.zeros((400_000, 400_000), chunks=8192, dtype="f2")
+    edges = even_edges(400_000, 8192)
+    problem = Problem(400_000, 400_000, 400_000, np.dtype("f2"))
+    spec = ClusterSpec(workers=64, memory=120 * 10**9, device="cuda", rate=5e13, link=2e10)
+    plan = make_plan(problem, spec, blocking=Blocking(edges, edges, edges))
+    c = matmul(a, a, plan=plan)
+    layer = c.dask.layers[c.name]
+    assert len(layer) > 30_000
+    assert len(cloudpickle.dumps(c.dask)) < 8000
+    assert not layer.is_materialized()
+
+
+def test_a_layer_that_was_sent_makes_the_same_tasks(c: da.Array) -> None:
+    layer = c.dask.layers[c.name]
+    copy = pickle.loads(pickle.dumps(layer))
+    assert len(layer) == len(copy) == len(dict(copy))
+    assert {key: task.placement for key, task in copy.items()} == {key: layer[key].placement for key in layer}
+    assert copy.get_output_keys() == set(da.core.flatten(c.__dask_keys__()))
+    assert copy.get_output_keys() <= copy.keys()
 
 
 def test_short_tasks_take_several_panels_in_order() -> None:

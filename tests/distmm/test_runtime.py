@@ -221,6 +221,13 @@ def test_serial_executor_applies_the_epilogue() -> None:
     np.testing.assert_allclose(out, 2 * (a @ b) + 3 * c)
 
 
+def test_tasks_are_made_on_the_scheduler_and_not_on_the_client(client: Client) -> None:
+    C = matmul(lazy(17), lazy(18), client=client)
+    kept = client.persist(C + 1)
+    wait(kept)
+    assert not C.dask.layers[C.name].is_materialized()
+
+
 def test_products_of_products_stay_placed(client: Client) -> None:
     A, B = lazy(13), lazy(14)
     C = matmul(matmul(A, B, client=client), A, client=client)
