@@ -134,7 +134,7 @@ def probe(any_gpu: bool, dask_worker: Worker) -> dict[str, Any]:
 def kernel_problem(choice: KernelChoice) -> str | None:
     """Return why the kernel that `choice` names cannot be used here; None if it can."""
     try:
-        _kernel(choice, 1, 1, 1, ())
+        _kernel(choice, 1024, 1024, 1024, ())
     except (ValueError, RuntimeError) as error:
         return str(error)
     return None

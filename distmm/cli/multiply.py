@@ -48,11 +48,9 @@ def multiply(
     ```
     """
     from distmm.cli import session
-    from distmm.storage import open_matrix
 
     edges = options.edges(blocks) if blocks else None
-    for path in (a, b):
-        open_matrix(path)  # a missing file is not worth the start of a cluster
+    session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
     with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
         summary = run(
             client, a, b, output, overwrite=overwrite, transa=transa, transb=transb, check=check, device=device,

@@ -36,10 +36,9 @@ def plan(
     """
     import distmm
     from distmm.cli import session
-    from distmm.storage import open_matrix
 
     edges = options.edges(blocks) if blocks else None
-    left, right = open_matrix(a), open_matrix(b)
+    left, right = session.pair(a, b, transa, transb)
     with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
         planned = distmm.plan(
             left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,

@@ -14,7 +14,9 @@ from rich.table import Table
 if TYPE_CHECKING:
     from distributed import Client
 
-__all__ = ["cluster", "debugging", "out", "table"]
+    from distmm.storage import Matrix
+
+__all__ = ["cluster", "debugging", "out", "pair", "table"]
 
 
 def out(stderr: bool = False) -> Console:
@@ -35,6 +37,16 @@ def table(rows: Iterable[tuple[str, str]], title: str) -> Table:
 def debugging(ctx: typer.Context) -> bool:
     """Whether ``--debug`` was given."""
     return bool(ctx.find_root().obj)
+
+
+def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
+    """Open two matrices on disk and check that they can be multiplied."""
+    from distmm.operands import check_pair, wrap
+    from distmm.storage import open_matrix
+
+    left, right = open_matrix(a), open_matrix(b)
+    check_pair(wrap(left, "A", transa), wrap(right, "B", transb))
+    return left, right
 
 
 @contextmanager

@@ -65,6 +65,9 @@ class PlacementPlugin(SchedulerPlugin):
 
     def update_graph(self, scheduler: Scheduler, *, tasks: list[object], **kwargs: Any) -> None:
         """Place and order the new product tasks and the tasks that make their operands."""
+        if not self.total:  # no product is under way whose homes would move
+            alive = [rank for rank, address in enumerate(self.ranks) if address in scheduler.workers]
+            self.ranks, self.names = [self.ranks[r] for r in alive], [self.names[r] for r in alive]
         if not self.ranks:
             return
         new = {key for key in tasks if scheduler.tasks[key].state == "released"}

@@ -254,6 +254,22 @@ def test_a_cluster_without_workers_is_refused() -> None:
         matmul(np.ones((4, 4)), np.ones((4, 4)), client=nobody)
 
 
+def test_ranks_of_workers_that_left_are_given_up_before_the_next_product() -> None:
+    with (
+        LocalCluster(n_workers=3, threads_per_worker=1, processes=False, dashboard_address=":0") as three,
+        Client(three, set_as_default=False) as client,
+        client.as_current(),
+    ):
+        cluster.install(client)
+        first = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks[0])
+        client.retire_workers([first])
+        C = client.persist(matmul(lazy(19), lazy(20), client=client))
+        wait(C)
+        ranks = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks)
+        assert len(ranks) == 2
+        assert first not in ranks
+
+
 def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
     def slow(block: np.ndarray) -> np.ndarray:
         time.sleep(0.02)
