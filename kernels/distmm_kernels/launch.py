@@ -21,6 +21,7 @@ __all__ = [
     "BlockKernel",
     "CudaKernel",
     "Source",
+    "address",
     "compiled",
     "current_stream",
     "grid",
@@ -140,6 +141,11 @@ def compiled(
 def view(array: Array) -> Any:
     """Return Numba's view of a CuPy array, without the wait for its stream: the launch is on that stream."""
     return cuda.as_cuda_array(array, sync=False)
+
+
+def address(array: Any) -> int:
+    """Return where the first element of Numba's view lies."""
+    return int(array.__cuda_array_interface__["data"][0])
 
 
 def current_stream() -> Any:

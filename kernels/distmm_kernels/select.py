@@ -6,13 +6,14 @@ Pure: the device is an argument, and a kernel's module is imported only once it 
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from distmm_kernels.config import PRECISIONS, TILE, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
+from distmm_kernels.tiling import TILINGS
 
 __all__ = ["CANDIDATES", "Candidate", "explain", "names", "select", "why_not"]
 
@@ -28,7 +29,9 @@ class Candidate:
     kinds
         Kinds of dtype that it multiplies, as in ``numpy.dtype.kind``.
     loads
-        Loads from global memory for one element of C as a function of k; None for a library that does not say.
+        Loads from global memory for one element of C; None for a library that does not say.
+    tile
+        Rows and columns of C that one thread block shares its loads for; None if threads share nothing.
     by_name_only
         True for a peer that we measure ourselves against: never chosen unasked.
     """
@@ -38,12 +41,37 @@ class Candidate:
     kernel: str
     kinds: str
     idea: str
-    loads: Callable[[int], int] | None = None
+    loads: Callable[[Problem], int] | None = None
+    tile: Callable[[Problem], tuple[int, int]] | None = None
     by_name_only: bool = False
+
+
+def _tile(problem: Problem) -> tuple[int, int]:
+    return TILE, TILE
+
+
+def _register_loads(problem: Problem) -> int:
+    tiling = TILINGS[problem.dtype.name]
+    steps = -(-problem.k // tiling.depth) * tiling.depth
+    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
+
+
+def _register_tile(problem: Problem) -> tuple[int, int]:
+    tiling = TILINGS[problem.dtype.name]
+    return tiling.rows, tiling.columns
 
 
 CANDIDATES = (
     Candidate("cpu", "cpu", "cpu:CpuKernel", "fci", "BLAS for floats, packed tiles on all cores for integers"),
+    Candidate(
+        "register_tiled",
+        "cuda",
+        "register_tiled:RegisterTiledKernel",
+        "fci",
+        "tiles in shared memory, and tiles of those in registers",
+        loads=_register_loads,
+        tile=_register_tile,
+    ),
     Candidate(
         "tiled",
         "cuda",
@@ -51,16 +79,19 @@ CANDIDATES = (
         "fci",
         f"{TILE} x {TILE} tiles in shared memory",
         # a thread loads one element of A and one of B for each tile along k
-        loads=lambda k: 2 * -(-k // TILE),
+        loads=lambda problem: 2 * -(-problem.k // TILE),
+        tile=_tile,
     ),
-    Candidate("naive", "cuda", "naive:NaiveKernel", "fci", "one thread per element of C", loads=lambda k: 2 * k),
+    Candidate(
+        "naive", "cuda", "naive:NaiveKernel", "fci", "one thread per element of C", loads=lambda problem: 2 * problem.k
+    ),
     Candidate(
         "guvectorized",
         "cuda",
         "guvectorized:GuvectorizedKernel",
         "fci",
         "Numba's generalised ufunc, one thread per row of C",
-        loads=lambda k: 2 * k,
+        loads=lambda problem: 2 * problem.k,
     ),
     Candidate("cublas", "cuda", "cublas:CublasKernel", "fc", "NVIDIA's library, through CuPy", by_name_only=True),
 )
@@ -121,7 +152,9 @@ def _choose(problem: Problem, device: Device, precision: str, name: str | None) 
         raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
     legal = [candidate for candidate in CANDIDATES if why_not(candidate, problem, device) is None]
     if name is None:
-        return min((candidate for candidate in legal if not candidate.by_name_only), key=lambda c: _score(c, problem))
+        return min(
+            (candidate for candidate in legal if not candidate.by_name_only), key=lambda c: _score(c, problem, device)
+        )
     for candidate in legal:
         if candidate.name == name:
             return candidate
@@ -133,10 +166,20 @@ def _choose(problem: Problem, device: Device, precision: str, name: str | None) 
     )
 
 
-def _score(candidate: Candidate, problem: Problem) -> int:
-    """Global loads per element of C, the fewer the better: all of today's kernels wait for memory."""
-    return 0 if candidate.loads is None else candidate.loads(problem.k)
+def _score(candidate: Candidate, problem: Problem, device: Device) -> int:
+    """Global loads of all thread blocks, the fewer the better: what serves most multiply-adds with a load is fastest.
+
+    Blocks pay for all of their tile, also where it sticks out of C, and multiprocessors without a block as if they had
+    one: large tiles suit large products only.
+    """
+    if candidate.loads is None:
+        return 0
+    rows, columns = candidate.tile(problem) if candidate.tile else (TILE, TILE)
+    blocks = math.prod(problem.batch) * -(-problem.m // rows) * -(-problem.n // columns)
+    return max(blocks, device.multiprocessors) * rows * columns * candidate.loads(problem)
 
 
-def _loads(candidate: Candidate, problem: Problem) -> Any:
-    return f"{_score(candidate, problem)} loads per element of C"
+def _loads(candidate: Candidate, problem: Problem) -> str:
+    loads = "unknown" if candidate.loads is None else str(candidate.loads(problem))
+    tiles = "" if candidate.tile is None else " in tiles of {} x {}".format(*candidate.tile(problem))
+    return f"{loads} loads per element of C{tiles}"

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from numba import config
+from numba import config, cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from distmm_kernels import launch, reference
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.naive import NaiveKernel
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel, register_tiled
 from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.reference import first_difference
 from distmm_kernels.testing import STRIDES, error_bound, matrix
+from distmm_kernels.tiling import Access, Tiling
 
 TILE = 3
 SHAPES = [
@@ -41,7 +43,12 @@ class SmallTiled(TiledKernel):
     tile = TILE
 
 
+class SmallRegisterTiled(RegisterTiledKernel):
+    tiling = Tiling(rows=8, columns=16, depth=8, thread_rows=2, thread_columns=2, vector=2)  # one warp
+
+
 both = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled])
+every = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled, SmallRegisterTiled])
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +56,7 @@ def numpy_memory(monkeypatch):
     """Let the launcher see NumPy arrays, of any strides, where it sees CuPy's on a GPU."""
     monkeypatch.setattr(launch, "view", FakeCUDAArray)
     monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    monkeypatch.setattr(launch, "address", lambda array: array.ctypes.data)
 
 
 def multiply(kernel, a, b, c=None):
@@ -71,7 +79,7 @@ def test_this_is_the_simulator():
     assert config.ENABLE_CUDASIM
 
 
-@both
+@every
 @pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "complex64", "complex128"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_ragged_shape_is_right(kernel, shape, dtype):
@@ -83,7 +91,7 @@ def test_every_ragged_shape_is_right(kernel, shape, dtype):
     assert first_difference(multiply(kernel, a, b), a @ b) is None
 
 
-@both
+@every
 def test_an_error_of_rounding_is_all_that_real_numbers_show(kernel):
     a, b = matrix((TILE + 1, 3 * TILE + 1), "float32", 0), matrix((3 * TILE + 1, TILE), "float32", 1)
     d = multiply(kernel, a, b)
@@ -105,10 +113,42 @@ def test_naive_and_tiled_give_the_same_bits():
     np.testing.assert_array_equal(multiply(SmallNaive, a, b, c), multiply(SmallTiled, a, b, c))
 
 
-@both
+@every
 def test_batches_broadcast(kernel):
     a, b = matrix((2, 1, 3, 5), "int64", 0, "integers"), matrix((3, 5, 2), "int64", 1, "integers")
     np.testing.assert_array_equal(multiply(kernel, a, b), a @ b)
+
+
+# (m, k, n) at the tile of 8 x 16 and its 8 steps, one short of them and beyond; the other tests have the small ones
+@pytest.mark.parametrize("access_a", [Access(0, 1), Access(0, 2), Access(1, 1), Access(1, 2)], ids=str)
+@pytest.mark.parametrize("access_b", [Access(0, 1), Access(0, 2), Access(1, 1), Access(1, 2)], ids=str)
+@pytest.mark.parametrize(("shape", "width"), [((8, 8, 16), 2), ((7, 9, 17), 1)])
+def test_register_tiles_are_right_by_every_access(access_a, access_b, shape, width):
+    m, k, n = shape
+    if (m, k)[access_a.axis] % access_a.width or (k, n)[access_b.axis] % access_b.width:
+        m, k, n, width = m + 1, k + 1, n + 1, 2  # vectors end where the matrix ends
+    a, b, c = (matrix(s, "int64", seed, "integers") for seed, s in enumerate(((2, m, k), (2, k, n), (2, m, n))))
+    d = np.full_like(c, -77)
+    tiling = SmallRegisterTiled.tiling
+    kernel = cuda.jit(register_tiled(a.dtype, tiling, access_a, access_b, width))
+    grid = -(-m // tiling.rows) * -(-n // tiling.columns), 2
+    kernel[grid, tiling.threads](*map(FakeCUDAArray, (a, b, c, d)))
+    np.testing.assert_array_equal(d, a @ b + c)
+
+
+def test_register_tiles_are_numbered_in_groups_that_cover_c_once():
+    rows, columns = SmallRegisterTiled.tiling.rows, SmallRegisterTiled.tiling.columns
+    a, b = matrix((17 * rows + 1, 1), "int64", 0, "integers"), matrix((1, columns + 1), "int64", 1, "integers")
+    np.testing.assert_array_equal(multiply(SmallRegisterTiled, a, b), a @ b)
+
+
+@pytest.mark.parametrize("cut", [8, 5])
+def test_the_bits_of_register_tiles_do_not_depend_on_how_k_is_cut(cut):
+    a, b = matrix((9, 19), "float64", 0), matrix((19, 5), "float64", 1)
+    chain = None
+    for first in range(0, 19, cut):
+        chain = multiply(SmallRegisterTiled, a[:, first : first + cut], b[first : first + cut], chain)
+    np.testing.assert_array_equal(chain, multiply(SmallRegisterTiled, a, b))
 
 
 def test_a_batch_beyond_the_grids_limit_is_cut_into_launches(monkeypatch):
@@ -124,7 +164,7 @@ def test_the_real_tile_on_one_ragged_block():
     np.testing.assert_array_equal(multiply(TiledKernel, a, b), a @ b)
 
 
-@both
+@every
 @pytest.mark.parametrize("order", STRIDES)
 def test_every_stride_is_read_in_place(kernel, order):
     shapes = (TILE + 1, TILE + 3), (TILE + 3, TILE - 1), (TILE + 1, TILE - 1)
@@ -134,7 +174,7 @@ def test_every_stride_is_read_in_place(kernel, order):
 
 # threads outside C may multiply the zero frame by infinity; what they get is not written
 @pytest.mark.filterwarnings("ignore:.*invalid value encountered:RuntimeWarning")
-@both
+@every
 def test_nan_and_infinity_stay_in_their_rows_and_columns(kernel):
     a, b = np.ones((TILE + 1, TILE + 1)), np.ones((TILE + 1, TILE + 1))
     a[0, 0], b[TILE, 1] = np.nan, np.inf

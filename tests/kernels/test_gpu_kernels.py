@@ -15,7 +15,7 @@ from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
-OURS = ("tiled", "naive", "guvectorized")
+OURS = ("register_tiled", "tiled", "naive", "guvectorized")
 LEGAL = [
     (candidate.name, dtype)
     for candidate, dtype in itertools.product(CANDIDATES, SUPPORTED)
@@ -110,8 +110,24 @@ def test_operands_and_c_are_never_written(kernel_for, name, dtype):
     assert first.data.ptr not in {x.data.ptr for x in (a, b, c, second)}
 
 
+# sizes around the register tile of each type, and operands that allow every access: vectors or not, along k or across
 @pytest.mark.parametrize("dtype", SUPPORTED)
-@pytest.mark.parametrize(("name", "cut"), [("tiled", 32), ("tiled", 96), ("naive", 7), ("guvectorized", 50)])
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("shape", [(128, 64, 128), (127, 63, 129), (260, 36, 132), (2100, 20, 136)])
+def test_register_tiles_give_the_bits_of_naive(kernel_for, dtype, orders, shape):
+    m, k, n = shape
+    a = on_gpu(matrix((m, k), dtype, 0), orders[0])
+    b = on_gpu(matrix((k, n), dtype, 1), orders[1])
+    c = on_gpu(matrix((m, n), dtype, 2), "every other")
+    expected = kernel_for("naive", dtype).multiply(a, b, c).get()
+    np.testing.assert_array_equal(multiply(kernel_for("register_tiled", dtype), a, b, c).get(), expected)
+
+
+@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize(
+    ("name", "cut"),
+    [("register_tiled", 32), ("register_tiled", 45), ("tiled", 32), ("tiled", 96), ("naive", 7), ("guvectorized", 50)],
+)
 def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
     kernel = kernel_for(name, dtype)
     a, b = on_gpu(matrix((70, 333), dtype, 0), "C"), on_gpu(matrix((333, 61), dtype, 1), "C")
@@ -124,9 +140,9 @@ def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_our_kernels_give_the_same_bits(kernel_for, dtype):
     a, b, c = (on_gpu(matrix(s, dtype, seed), "C") for seed, s in enumerate(((70, 333), (333, 61), (70, 61))))
-    tiled, naive, guvectorized = (kernel_for(name, dtype).multiply(a, b, c).get() for name in OURS)
-    np.testing.assert_array_equal(naive, tiled)
-    np.testing.assert_array_equal(guvectorized, tiled)
+    first, *others = (kernel_for(name, dtype).multiply(a, b, c).get() for name in OURS)
+    for other in others:
+        np.testing.assert_array_equal(other, first)
 
 
 @legal
@@ -138,20 +154,20 @@ def test_batches_broadcast(kernel_for, name, dtype, left, right):
     check(d, a, b, dtype)
 
 
-@pytest.mark.parametrize("name", ["tiled", "naive"])
+@pytest.mark.parametrize("name", ["register_tiled", "tiled", "naive"])
 def test_batches_beyond_the_limit_of_the_grid(kernel_for, name):
     a, b = matrix((launch.MAX_GRID_Y + 3, 2, 3), "int32", 0), matrix((3, 2), "int32", 1)
     np.testing.assert_array_equal(multiply(kernel_for(name, "int32"), a, b).get(), a @ b)
 
 
-@pytest.mark.parametrize("name", ["tiled", "naive"])
+@pytest.mark.parametrize("name", ["register_tiled", "tiled", "naive"])
 def test_tall_products_beyond_the_limit_of_the_grid(kernel_for, name):
     a, b = matrix((32 * launch.MAX_GRID_Y + 33, 2), "int32", 0), matrix((2, 1), "int32", 1)
     np.testing.assert_array_equal(multiply(kernel_for(name, "int32"), a, b).get(), a @ b)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiled", "naive"])
+@pytest.mark.parametrize("name", ["register_tiled", "tiled", "naive"])
 def test_more_than_two_to_the_31_elements(kernel_for, gpu, name):
     import cupy
 

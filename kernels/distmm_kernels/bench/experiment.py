@@ -131,7 +131,7 @@ def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) 
                 seconds,
                 seconds_with_transfers=with_transfers,
                 residual=residual(c if where.kind == "cpu" else c.get()),
-                loads=None if candidate.loads is None else candidate.loads(problem.k),
+                loads=None if candidate.loads is None else candidate.loads(problem),
             )
 
 
