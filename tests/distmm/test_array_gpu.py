@@ -27,7 +27,7 @@ def random(shape: tuple[int, ...], seed: int, dtype: str = "f4") -> np.ndarray:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kernel", [None, "naive", "tiled", "guvectorized", "cublas"])
+@pytest.mark.parametrize("kernel", [None, "naive", "tiled", "register_tiled", "guvectorized", "cublas"])
 def test_cupy_blocks_stay_cupy_blocks(kernel: str | None) -> None:
     import cupy
 

@@ -12,6 +12,7 @@ from distmm.cost import ClusterSpec, cost, operand_bytes_moved
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, even_edges, operand_batch
 from distmm.plan import make_plan
+from distmm.runtime.cluster import RATES
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
@@ -118,6 +119,16 @@ def test_block_edges_that_are_not_positive_are_refused(edges: tuple[int, int, in
 def test_unknown_precision_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"exact.*highest"):
         make_plan(Problem(10, 10, 10, F4), CPU, precision="exact")
+
+
+def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
+    from distmm_kernels.config import SUPPORTED
+    from distmm_kernels.select import CANDIDATES
+
+    for candidate in CANDIDATES:
+        for dtype in SUPPORTED:
+            if dtype.kind in candidate.kinds:
+                assert RATES[candidate.name][dtype.str[1:]] > 0
 
 
 def test_a_cluster_without_workers_is_refused() -> None:

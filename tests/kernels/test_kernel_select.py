@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,13 @@ from distmm_kernels.select import CANDIDATES, explain, names, select, why_not
 
 CPU = device.cpu()
 GPU = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
+
+
+@pytest.fixture
+def unasked(monkeypatch):
+    """Let `select` choose among all of our own kernels, those on trial too."""
+    ours = tuple(c if c.name == "cublas" else dataclasses.replace(c, by_name_only=False) for c in CANDIDATES)
+    monkeypatch.setattr("distmm_kernels.select.CANDIDATES", ours)
 
 
 def problem(dtype="float32", k=256, n=128):
@@ -26,17 +35,25 @@ def test_cpu_serves_every_type_and_precision(dtype, precision):
 
 
 @pytest.mark.parametrize("dtype", SUPPORTED)
+def test_a_kernel_on_trial_is_not_chosen_unasked(dtype):
+    assert select(problem(dtype, n=2048), GPU).name == "tiled"
+
+
+@pytest.mark.usefixtures("unasked")
+@pytest.mark.parametrize("dtype", SUPPORTED)
 def test_large_products_on_a_gpu_take_the_kernel_with_the_fewest_global_loads(dtype):
     assert select(problem(dtype, n=2048), GPU).name == "register_tiled"
     assert select(Problem(200, 64, 200, np.dtype(dtype), batch=(3, 40)), GPU).name == "register_tiled"
 
 
+@pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize("dtype", SUPPORTED)
 @pytest.mark.parametrize(("m", "n"), [(1, 1), (128, 128), (256, 256), (1, 4096), (2000, 8)])
 def test_products_that_large_tiles_would_leave_idle_take_small_ones(dtype, m, n):
     assert select(Problem(m, 500, n, np.dtype(dtype)), GPU).name == "tiled"
 
 
+@pytest.mark.usefixtures("unasked")
 @pytest.mark.parametrize(("n", "name"), [(512, "tiled"), (768, "register_tiled")])
 def test_the_choice_turns_when_large_tiles_keep_enough_multiprocessors_busy(n, name):
     assert select(problem("float32", k=n, n=n), GPU).name == name
@@ -81,6 +98,7 @@ def test_names_are_those_of_the_device():
     assert names(GPU) == ("register_tiled", "tiled", "naive", "guvectorized", "cublas")
 
 
+@pytest.mark.usefixtures("unasked")
 def test_explain_gives_a_reason_for_every_candidate():
     text = explain(problem("int64", k=64), GPU)
     first, *others = text.splitlines()
