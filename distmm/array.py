@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from typing import Any, cast
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -227,21 +227,18 @@ def _plan(
 
 
 def _users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:
-    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks."""
-    if a.chunks is None and b.chunks is None:
+    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
+
+    An operand without chunks is cut like the other: at its edges along k, at multiples of its largest edge elsewhere.
+    """
+    given = a.chunks or b.chunks
+    if given is None:
         return None
-    if a.chunks is not None and b.chunks is not None:
-        keep_a = problem.m >= problem.n
-        batch = _merged_batch(problem, a.chunks[:-2], b.chunks[:-2])
-        return Blocking(a.chunks[-2], a.chunks[-1] if keep_a else b.chunks[-2], b.chunks[-1], batch)
-    if a.chunks is not None:
-        edge = max(1, *a.chunks[-2], *a.chunks[-1])
-        batch = _merged_batch(problem, a.chunks[:-2], tuple((n,) for n in problem.b_batch))
-        return Blocking(a.chunks[-2], a.chunks[-1], even_edges(problem.n, edge), batch)
-    chunks = cast(tuple[tuple[int, ...], ...], b.chunks)
-    edge = max(1, *chunks[-2], *chunks[-1])
-    batch = _merged_batch(problem, tuple((n,) for n in problem.a_batch), chunks[:-2])
-    return Blocking(even_edges(problem.m, edge), chunks[-2], chunks[-1], batch)
+    edge = max(1, *given[-2], *given[-1])
+    a_chunks = a.chunks or (*((n,) for n in problem.a_batch), even_edges(problem.m, edge), given[-2])
+    b_chunks = b.chunks or (*((n,) for n in problem.b_batch), given[-1], even_edges(problem.n, edge))
+    k = a_chunks[-1] if problem.m >= problem.n else b_chunks[-2]
+    return Blocking(a_chunks[-2], k, b_chunks[-1], _merged_batch(problem, a_chunks[:-2], b_chunks[:-2]))
 
 
 def _merged_batch(
@@ -274,6 +271,8 @@ def _added(
     """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""
     if c.kind != kind:
         raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
+    if c.shape == shape:
+        return c.blocked(chunks, "cpu")
     source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
     # C has the shape that the user sees: without the dimensions that a vector operand lacks.
     source = source[..., None] if vector_b else source

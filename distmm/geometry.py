@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import accumulate, product
 
 import numpy as np
@@ -78,7 +79,7 @@ class Problem:
         accumulator_dtype(self.dtype)  # raises for a type that has no product
         self.batch  # noqa: B018  raises where the batch dimensions do not broadcast
 
-    @property
+    @cached_property
     def batch(self) -> tuple[int, ...]:
         """Broadcast batch dimensions, those of C."""
         try:

@@ -78,25 +78,23 @@ class Operand:
         return array.swapaxes(-1, -2) if self.transposed else array
 
     def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"]) -> da.Array:
-        if isinstance(self.source, da.Array):
-            array = self.source if self.source.chunks == chunks else self.source.rechunk(chunks)
-            return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
+        source = _MappedFile.behind(self.source)
         # A new name each time: a token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
-        if self.kind == "cupy":
-            return da.from_array(self.source, chunks=chunks, name=name, asarray=False)
-        source = _MappedFile.behind(self.source)
-        if isinstance(source, np.ndarray):
-            array = da.from_array(source, chunks=chunks, name=name)
-            return _uploaded(array) if device == "cuda" else array
-        return da.from_array(
-            source,
-            chunks=chunks,
-            name=name,
-            getitem=partial(tasks.load, device=device),
-            inline_array=True,
-            meta=np.empty((0,) * len(self.shape), self.dtype),
-        )
+        if isinstance(source, da.Array):
+            array = source if source.chunks == chunks else source.rechunk(chunks)
+        elif isinstance(source, np.ndarray) or self.kind == "cupy":
+            array = da.from_array(source, chunks=chunks, name=name, asarray=False)
+        else:
+            return da.from_array(
+                source,
+                chunks=chunks,
+                name=name,
+                getitem=partial(tasks.load, device=device),
+                inline_array=True,
+                meta=np.empty((0,) * len(self.shape), self.dtype),
+            )
+        return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
 
 
 @dataclass(frozen=True)

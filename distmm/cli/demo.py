@@ -57,14 +57,11 @@ def demo(
     m, k, n = size + 1, size - size // 8 + 3, size + size // 8 - 5 if size > 8 else size
     _prepare(folder)
     a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
-    with session.cluster(ctx, "local", device.value, workers, memory_limit):
+    with session.cluster(ctx, "local", device.value, workers, memory_limit) as client:
         session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}", markup=False)
         _make(a, (m, k), element, seed=1)
         _make(b, (k, n), element, seed=2)
-        from distributed import get_client
-
-        check = options.Check.freivalds
-        summary = run(get_client(), a, b, c, check=check, device=device, overwrite=True)
+        summary = run(client, a, b, c, check=options.Check.freivalds, device=device, overwrite=True)
     rows = summary.rows()
     if not keep:
         shutil.rmtree(folder)

@@ -34,9 +34,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.total: Counter[str] = Counter()  # product -> tasks
         self.done: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys of finished tasks
         self.forgotten: Counter[str] = Counter()  # product -> tasks that the scheduler has forgotten
-        self.uses: Counter[tuple[object, int]] = (
-            Counter()
-        )  # (operand key, rank) -> product tasks there that still need it
+        self.uses: Counter[tuple[object, int]] = Counter()  # (operand key, rank) -> product tasks that still need it
         self.home: dict[object, str] = {}  # operand key -> address that keeps its copy
         self.used_up: set[tuple[object, int]] = set()
 

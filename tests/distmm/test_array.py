@@ -116,6 +116,26 @@ def test_gemm_scales_and_adds() -> None:
     np.testing.assert_allclose(gemm(1, a[0], b, 1, c[0]).compute(), a[0] @ b + c[0])
 
 
+class Reads:
+    """An array-like that notes the shape of every region that is read."""
+
+    shape, dtype, ndim = (20, 10), np.dtype("f8"), 2
+
+    def __init__(self) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        block = np.ones(self.shape)[index]
+        self.shapes.append(block.shape)
+        return block
+
+
+def test_gemm_reads_a_c_of_its_own_shape_block_by_block() -> None:
+    a, b, c = random((20, 30)), random((30, 10), seed=1), Reads()
+    np.testing.assert_allclose(gemm(1, a, b, 2, c, blocks=(5, 30, 5)).compute(), a @ b + 2)
+    assert c.shapes == [(5, 5)] * 8
+
+
 def test_gemm_does_not_read_c_when_beta_is_zero() -> None:
     a = random((4, 4))
     np.testing.assert_allclose(gemm(1, a, a, 0, np.full((4, 4), np.nan)).compute(), a @ a)

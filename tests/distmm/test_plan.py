@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from distmm.cost import ClusterSpec, cost, operand_bytes_moved
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, even_edges, operand_batch
-from distmm.plan import make_plan
+from distmm.plan import PRECISIONS, TILE, make_plan
 from distmm.runtime.cluster import RATES
 
 F4 = np.dtype("f4")
@@ -119,6 +119,12 @@ def test_block_edges_that_are_not_positive_are_refused(edges: tuple[int, int, in
 def test_unknown_precision_is_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"exact.*highest"):
         make_plan(Problem(10, 10, 10, F4), CPU, precision="exact")
+
+
+def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
+    from distmm_kernels import config
+
+    assert (TILE, PRECISIONS) == (config.TILE, config.PRECISIONS)
 
 
 def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
