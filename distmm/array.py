@@ -13,7 +13,7 @@ from distributed import Client
 
 from distmm import graph
 from distmm.errors import InputError
-from distmm.geometry import Blocking, Problem, accumulator_dtype, even_edges
+from distmm.geometry import Blocking, Problem, even_edges
 from distmm.operands import Operand, as_matrix, check_pair, wrap
 from distmm.plan import TILE, Plan, make_plan
 from distmm.runtime import cluster
@@ -139,7 +139,7 @@ def gemm(
         cluster.install(client)
 
     on, blocking = plan.cluster.device, plan.blocking
-    choice = KernelChoice(on, accumulator_dtype(dtype), plan.precision, plan.kernel)
+    choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
     epilogue = Epilogue(dtype, a.kind, alpha, beta)
     a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on)
     b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, product
 
+import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
@@ -24,9 +25,9 @@ __all__ = ["Blocking", "Grid", "Problem", "accumulator_dtype", "even_edges", "op
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """Type in which a product with result type `dtype` is accumulated over all of k.
 
-    float16 accumulates in float32; integers of at most 32 bits in int32 and the other integers in int64, whose two's
-    complement arithmetic gives the same bits after the final cast; bool in int64, because a count of 2**32 must not
-    look like zero.
+    float16 and bfloat16 accumulate in float32; integers of at most 32 bits in int32 and the other integers in int64,
+    whose two's complement arithmetic gives the same bits after the final cast; bool in int64, because a count of
+    2**32 must not look like zero.
 
     Raises
     ------
@@ -38,7 +39,7 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.int32 if dtype.itemsize <= 4 else np.int64)
     if dtype.kind == "b":
         return np.dtype(np.int64)
-    if dtype == np.float16:
+    if dtype in (np.float16, ml_dtypes.bfloat16):
         return np.dtype(np.float32)
     if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
         return dtype.newbyteorder("=")

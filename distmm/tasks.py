@@ -28,7 +28,7 @@ Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Which kernel the tasks of a product use: device, accumulator type, precision, and a name if one is asked for."""
+    """Which kernel the tasks of a product use: device, result type, precision, and a name if one is asked for."""
 
     device: Literal["cpu", "cuda"]
     dtype: np.dtype
@@ -53,7 +53,7 @@ def _kernel(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, ...]
     here = device.cpu() if choice.device == "cpu" else device.current()
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
-    problem = config.Problem(m=m, k=k, n=n, dtype=choice.dtype, batch=batch)
+    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
     return select.select(problem, here, choice.precision, choice.name)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import ml_dtypes
 import numpy as np
 
 from distmm.geometry import accumulator_dtype
@@ -43,7 +44,7 @@ class Tolerance:
         accumulator = np.finfo(accumulator_dtype(np.result_type(a.dtype, b.dtype, c.dtype)))
         # The check's own float64 sums err like a float64 product, which matters where C is float64 itself.
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
-        out = np.finfo(c.dtype)
+        out = ml_dtypes.finfo(c.dtype)
         return cls(c.dtype, max(1, a.shape[1]), u, float(out.eps) / 2, float(out.smallest_subnormal) / 2)
 
     @property

@@ -95,7 +95,7 @@ def describe(
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
     if kernel is not None:
-        choice = tasks.KernelChoice(use, accumulator_dtype(dtype), name=kernel)
+        choice = tasks.KernelChoice(use, dtype, name=kernel)
         problem = client.submit(tasks.kernel_problem, choice).result() if client else tasks.kernel_problem(choice)
         if problem:
             raise InputError(problem)

@@ -1,4 +1,4 @@
-"""What one block product is: its sizes, its type, and the type it is accumulated in."""
+"""What one block product is: its sizes, the type of its operands, and the type it is accumulated in."""
 
 from __future__ import annotations
 
@@ -6,14 +6,19 @@ import operator
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype"]
+__all__ = ["NARROW", "PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype", "operand_dtype"]
 
+# Types that products are accumulated in.
 SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")
 )
+
+# Types of operands that are narrower than what their products are accumulated in; tensor cores take them as they are.
+NARROW: tuple[np.dtype[Any], ...] = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("int8"))
 
 # Every kernel of today computes in the operands' own IEEE type, so each of the four is met by all of them.
 PRECISIONS = ("highest", "high", "medium", "ieee")
@@ -29,6 +34,7 @@ _WIDER = {
     "uint64": "int64",
     "bool": "int64",
     "float16": "float32",
+    "bfloat16": "float32",
 }
 
 
@@ -52,25 +58,47 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """
     given = np.dtype(dtype)
     name = given.newbyteorder("=").name
-    native = np.dtype(_WIDER.get(name, name)) if given.kind in "biufc" else given
+    native = np.dtype(_WIDER.get(name, name)) if given.kind in "biufc" or given in NARROW else given
     if native not in SUPPORTED:
         raise TypeError(
             f"no kernel multiplies matrices of dtype {given}: convert them first, with .astype to one of "
-            f"{', '.join(supported.name for supported in SUPPORTED)} (or float16, bool, or a narrower integer)"
+            f"{', '.join(supported.name for supported in SUPPORTED)} (or bfloat16, float16, bool, a narrower integer)"
         )
     return native
 
 
+def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
+    """Type in which kernels are handed the operands of a product of this result type.
+
+    Parameters
+    ----------
+    dtype
+        Type of the product as NumPy would give it.
+
+    Returns
+    -------
+    numpy.dtype
+        One of ``NARROW`` as it is, else `compute_dtype` of it.
+
+    Raises
+    ------
+    TypeError
+        As `compute_dtype`.
+    """
+    native = np.dtype(dtype).newbyteorder("=")
+    return native if native in NARROW else compute_dtype(native)
+
+
 @dataclass(frozen=True)
 class Problem:
-    """One block product ``(*batch, m, k) @ (*batch, k, n)``, its operands already of a supported type.
+    """One block product ``(*batch, m, k) @ (*batch, k, n)`` of operands of type ``dtype``.
 
     Raises
     ------
     ValueError
         If a size is negative.
     TypeError
-        If a size is no integer, or ``dtype`` is not in ``SUPPORTED``.
+        If a size is no integer, or ``dtype`` is in neither ``SUPPORTED`` nor ``NARROW``.
     """
 
     m: int
@@ -87,11 +115,16 @@ class Problem:
             object.__setattr__(self, name, operator.index(getattr(self, name)))
         if min(self.m, self.k, self.n, *self.batch) < 0:
             raise ValueError(f"a size is negative in {self}; every size must be 0 or more")
-        if self.dtype not in SUPPORTED:
+        if self.dtype not in SUPPORTED + NARROW:
             raise TypeError(
-                f"{self.dtype} is not a type that kernels compute in; "
-                f"use compute_dtype({str(self.dtype)!r}) and convert the operands to it"
+                f"{self.dtype} is not a type that kernels take operands in; "
+                f"use operand_dtype({str(self.dtype)!r}) and convert the operands to it"
             )
+
+    @property
+    def accumulator(self) -> np.dtype[Any]:
+        """Type of c and d: float32 for 16-bit floats, int32 for int8, else the operands' own."""
+        return compute_dtype(self.dtype)
 
     def __str__(self) -> str:
         batch = f"{'x'.join(map(str, self.batch))} x " if self.batch else ""

@@ -22,21 +22,34 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 class Kernel(ABC):
     """Multiplies blocks of one type on one device; a worker uses one for all its blocks, ragged ones included.
 
-    Every verb returns when its result is complete, so another thread or stream may use it at once.
+    Every verb returns when its result is complete, so another thread or stream may use it at once; `multiply` can be
+    told not to wait.
 
     Parameters
     ----------
     problem
-        Its ``dtype`` is what operands are converted to; the sizes of later blocks may differ from its sizes.
+        Its types are those of all later blocks, whose sizes may differ.
     device
         Where results live.
+
+    Attributes
+    ----------
+    granule
+        Cuts of k into calls at its multiples leave the bits of the result as they are; None: no promise.
+    takes_narrow
+        Whether operands keep a type narrower than the accumulator; else they are converted to the accumulator's.
+    dtype, accumulator
+        Type of prepared operands, and of c and d.
     """
 
     name: ClassVar[str]
     device_kind: ClassVar[Literal["cpu", "cuda"]]
+    granule: ClassVar[int | None] = 1
+    takes_narrow: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
-        self.dtype = problem.dtype
+        self.accumulator = problem.accumulator
+        self.dtype = problem.dtype if self.takes_narrow else self.accumulator
         self.device = device
 
     def prepare_a(self, block: Array) -> Array:
@@ -60,7 +73,9 @@ class Kernel(ABC):
         """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
         return self._prepare(block, "B")
 
-    def multiply(self, a: Array, b: Array, c: Array | None) -> Array:
+    def multiply(
+        self, a: Array, b: Array, c: Array | None, *, dtype: DTypeLike | None = None, wait: bool = True
+    ) -> Array:
         """Return ``c + a @ b`` in a new buffer, adding in ascending k and starting from ``c``.
 
         Parameters
@@ -68,27 +83,39 @@ class Kernel(ABC):
         a, b
             Prepared operands, ``(*batch, m, k)`` and ``(*batch, k, n)``; batch dimensions broadcast.
         c
-            ``(*batch, m, n)`` of the kernel's type, or None for zero. Never written to.
+            ``(*batch, m, n)`` in the accumulator's type, or None for zero. Never written to.
+        dtype
+            Type of the result, for the last step of a chain, which nothing is added to any more: what `finish` would
+            give for it, in one pass where the kernel can. Default: the accumulator.
+        wait
+            False: return when the work is enqueued on the calling thread's current stream. The operands must stay
+            alive until it is done.
 
         Raises
         ------
         ValueError
             If the shapes do not go together.
+        TypeError
+            If an operand was not prepared by this kernel, or ``c`` is not of the accumulator's type.
         """
         shape = product_shape(a.shape, b.shape)
-        for name, array in (("a", a), ("b", b), ("c", c)):
-            if array is not None and array.dtype != self.dtype:
-                raise TypeError(f"{name} is {array.dtype}, this kernel computes in {self.dtype}: prepare it first")
+        self._check(a, "a")
+        self._check(b, "b")
+        if c is not None and c.dtype != self.accumulator:
+            raise TypeError(f"c is {c.dtype}, this kernel accumulates in {self.accumulator}: convert it first")
         if c is not None and c.shape != shape:
             raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
+        out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
         with self._on_device():
             c = None if c is None else self._to_device(c)
-            d = self._module.empty(shape, self.dtype)
+            d = self._module.empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
             if a.shape[-1] == 0:
                 d[...] = 0 if c is None else c
             elif d.size:
                 self._accumulate(a, b, c, d)
-            self._complete()
+            d = _cast(d, out_dtype)
+            if wait:
+                self._complete()
         return d
 
     def finish(self, d: Array, alpha: complex, beta: complex, c0: Array | None, dtype: DTypeLike) -> Array:
@@ -118,15 +145,24 @@ class Kernel(ABC):
             out = d if alpha == 1 else d * alpha
             if beta != 0:
                 # dtype by finish's own rule, not prepare's: c0 may be of the result's type, bool or uint8 for example
-                addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.dtype, copy=False)
+                addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.accumulator, copy=False)
                 out = out + (addend if beta == 1 else addend * beta)
-            out = out != 0 if out_dtype.kind == "b" else out.astype(out_dtype, copy=False)
+            out = _cast(out, out_dtype)
             self._complete()
         return out
 
     @abstractmethod
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Write ``c + a @ b`` into ``d``; no size is 0."""
+        """Write ``c + a @ b`` into ``d``, of the accumulator's type or one that `_stores`; no size is 0."""
+
+    def _stores(self, dtype: np.dtype[Any]) -> bool:
+        """Whether `_accumulate` can round to this type as it writes."""
+        return dtype == self.accumulator
+
+    def _check(self, operand: Array, name: str) -> None:
+        """Refuse an operand that is not in this kernel's format."""
+        if operand.dtype != self.dtype:
+            raise TypeError(f"{name} is {operand.dtype}, this kernel computes in {self.dtype}: prepare it first")
 
     @property
     @abstractmethod
@@ -149,7 +185,8 @@ class Kernel(ABC):
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
         # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
-        if not np.can_cast(block.dtype, self.dtype, "same_kind"):
+        to_real = block.dtype.kind == "c" and self.dtype.kind != "c"  # ml_dtypes lets complex pass to bfloat16
+        if to_real or not np.can_cast(block.dtype, self.dtype, "same_kind"):
             raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
             prepared = self._format(self._to_device(block))
@@ -161,17 +198,21 @@ class Kernel(ABC):
 
     def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
         """Return the factor in the accumulator's type, if that loses nothing that the result could show."""
-        kind = str(self.dtype.kind)
-        if kind == "c":
-            return self.dtype.type(value)
+        dtype = self.accumulator
+        if dtype.kind == "c":
+            return dtype.type(value)
         if isinstance(value, (complex, np.complexfloating)):
-            raise ValueError(f"{name} is {value}, but the product is {self.dtype}: give a real number")
-        if kind == "f":
-            return self.dtype.type(value)
-        ranges = [np.iinfo(self.dtype)] + ([np.iinfo(out_dtype)] if out_dtype.kind in "iu" else [])
+            raise ValueError(f"{name} is {value}, but the product is {dtype}: give a real number")
+        if dtype.kind == "f":
+            return dtype.type(value)
+        ranges = [np.iinfo(dtype)] + ([np.iinfo(out_dtype)] if out_dtype.kind in "iu" else [])
         if value % 1 != 0 or not any(r.min <= value <= r.max for r in ranges):  # NaN and infinity fail the first
             raise ValueError(f"{name} is {value}, but the product is {out_dtype}: give an integer in its range")
-        return np.array(int(value) & 2 ** (8 * self.dtype.itemsize) - 1).astype(self.dtype)[()]  # modulo 2^bits
+        return np.array(int(value) & 2 ** (8 * dtype.itemsize) - 1).astype(dtype)[()]  # modulo 2^bits
+
+
+def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    return array != 0 if dtype.kind == "b" else array.astype(dtype, copy=False)
 
 
 def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

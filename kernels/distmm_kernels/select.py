@@ -27,7 +27,7 @@ class Candidate:
     kernel
         ``module:class`` below ``distmm_kernels.gemm``.
     kinds
-        Kinds of dtype that it multiplies, as in ``numpy.dtype.kind``.
+        Kinds of accumulator that it adds in, as in ``numpy.dtype.kind``.
     loads
         Loads from global memory for one element of C; None for a library that does not say.
     tile
@@ -51,13 +51,13 @@ def _tile(problem: Problem) -> tuple[int, int]:
 
 
 def _register_loads(problem: Problem) -> int:
-    tiling = TILINGS[problem.dtype.name]
+    tiling = TILINGS[problem.accumulator.name]
     steps = -(-problem.k // tiling.depth) * tiling.depth
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
 
 
 def _register_tile(problem: Problem) -> tuple[int, int]:
-    tiling = TILINGS[problem.dtype.name]
+    tiling = TILINGS[problem.accumulator.name]
     return tiling.rows, tiling.columns
 
 
@@ -107,7 +107,7 @@ def why_not(candidate: Candidate, problem: Problem, device: Device) -> str | Non
     """Say why a candidate cannot compute the problem on the device; None if it can."""
     if candidate.device_kind != device.kind:
         return f"it runs on {candidate.device_kind} devices, and {device} is a {device.kind} device"
-    if problem.dtype.kind not in candidate.kinds:
+    if problem.accumulator.kind not in candidate.kinds:
         return f"it does not multiply {problem.dtype}"
     return None
 

@@ -17,7 +17,7 @@ from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin, w
 
 from distmm import matmul, plan
 from distmm.errors import InputError
-from distmm.geometry import Grid, accumulator_dtype
+from distmm.geometry import Grid
 from distmm.runtime import cluster, serial
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.tasks import Epilogue, KernelChoice
@@ -206,7 +206,7 @@ def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(client: Cl
     A, B = da.from_array(a, chunks=(2, 64, 32)), da.from_array(b, chunks=(32, 48))
     p = plan(A, B, client=client)
     result = np.dtype(dtype)
-    expected = serial.execute(p, a, b, KernelChoice("cpu", accumulator_dtype(result)), Epilogue(result, "numpy"))
+    expected = serial.execute(p, a, b, KernelChoice("cpu", np.dtype(result)), Epilogue(result, "numpy"))
     C = matmul(A, B, client=client)
     np.testing.assert_array_equal(client.compute(C, sync=True), expected)
     np.testing.assert_array_equal(C.compute(scheduler="synchronous"), expected)

@@ -4,16 +4,18 @@ import dataclasses
 import subprocess
 import sys
 
+import ml_dtypes
 import numpy as np
 import pytest
 
-from distmm_kernels.config import SUPPORTED, Problem, compute_dtype
+from distmm_kernels.config import NARROW, SUPPORTED, Problem, compute_dtype, operand_dtype
 
 
 @pytest.mark.parametrize(
     ("result", "accumulator"),
     [
         ("float16", "float32"),
+        (ml_dtypes.bfloat16, "float32"),
         ("int8", "int32"),
         ("int16", "int32"),
         ("uint8", "int32"),
@@ -40,6 +42,18 @@ def test_types_without_a_product_are_refused_with_the_remedy(dtype):
         compute_dtype(dtype)
 
 
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_operands_stay_narrow_and_accumulate_wider(dtype):
+    assert operand_dtype(dtype) == dtype
+    assert Problem(2, 3, 4, dtype).accumulator == compute_dtype(dtype)
+    assert compute_dtype(dtype).itemsize > dtype.itemsize
+
+
+def test_other_operands_are_handed_over_in_the_accumulators_type():
+    for dtype in ("uint8", "int16", "bool", ">f4", "complex64"):
+        assert operand_dtype(dtype) == compute_dtype(dtype)
+
+
 def test_uint32_and_uint64_products_keep_their_bits_in_the_signed_accumulator():
     for dtype in (np.uint32, np.uint64):
         a, b = (np.random.default_rng(seed).integers(0, np.iinfo(dtype).max, (9, 9), dtype) for seed in (0, 1))
@@ -52,8 +66,8 @@ def test_problem_checks_itself():
         Problem(3, -1, 4, np.dtype("float32"))
     with pytest.raises(ValueError, match="negative"):
         Problem(3, 1, 4, np.dtype("float32"), batch=(2, -2))
-    with pytest.raises(TypeError, match=r"compute_dtype\('float16'\)"):
-        Problem(3, 1, 4, np.dtype("float16"))
+    with pytest.raises(TypeError, match=r"operand_dtype\('uint8'\)"):
+        Problem(3, 1, 4, np.dtype("uint8"))
     with pytest.raises(TypeError, match="integer"):
         Problem(3, 1.5, 4, np.dtype("float32"))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -33,7 +34,7 @@ def test_operands_that_would_change_kind_are_refused():
         kernel_for("float32").prepare_a(np.zeros((2, 2), np.complex64))
     with pytest.raises(TypeError, match="B is float64, the kernel computes in int32"):
         kernel_for("int32").prepare_b(np.zeros((2, 2)))
-    with pytest.raises(TypeError, match="c is float64, this kernel computes in float32: prepare it first"):
+    with pytest.raises(TypeError, match="c is float64, this kernel accumulates in float32: convert it first"):
         kernel_for("float32").multiply(np.zeros((2, 2), "f"), np.zeros((2, 2), "f"), np.zeros((2, 2)))
 
 
@@ -44,6 +45,23 @@ def test_without_steps_of_k_the_product_is_c():
     d = kernel.multiply(a, b, c)
     np.testing.assert_array_equal(d, c)
     assert not np.shares_memory(d, c)
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "int8"])
+def test_narrow_operands_accumulate_wide_and_are_rounded_once(dtype):
+    dtype = np.dtype(dtype)
+    kernel = kernel_for(dtype)
+    a, b = np.full((2, 300), 3).astype(dtype), np.full((300, 2), 5).astype(dtype)
+    half = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+    assert half.dtype == kernel.accumulator
+    whole = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), half, dtype=dtype)
+    assert whole.dtype == dtype
+    np.testing.assert_array_equal(whole, np.full((2, 2), 9000, kernel.accumulator).astype(dtype))
+
+
+def test_complex_operands_are_refused_where_bfloat16_would_drop_their_imaginary_part():
+    with pytest.raises(TypeError, match="A is complex64"):
+        kernel_for(ml_dtypes.bfloat16).prepare_a(np.ones((2, 2), np.complex64))
 
 
 def test_finish_hands_back_what_needs_no_change():

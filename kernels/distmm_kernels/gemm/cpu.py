@@ -17,6 +17,7 @@ class CpuKernel(Kernel):
 
     name = "cpu"
     device_kind = "cpu"
+    granule = None  # BLAS may add in another order for another k
 
     @property
     def _module(self) -> Any:

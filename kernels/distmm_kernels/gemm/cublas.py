@@ -16,6 +16,7 @@ class CublasKernel(CudaKernel):
     """IEEE operands and accumulation in the library's own order of additions: no promise about cuts of k."""
 
     name = "cublas"
+    granule = None
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
