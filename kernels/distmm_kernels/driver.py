@@ -1,0 +1,123 @@
+"""Launch machine code through the CUDA driver, in a few microseconds.
+
+Numba's dispatcher takes 42 us for a launch with nine arguments, most of it spent on their types. Here every argument is
+8 bytes or a tensor map, and a launch is two small ctypes arrays and one call of the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from typing import Any
+
+from distmm_kernels.binary import Recipe, binary
+from distmm_kernels.device import Device
+
+__all__ = ["LoadedKernel", "array_arguments", "check", "current_stream", "loaded"]
+
+
+def check(status: Any, *answer: Any) -> Any:
+    """Return what a call of the driver answers.
+
+    Raises
+    ------
+    RuntimeError
+        If it failed; the message names the error.
+    """
+    if status:  # CUDA_SUCCESS is 0
+        from cuda.bindings import driver
+
+        _, text = driver.cuGetErrorString(status)
+        raise RuntimeError(f"the CUDA driver answers {status.name}: {text.decode() if text else 'unknown error'}")
+    return answer[0] if len(answer) == 1 else answer
+
+
+class LoadedKernel:
+    """A kernel on one device, ready for launches from any thread.
+
+    Attributes
+    ----------
+    registers, local_bytes
+        Of one thread. Local memory is where spilled registers go; our kernels have none.
+    """
+
+    def __init__(self, recipe: Recipe, device: Device) -> None:
+        from cuda.bindings import driver
+
+        if device.compute_capability is None:
+            raise ValueError(f"{device} is no GPU: {recipe.maker} runs on CUDA devices only")
+        made = binary(recipe, device.compute_capability)
+        self.recipe, self.device = recipe, device
+        self.threads, self.shared_bytes = made.threads, made.shared_bytes
+        library = check(*driver.cuLibraryLoadData(made.cubin, [], [], 0, [], [], 0))
+        (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
+        handle = check(*driver.cuDeviceGet(device.index))
+        attribute = driver.CUfunction_attribute
+        if self.shared_bytes > 48 * 1024:  # more must be asked for, kernel by kernel and device by device
+            most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(*driver.cuKernelSetAttribute(most, self.shared_bytes, kernel, handle))
+        fact = functools.partial(driver.cuKernelGetAttribute, kernel=kernel, dev=handle)
+        self.registers = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)))
+        self.local_bytes = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)))
+        self._function = check(*driver.cuKernelGetFunction(kernel))
+        self._launch = driver.cuLaunchKernel
+
+    def launch(
+        self, grid: tuple[int, int, int], maps: tuple[int, ...], values: tuple[int, ...], stream: int | None = None
+    ) -> None:
+        """Enqueue one run. The device must be current, as it is inside ``cupy.cuda.Device``.
+
+        Parameters
+        ----------
+        grid
+            Blocks in x, y and z.
+        maps
+            Addresses of the tensor maps that the signature begins with. The driver copies them now.
+        values
+            The other arguments: integers, addresses, `array_arguments`; all of 8 bytes.
+        stream
+            Address of a CUDA stream; CuPy's current one if None.
+        """
+        count = len(values)
+        block = (ctypes.c_uint64 * count)(*values)
+        first = ctypes.addressof(block)
+        pointers = (ctypes.c_void_p * (len(maps) + count))(*maps, *range(first, first + 8 * count, 8))
+        if stream is None:
+            stream = current_stream()
+        (status,) = self._launch(
+            self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, ctypes.addressof(pointers), 0
+        )
+        if status:
+            check(status)
+
+
+_lock = threading.Lock()
+_loaded: dict[tuple[Recipe, int], LoadedKernel] = {}
+
+
+def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
+    """Return the kernel on a device; found on disk or compiled at the first call of a process (not in every thread)."""
+    key = recipe, device.index
+    kernel = _loaded.get(key)
+    if kernel is None:
+        with _lock:
+            kernel = _loaded.get(key)
+            if kernel is None:
+                kernel = _loaded[key] = LoadedKernel(recipe, device)
+    return kernel
+
+
+def current_stream() -> int:
+    """Return the address of CuPy's current stream in this thread."""
+    import cupy
+
+    return int(cupy.cuda.get_current_stream().ptr)
+
+
+def array_arguments(array: Any) -> tuple[int, ...]:
+    """Return a CuPy array as a kernel's arguments where its signature has a Numba array of the same dimensions.
+
+    In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes.
+    """
+    return (0, 0, array.size, array.itemsize, array.data.ptr, *array.shape, *array.strides)
