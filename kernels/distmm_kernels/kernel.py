@@ -189,11 +189,12 @@ class Kernel(ABC):
         if to_real or not np.can_cast(block.dtype, self.dtype, "same_kind"):
             raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
-            prepared = self._format(self._to_device(block))
+            prepared = self._format(self._to_device(block), operand)
             self._complete()
         return prepared
 
-    def _format(self, block: Array) -> Array:
+    def _format(self, block: Array, operand: str) -> Array:
+        """Return operand ``"A"`` or ``"B"``, on the device already, as `_accumulate` wants it."""
         return block.astype(self.dtype, copy=False)
 
     def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
