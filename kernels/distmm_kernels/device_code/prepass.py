@@ -1,0 +1,406 @@
+"""Kernels that bring float32 operands into tensor cores' formats: each reads its operand once or twice, and writes once.
+
+Here a matrix is ``(rows, k)``: A as it is, B transposed. Rows are what a scale and a guard belong to, whichever axis lies
+contiguously in memory:
+
+========== ============== ==================================================================================
+contiguous kept so        kernel
+========== ============== ==================================================================================
+k          yes            `split_rows`: a block holds a row's granule in registers, so it is read once
+rows       yes            `find_maxima`, then `split_columns`, backwards: what came last is still in the cache
+rows       no, k-major    the same with `split_transposed`, through a tile in shared memory
+========== ============== ==================================================================================
+
+A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero, more than k in all means too many
+small ones. It only grows, so whoever adds to it may judge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda, types
+
+from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.split import (
+    add_global,
+    bits,
+    load4,
+    load4_unaligned,
+    load_float,
+    load_word,
+    magnitude,
+    max_global,
+    or_global,
+    power_of_two,
+    round_tf32,
+    split2_half,
+    split_half,
+    split_tf32,
+    store2,
+    store4,
+    store_word,
+    warp_max,
+    warp_sum,
+)
+from distmm_kernels.formats import (
+    GRANULE,
+    LARGEST_EXPONENT,
+    SHARE,
+    SMALL_EXPONENT,
+    TF32_LARGEST_EXPONENT,
+    TF32_SMALLEST_EXPONENT,
+    TOP,
+    Format,
+    Guard,
+)
+
+__all__ = ["THREADS", "find_maxima", "split_columns", "split_rows", "split_transposed"]
+
+f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
+
+THREADS = 256
+HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
+STRETCH = 256  # k of one block where rows are contiguous; divides the granule
+TILE_ROWS, TILE_K = 32, 64  # of a transposed tile: a warp writes 128 contiguous bytes of float16 or of float32
+TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
+
+LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large
+OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in (Guard.OVERFLOW, Guard.UNDERFLOW, Guard.RANGE))
+
+
+@cuda.jit(device=True, inline="always")
+def exponent_of(top):
+    """Exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
+    exponent = i32(top >> u32(23)) - i32(127)
+    exponent = min(max(exponent, i32(-LARGEST_EXPONENT)), i32(LARGEST_EXPONENT))
+    return exponent if top != u32(0) else i32(0)
+
+
+@cuda.jit(device=True, inline="always")
+def guard_of(top):
+    """Guards that a maximum (bits) raises against being scaled."""
+    if top >= u32((LARGEST_EXPONENT + 128) << 23):
+        return OVERFLOW
+    if u32(0) < top and top < u32((127 - LARGEST_EXPONENT) << 23):
+        return UNDERFLOW
+    return u32(0)
+
+
+@cuda.jit(device=True, inline="always")
+def weight_of(x, scaled, small):
+    """What a number adds to its row's weight; ``small`` are the bits of the magnitude below which it counts as small."""
+    weight = u32(SHARE) if magnitude(scaled) < small else u32(0)
+    return weight if x != f32(0) else u32(1)
+
+
+def split_rows(form: Format, aligned: bool, warps: int) -> Source:
+    """Split rows whose k is contiguous; ``warps`` (1, 2, 4, 8) share a granule of one, `HELD` numbers a thread.
+
+    Grid: blocks of rows, granules, matrices.
+    """
+    load = load4 if aligned else load4_unaligned
+    write = _writer4(form)
+    together, blocks = 32 * warps, 8 // warps
+    itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, _small(form)
+
+    def kernel(source, between, pitch, rows, k, hi, lo, ld, scales, scales_pitch, flags):
+        reduced = cuda.shared.array(8, u32)
+        values = cuda.local.array(HELD, f32)
+        thread = u32(cuda.threadIdx.x)
+        warp, place = thread >> u32(5), thread & u32(together - 1)
+        row = u64(cuda.blockIdx.x) * u64(blocks) + u64(warp // u32(warps))
+        granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z)
+        first = granule * u64(GRANULE)
+        length = i32(min(k - first, u64(GRANULE))) if row < rows else i32(0)
+        start = source + matrix * between + row * pitch + first * u64(4)
+        top = u32(0)
+        for i in range(HELD // 4):
+            at = (u32(i * together) + place) * u32(4)
+            x = load(start + u64(at) * u64(4), length - i32(at))
+            for j in range(4):
+                values[4 * i + j] = x[j]
+                if guarded:
+                    top = max(top, magnitude(x[j]))
+        scale, guard = f32(1), u32(0)
+        if guarded:
+            reduced[warp] = warp_max(top)
+            cuda.syncthreads()
+            home = warp // u32(warps) * u32(warps)
+            for i in range(warps):
+                top = max(top, reduced[home + u32(i)])
+            if scaled:
+                scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
+            elif top >= LARGE:
+                guard = OVERFLOW
+            weight = u32(0)
+            for i in range(HELD):
+                weight += weight_of(values[i], values[i] * scale, small)
+            cuda.syncthreads()  # the maxima have been read
+            reduced[warp] = warp_sum(weight)
+            cuda.syncthreads()
+            if place == u32(0) and row < rows:
+                weight = u32(0)
+                for i in range(warps):
+                    weight += reduced[home + u32(i)]
+                if weight > u32(HELD * together):  # the numbers past the end count as zeros
+                    guard |= RANGE if scaled else UNDERFLOW
+                if guard != u32(0):
+                    or_global(flags + granule * u64(4), guard)
+                if scaled:
+                    at_scale = (matrix * u64(cuda.gridDim.y) + granule) * scales_pitch + row
+                    store_word(scales + at_scale * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
+        to = ((matrix * rows + row) * ld + first) * u64(itemsize)
+        for i in range(HELD // 4):
+            at = (u32(i * together) + place) * u32(4)
+            if i32(at) < length:
+                x0, x1 = values[4 * i] * scale, values[4 * i + 1] * scale
+                x2, x3 = values[4 * i + 2] * scale, values[4 * i + 3] * scale
+                write(hi, lo, to + u64(at) * u64(itemsize), x0, x1, x2, x3)
+
+    return _source(kernel, 11)
+
+
+def find_maxima(aligned: bool) -> Source:
+    """Find the largest magnitude (bits) of each row and granule where rows are contiguous.
+
+    ``maxima`` is ``(matrices, granules, scales_pitch)``, zero before. Grid: 128 rows by `STRETCH` of k, 1, matrices.
+    """
+    load = load4 if aligned else load4_unaligned
+
+    def kernel(source, between, pitch, rows, k, maxima, scales_pitch):
+        reduced = cuda.shared.array((8, 128), u32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(127)) >> u32(7)
+        stretch = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - stretch * wide) * u32(128)
+        row, matrix = base + lane * u32(4), u64(cuda.blockIdx.z)
+        first = u64(stretch) * u64(STRETCH)
+        steps = u32(min(k - first, u64(STRETCH)))
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        left = i32(u32(rows) - row)
+        m0, m1, m2, m3 = u32(0), u32(0), u32(0), u32(0)
+        step = warp
+        while step < steps:
+            for i in range(4):  # four loads in flight
+                at = step + u32(8 * i)
+                x = load(start + u64(at) * pitch, left if at < steps else i32(0))
+                m0, m1 = max(m0, magnitude(x[0])), max(m1, magnitude(x[1]))
+                m2, m3 = max(m2, magnitude(x[2])), max(m3, magnitude(x[3]))
+            step += u32(32)
+        at = lane * u32(4)
+        reduced[warp, at], reduced[warp, at + u32(1)] = m0, m1
+        reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = m2, m3
+        cuda.syncthreads()
+        if thread < u32(128) and base + thread < u32(rows):
+            top = u32(0)
+            for i in range(8):
+                top = max(top, reduced[i, thread])
+            granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
+            to = (matrix * granules + first // u64(GRANULE)) * scales_pitch + u64(base + thread)
+            max_global(maxima + to * u64(4), top)
+
+    return _source(kernel, 7)
+
+
+def split_columns(form: Format, aligned: bool) -> Source:
+    """Split where rows are contiguous and stay so: parts are ``(matrices, k, ld)``. Grid: as for `find_maxima`.
+
+    ``maxima`` is followed by as many weights, zero before.
+    """
+    load = load4 if aligned else load4_unaligned
+    write = _writer4(form)
+    itemsize, small = form.dtype.itemsize, _small(form)
+
+    def kernel(source, between, pitch, rows, k, maxima, weights, hi, lo, ld, scales, scales_pitch, flags):
+        reduced = cuda.shared.array((8, 128), u32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(127)) >> u32(7)
+        block = u32(cuda.gridDim.x) - u32(1) - u32(cuda.blockIdx.x)  # backwards
+        stretch = block // wide
+        base = (block - stretch * wide) * u32(128)
+        row, matrix = base + lane * u32(4), u64(cuda.gridDim.z) - u64(1) - u64(cuda.blockIdx.z)
+        first = u64(stretch) * u64(STRETCH)
+        steps = u32(min(k - first, u64(STRETCH)))
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        left = i32(u32(rows) - row)
+        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
+        statistics = (matrix * granules + granule) * scales_pitch
+        mine = maxima + (statistics + u64(row)) * u64(4)
+        t0 = load_word(mine) if left > i32(0) else u32(0)
+        t1 = load_word(mine + u64(4)) if left > i32(1) else u32(0)
+        t2 = load_word(mine + u64(8)) if left > i32(2) else u32(0)
+        t3 = load_word(mine + u64(12)) if left > i32(3) else u32(0)
+        s0, s1 = power_of_two(i32(TOP) - exponent_of(t0)), power_of_two(i32(TOP) - exponent_of(t1))
+        s2, s3 = power_of_two(i32(TOP) - exponent_of(t2)), power_of_two(i32(TOP) - exponent_of(t3))
+        w0, w1, w2, w3 = u32(0), u32(0), u32(0), u32(0)
+        to = ((matrix * k + first) * ld + u64(row)) * u64(itemsize)
+        held = cuda.local.array(16, f32)
+        step = warp
+        while step < steps:
+            for i in range(4):  # four loads in flight
+                at = step + u32(8 * i)
+                x = load(start + u64(at) * pitch, left if at < steps else i32(0))
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = x
+            for i in range(4):
+                at = step + u32(8 * i)
+                if at < steps and left > i32(0):
+                    x0, x1, x2, x3 = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
+                    y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
+                    w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
+                    w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
+                    write(hi, lo, to + u64(at) * ld * u64(itemsize), y0, y1, y2, y3)
+            step += u32(32)
+        at = lane * u32(4)
+        reduced[warp, at], reduced[warp, at + u32(1)] = w0, w1
+        reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = w2, w3
+        cuda.syncthreads()
+        if thread < u32(128) and base + thread < u32(rows):
+            weight = u32(0)
+            for i in range(8):
+                weight += reduced[i, thread]
+            own = (statistics + u64(base + thread)) * u64(4)
+            length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
+            guard = u32(0)
+            if weight != u32(0):
+                weight += add_global(weights + own, weight)
+                if weight > length:
+                    guard = RANGE
+            if first == granule * u64(GRANULE):  # one block of each granule
+                top = load_word(maxima + own)
+                guard |= guard_of(top)
+                store_word(scales + own, bits(power_of_two(exponent_of(top) - i32(TOP))))
+            if guard != u32(0):
+                or_global(flags + granule * u64(4), guard)
+
+    return _source(kernel, 13)
+
+
+def split_transposed(form: Format) -> Source:
+    """Split where rows are contiguous, into parts whose k is: ``(matrices, rows, ld)``. Any alignment.
+
+    ``maxima`` is read if the format is scaled, ``weights`` are counted if it is guarded. Grid: `TILE_ROWS` rows by `TILE_K`
+    of k, 1, matrices.
+    """
+    itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, _small(form)
+    half = itemsize == 2
+    store = _writer1(form)
+
+    def kernel(source, between, pitch, rows, k, maxima, weights, hi, lo, ld, scales, scales_pitch, flags):
+        tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
+        counted = cuda.shared.array((8, TILE_ROWS), u32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(TILE_ROWS - 1)) // u32(TILE_ROWS)
+        down = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - down * wide) * u32(TILE_ROWS)
+        row, matrix = base + lane, u64(cuda.blockIdx.z)
+        inside = row < u32(rows)
+        first = u64(down) * u64(TILE_K)
+        steps = u32(min(k - first, u64(TILE_K)))
+        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
+        statistics = (matrix * granules + granule) * scales_pitch
+        own = (statistics + u64(row)) * u64(4)
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        scale, guard, top = f32(1), u32(0), u32(0)
+        if scaled and inside:
+            top = load_word(maxima + own)
+            scale = power_of_two(i32(TOP) - exponent_of(top))
+        weight = u32(0)
+        for i in range(TILE_K // 8):
+            at = warp + u32(8 * i)
+            x = load_float(start + u64(at) * pitch, i32(inside and at < steps))
+            tile[at, lane] = x * scale
+            if guarded and inside and at < steps:
+                weight += weight_of(x, x * scale, small)
+                if not scaled and magnitude(x) >= LARGE:
+                    guard = OVERFLOW
+        if guarded:
+            counted[warp, lane] = weight
+        cuda.syncthreads()
+        if guarded and inside:
+            if warp == u32(0):
+                weight = u32(0)
+                for i in range(8):
+                    weight += counted[i, lane]
+                if weight != u32(0):
+                    weight += add_global(weights + own, weight)
+                    if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
+                        guard |= RANGE if scaled else UNDERFLOW
+                if scaled and first == granule * u64(GRANULE):
+                    guard |= guard_of(top)
+                    store_word(scales + own, bits(power_of_two(exponent_of(top) - i32(TOP))))
+            if guard != u32(0):
+                or_global(flags + granule * u64(4), guard)
+        for i in range(TILE_ROWS // 8):
+            there = warp + u32(8 * i)
+            if base + there < u32(rows):
+                to = ((matrix * rows + u64(base + there)) * ld + first) * u64(itemsize)
+                if half:
+                    at = lane * u32(2)
+                    if at < steps:
+                        store(hi, lo, to + u64(lane) * u64(4), tile[at, there], tile[at + u32(1), there])
+                else:
+                    for j in range(TILE_K // 32):
+                        at = lane + u32(32 * j)
+                        if at < steps:
+                            store(hi, lo, to + u64(at) * u64(4), tile[at, there], f32(0))
+
+    return _source(kernel, 13)
+
+
+def _small(form: Format) -> Any:
+    """Bits of the magnitude below which a number, scaled if the format is, loses bits or makes products that vanish."""
+    return u32((SMALL_EXPONENT if form.scaled else TF32_SMALLEST_EXPONENT) + 127 << 23)
+
+
+def _writer4(form: Format) -> Callable[..., None]:
+    """Make ``(hi, lo, offset, x0, x1, x2, x3)``: write the parts of four neighbours."""
+
+    def halves(hi, lo, offset, x0, x1, x2, x3):
+        part = split_half(x0, x1, x2, x3)
+        store2(hi + offset, part[0], part[1])
+        store2(lo + offset, part[2], part[3])
+
+    def pairs(hi, lo, offset, x0, x1, x2, x3):
+        p0, p1, p2, p3 = split_tf32(x0), split_tf32(x1), split_tf32(x2), split_tf32(x3)
+        store4(hi + offset, p0[0], p1[0], p2[0], p3[0])
+        store4(lo + offset, p0[1], p1[1], p2[1], p3[1])
+
+    def rounded(hi, lo, offset, x0, x1, x2, x3):
+        store4(hi + offset, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
+
+    return _inlined(form, halves, pairs, rounded)
+
+
+def _writer1(form: Format) -> Callable[..., None]:
+    """Make ``(hi, lo, offset, x, y)``: write the parts of one word, two neighbours of float16 or one of TF32."""
+
+    def halves(hi, lo, offset, x, y):
+        part = split2_half(x, y)
+        store_word(hi + offset, part[0])
+        store_word(lo + offset, part[1])
+
+    def pairs(hi, lo, offset, x, y):
+        part = split_tf32(x)
+        store_word(hi + offset, part[0])
+        store_word(lo + offset, part[1])
+
+    def rounded(hi, lo, offset, x, y):
+        store_word(hi + offset, round_tf32(x))
+
+    return _inlined(form, halves, pairs, rounded)
+
+
+def _inlined(form: Format, halves: Any, pairs: Any, rounded: Any) -> Callable[..., None]:
+    chosen = halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded
+    device_function: Callable[..., None] = cuda.jit(device=True, inline="always")(chosen)
+    return device_function
+
+
+def _source(kernel: Callable[..., None], arguments: int) -> Source:
+    # four blocks a multiprocessor: a thread may hold a row's share in registers, and enough loads are in flight
+    return Source(kernel, types.void(*[u64] * arguments), THREADS, blocks=4)
