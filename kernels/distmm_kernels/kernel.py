@@ -108,7 +108,7 @@ class Kernel(ABC):
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
         with self._on_device():
             c = None if c is None else self._to_device(c)
-            d = self._module.empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
+            d = self._empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
             if a.shape[-1] == 0:
                 d[...] = 0 if c is None else c
             elif d.size:
@@ -154,6 +154,10 @@ class Kernel(ABC):
     @abstractmethod
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Write ``c + a @ b`` into ``d``, of the accumulator's type or one that `_stores`; no size is 0."""
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array for a result."""
+        return self._module.empty(shape, dtype)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
         """Whether `_accumulate` can round to this type as it writes."""

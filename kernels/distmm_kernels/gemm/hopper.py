@@ -1,0 +1,189 @@
+"""Tensor cores of Hopper GPUs, fed by the tensor memory accelerator: float16, bfloat16, int8, and TF32.
+
+Operands stay as they are where the accelerator can read them: rows or columns contiguous, all aligned to 16 bytes; else
+they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper_gemm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from distmm_kernels import hopper_tiles
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.formats import TF32
+from distmm_kernels.hopper_launch import HopperGemm
+from distmm_kernels.hopper_tiles import HopperTile
+from distmm_kernels.kernel import Array
+from distmm_kernels.launch import CudaKernel
+from distmm_kernels.splits import split
+from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
+
+__all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
+
+
+@dataclass(frozen=True, eq=False)
+class HopperOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    array
+        The same matrices, or their transposes, with contiguous rows.
+    major
+        The axis that is contiguous.
+    stack
+        Where the matrices lie, if there is one matrix only.
+    """
+
+    shape: tuple[int, ...]
+    array: Array
+    major: Any
+    operand: hopper_tiles.Operand
+    stack: MatrixStack | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.array.nbytes)
+
+
+class HopperKernel(CudaKernel):
+    """float16 and bfloat16 accumulated in float32, int8 in int32."""
+
+    name = "hopper"
+    takes_narrow = True
+    granule = 64  # a stage; int32 sums are exact, so int8 could be cut anywhere
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "int8": "int8",
+    }
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.operand = self.formats[self.dtype.name]
+        self._gemms: dict[Any, HopperGemm] = {}
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        own, other = ("k", "m") if operand == "A" else ("n", "k")
+        must_be = None if self.operand in ("float16", "bfloat16") else "k"
+        array = self._converted(block)
+        shape = array.shape
+        rows_first = {own: array, other: array.swapaxes(-1, -2)}
+        for major in (own, other):
+            if must_be in (None, major) and _legal(rows_first[major]):
+                return self._operand(shape, rows_first[major], major)
+        major = must_be or (other if _contiguous(rows_first[other]) else own)
+        return self._operand(shape, self._padded(rows_first[major]), major)
+
+    def _converted(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False)
+
+    def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
+        stack = MatrixStack.of(array) if array.ndim == 2 else None
+        return HopperOperand(shape, array, major, self.operand, stack)
+
+    def _padded(self, array: Array) -> Array:
+        copy = self._rows(array.shape, array.dtype)
+        copy[...] = array
+        return copy
+
+    def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return an array whose rows begin at multiples of the alignment."""
+        multiple = ALIGNMENT // dtype.itemsize
+        columns = -(-shape[-1] // multiple) * multiple
+        whole = self._module.empty((*shape[:-1], columns), dtype)
+        return whole if columns == shape[-1] else whole[..., : shape[-1]]
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self._rows(shape, dtype)
+
+    def _stores(self, dtype: np.dtype[Any]) -> bool:
+        narrow = dtype.name in ("float16", "bfloat16") and self.accumulator == np.float32
+        return narrow or dtype == self.accumulator
+
+    def _check(self, operand: Any, name: str) -> None:
+        if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
+            kind = getattr(operand, "operand", type(operand).__name__)
+            raise TypeError(
+                f"{name} is {kind}, this kernel multiplies {self.operand}: prepare it with this kernel first"
+            )
+
+    def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
+        if c is not None and not _addable(c):
+            c = self._padded(c)
+        batch = d.shape[:-2]
+        if a.stack is not None and b.stack is not None and not batch:
+            self._multiply(a, b, a.stack, b.stack, c, d)
+            return
+        arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
+        for index in np.ndindex(batch[:-1]):
+            stacks = [MatrixStack.of(array[index]) for array in arrays]
+            self._multiply(a, b, stacks[0], stacks[1], None if c is None else c[index], d[index])
+
+    def _multiply(
+        self, a: HopperOperand, b: HopperOperand, a_stack: MatrixStack, b_stack: MatrixStack, c: Array | None, d: Array
+    ) -> None:
+        to = MatrixStack.of(d)
+        added = None if c is None else MatrixStack.of(c)
+        columns = hopper_tiles.best_columns(to.rows, to.columns, to.matrices, self.device.multiprocessors)
+        key = columns, a.major, b.major, d.dtype, c is not None
+        gemm = self._gemms.get(key)
+        if gemm is None:
+            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, adds=c is not None)
+            gemm = self._gemms[key] = HopperGemm(tile, self.device)
+        gemm((a_stack,), (b_stack,), added, to)
+
+
+class HopperTf32Kernel(HopperKernel):
+    """float32 operands rounded to nearest to the 11 significant bits that TF32 tensor cores read."""
+
+    name = "hopper_tf32"
+    granule = 32
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "tfloat32"}
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        # rows of A, columns of B
+        rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
+        stack = rows.reshape(-1, *rows.shape[-2:])
+        parts, _ = split(stack, TF32, self.device, k_major=True)
+        array = parts.hi[..., : rows.shape[-1]].reshape(rows.shape[:-2] + parts.hi.shape[1:2] + rows.shape[-1:])
+        return self._operand(block.shape, array, "k")
+
+
+class HopperBf16Kernel(HopperKernel):
+    """float32 operands rounded to bfloat16."""
+
+    name = "hopper_bf16"
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "bfloat16"}
+
+    def _converted(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+
+
+def _contiguous(array: Array) -> bool:
+    return bool(array.shape[-1] == 1 or array.strides[-1] == array.itemsize)
+
+
+def _legal(array: Array) -> bool:
+    """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
+    row = array.shape[-1] * array.itemsize
+    *batch, pitch, _ = array.strides
+    return (
+        _contiguous(array)
+        and row <= pitch < 2**40
+        and all(number % ALIGNMENT == 0 and number >= 0 for number in (array.data.ptr, pitch, *batch))
+    )
+
+
+def _addable(c: Array) -> bool:
+    """Whether the kernel can read this C where it lies."""
+    *batch, pitch, _ = c.strides
+    return _contiguous(c) and all(number % 8 == 0 and number >= 0 for number in (c.data.ptr, pitch, *batch))
