@@ -63,9 +63,9 @@ class HopperGemm:
         Parameters
         ----------
         a, b
-            One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is ``(n, k)``
-            if ``tile.b_major`` is ``k``, else ``(k, n)``. Aligned as `distmm_kernels.tensor_map.ALIGNMENT` says. One
-            matrix, or as many as D.
+            One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is
+            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. Aligned as `distmm_kernels.tensor_map.ALIGNMENT`
+            says. One matrix, or as many as D.
         c
             ``(m, n)`` of the accumulator's type, aligned to 8 bytes, one matrix or as many as D; None if the tile does
             not add.

@@ -184,7 +184,7 @@ def _words_place(lane):  # type: ignore[no-untyped-def]
 
 
 def _halves_place(lane):  # type: ignore[no-untyped-def]
-    """Four matrices of 8 rows of one unit: upper and lower rows of 8 columns, then of the next 8; a lane names a row."""
+    """Four matrices of 8 rows of one unit: upper, lower rows of 8 columns, then of the next 8; a lane names a row."""
     matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
     return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
 

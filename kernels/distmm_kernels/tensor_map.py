@@ -40,7 +40,7 @@ class MatrixStack(NamedTuple):
 
     @classmethod
     def of(cls, array: Any) -> MatrixStack:
-        """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast stack is one matrix."""
+        """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast one is one matrix."""
         if array.ndim == 2:
             (rows, columns), pitch = array.shape, array.strides[0]
             return cls(array.data.ptr, 1, rows, columns, pitch, rows * pitch)

@@ -26,8 +26,8 @@ def load_c(columns: int, integer: bool) -> Callable[..., None]:
     """Make ``load_c(acc, address, pitch, left, left_below)``: read 32-bit C into accumulators.
 
     ``address`` is that of the thread's first element and a multiple of 8, as ``pitch``, the bytes from one row to the
-    next, is. ``left`` columns, from that element on, exist in its row, and ``left_below`` in the row 8 further down; what
-    does not exist becomes 0.
+    next, is. ``left`` columns, from that element on, exist in its row, and ``left_below`` in the row 8 further down;
+    what does not exist becomes 0.
     """
     number, letter = (I32, "r") if integer else (F32, "f")
     pairs = [

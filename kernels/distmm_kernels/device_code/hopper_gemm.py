@@ -2,7 +2,7 @@
 
 One block runs on each multiprocessor and takes tile after tile of C. Its first thread keeps a ring of stages of A and B
 on their way into shared memory (TMA); two warpgroups multiply them (wgmma). A stage's *full* barrier says that it has
-arrived, its *empty* barrier that all have read it. While the multiplying warps store a tile, the next one's stages come.
+arrived, its *empty* barrier that all have read it. While one tile is stored, the next one's stages arrive.
 """
 
 from __future__ import annotations

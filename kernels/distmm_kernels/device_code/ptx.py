@@ -71,8 +71,8 @@ def assembly(
     """Return a function of a builder and LLVM values that emits PTX and returns its results.
 
     ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. What is pure touches no memory
-    that this kernel writes; the rest keeps its order, and the compiler's own loads and stores pass it only if it clobbers
-    no memory.
+    that this kernel writes; the rest keeps its order, and the compiler's loads and stores pass it only if it does not
+    clobber memory.
     """
     returned = VOID if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
     kind = ir.FunctionType(returned, inputs)

@@ -1,8 +1,9 @@
 """Warpgroup matrix multiply-add: 64 rows of A times a tile of B, both in shared memory, into registers.
 
-Accumulators are a ``cuda.local.array`` that lives in registers, since every index into it is a constant. Thread ``t`` of a
-warpgroup holds parts of rows ``16 (t // 32) + t % 32 // 4`` and of 8 further down: of every 8 columns, ``2 (t % 4)`` and the
-next. Elements ``4 j`` and ``4 j + 1`` belong to the ``j``-th 8 columns of the first row, the next two to the second row.
+Accumulators are a ``cuda.local.array`` that lives in registers, since every index into it is a constant. Thread ``t``
+of a warpgroup holds parts of row ``16 (t // 32) + t % 32 // 4`` and of the row 8 further down: of every 8 columns,
+column ``2 (t % 4)`` and the next. Elements ``4 j`` and ``4 j + 1`` are in the ``j``-th 8 columns of the first row, the
+next two in the second row.
 """
 
 from __future__ import annotations

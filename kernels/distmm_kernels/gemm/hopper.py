@@ -153,7 +153,7 @@ class HopperTf32Kernel(HopperKernel):
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
         stack = rows.reshape(-1, *rows.shape[-2:])
-        parts, _ = split(stack, TF32, self.device, k_major=True)
+        parts, _ = split(stack, TF32, self.device)
         array = parts.hi[..., : rows.shape[-1]].reshape(rows.shape[:-2] + parts.hi.shape[1:2] + rows.shape[-1:])
         return self._operand(block.shape, array, "k")
 
