@@ -51,13 +51,13 @@ def _tile(problem: Problem) -> tuple[int, int]:
 
 
 def _register_loads(problem: Problem) -> int:
-    tiling = TILINGS[problem.accumulator.name]
+    tiling = TILINGS[problem.accumulator.name][0]
     steps = -(-problem.k // tiling.depth) * tiling.depth
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
 
 
 def _register_tile(problem: Problem) -> tuple[int, int]:
-    tiling = TILINGS[problem.accumulator.name]
+    tiling = TILINGS[problem.accumulator.name][0]
     return tiling.rows, tiling.columns
 
 
