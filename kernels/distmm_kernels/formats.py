@@ -1,12 +1,13 @@
-"""How float32 operands lie in memory for tensor cores: split into narrower parts, padded, k contiguous or not.
+"""How float32 operands are stored for tensor cores: split into narrower parts, scaled, padded; and when that is right.
 
-A tensor core multiplies numbers of 11 significant bits exactly. A float32 has 24, so it becomes a sum of two such numbers,
-``x = scale * (hi + lo)``, and ``a b = hi hi + hi lo + lo hi`` up to ``lo lo``, 2^-22 of it or less (Ootomo & Yokota, IJHPCA
-2022). In float16 the sum keeps 22 to 24 bits where the numbers of a row of A (a column of B) do not differ too much: each
-is scaled by a power of two that brings its maximum to [2^14, 2^15). In TF32 it keeps 22 to 24 bits of any normal number.
+A tensor core multiplies numbers of 11 significant bits exactly. A float32 has 24, so it becomes a sum of two such
+numbers, ``x = scale * (hi + lo)``, and ``a b = hi hi + hi lo + lo hi`` up to ``lo lo``, at most 2^-22 of it (Ootomo and
+Yokota, IJHPCA 2022). In TF32 the parts keep 22 to 24 bits of any number; in float16, where tensor cores are twice as
+fast, of numbers that do not differ too much within a row of A (a column of B): a power of two brings the row's maximum
+to [2^14, 2^15), where it is as large as float16 lets it be.
 
-The scale belongs to one row and `GRANULE` steps of k, counted from the operand's first: so an operand that is cut there has
-the same parts as the whole. What a format cannot hold is a `Guard`, found while splitting, and raised for the granule.
+The scale belongs to one row and `GRANULE` steps of k, counted from the operand's first: so an operand that is cut there
+has the same parts as the whole. What a format cannot hold is a `Guard`, found while splitting, for each granule.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ __all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "Plac
 
 GRANULE = 8192  # a row of it is what the registers of one thread block hold; blocks of a matrix are rarely deeper
 
-TOP = 14  # exponent that a row's maximum is scaled to: 2^15 - 1 is in the range of float16, 2^16 is not
-LARGEST_EXPONENT = 60  # of a row's maximum in float16 parts: beyond it, scaling the product could leave float32's range
-# A float16 has 10 bits behind its first one down to 2^-14; lo, 11 to 12 bits further down, must still have them. Smaller
-# numbers keep fewer bits, down to the last float16, 2^-24.
+TOP = 14  # exponent that a row's maximum is scaled to: rounded up it is 2^15 at most, and 2^16 is no float16
+LARGEST_EXPONENT = 60  # of a row's maximum, up and down: beyond it, scaling could leave float32's range
+# float16 has its 10 bits behind the first one down to 2^-14, and lo, 11 or 12 bits below x, must still have them.
+# Smaller numbers keep fewer bits, down to the last float16, 2^-24.
 SMALL_EXPONENT = -3
 SHARE = 64  # a row may have one small number in so many that are not zero; N(0, 1) has one in 40,000
-# A tensor core's float32 sums overflow and vanish like any other's: products of numbers within these bounds do neither.
-TF32_LARGEST_EXPONENT = 64
+# Above this share of small ones, few products make each sum, and a float32 chain has fewer roundings than any split.
+MOST = 0.5
+# Products of TF32 numbers within these bounds neither overflow nor vanish, summed over any k.
+TF32_LARGEST_EXPONENT = 56
 TF32_SMALLEST_EXPONENT = -50
 
-TMA_BYTES = 16  # alignment of rows that the tensor memory accelerator loads
+TMA_BYTES = 16  # alignment of what the tensor memory accelerator loads, and of four float32
 
 
 class Guard(enum.IntFlag):
@@ -40,6 +43,7 @@ class Guard(enum.IntFlag):
     OVERFLOW = 1  # infinite, not a number, or too large
     UNDERFLOW = 2  # a row's maximum too small to scale, or too many numbers whose products would vanish
     RANGE = 4  # too many numbers of a row small against its maximum
+    FEW = 8  # most numbers of a row small against its maximum
 
 
 @dataclass(frozen=True)
@@ -52,17 +56,26 @@ class Format:
         Of each part.
     parts
         1 for the rounded number, 2 for hi and lo.
-    scaled
-        Whether parts are scaled by a power of two for each row and granule.
-    guarded
-        Whether numbers that the format cannot hold are looked for.
     """
 
     name: str
     dtype: np.dtype[Any]
     parts: int
-    scaled: bool
-    guarded: bool
+
+    @property
+    def scaled(self) -> bool:
+        """Whether parts are scaled by a power of two for each row and granule: float16 has not the exponents."""
+        return self.dtype.itemsize == 2
+
+    @property
+    def guarded(self) -> bool:
+        """Whether numbers that the format cannot hold are looked for. A rounded number promises nothing."""
+        return self.parts == 2
+
+    @property
+    def along_k(self) -> bool:
+        """Whether tensor cores want k contiguous."""
+        return self.dtype.itemsize != 2
 
     @property
     def multiple(self) -> int:
@@ -70,9 +83,9 @@ class Format:
         return TMA_BYTES // self.dtype.itemsize
 
 
-FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2, scaled=True, guarded=True)
-TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2, scaled=False, guarded=True)
-TF32 = Format("tf32", np.dtype("float32"), 1, scaled=False, guarded=False)
+FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2)
+TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2)
+TF32 = Format("tf32", np.dtype("float32"), 1)
 
 
 @dataclass(frozen=True)
@@ -92,23 +105,22 @@ class Placement:
 
 
 def place(shape: tuple[int, ...], strides: tuple[int, ...], address: int, itemsize: int) -> Placement:
-    """Say how a stack ``(batch, rows, k)`` may be read, from its strides in bytes and the address of its first element.
+    """Say how a stack ``(batch, rows, k)`` may be read, from its strides in bytes and its first element's address.
 
-    An axis of one element may count as having any stride. k is preferred, since it needs no transposition.
+    An axis of one element may count as having any stride. k is preferred: it needs no transposition.
     """
-    _, rows, k = shape
-    for axis, size, contiguous in ((2, k, "k"), (1, rows, "rows")):
-        if strides[axis] == itemsize or size == 1:
-            others = [address, *(strides[i] for i in range(3) if i != axis and shape[i] > 1)]
-            return Placement(contiguous, all(number % TMA_BYTES == 0 for number in others))
+    for axis, contiguous in ((2, "k"), (1, "rows")):
+        if strides[axis] == itemsize or shape[axis] == 1:
+            others = [strides[i] for i in range(3) if i != axis and shape[i] > 1]
+            return Placement(contiguous, all(number % TMA_BYTES == 0 for number in (address, *others)))
     return Placement(None, aligned=False)
 
 
 def granules(k: int) -> int:
-    """Count the granules of an operand, the last one ragged."""
+    """Count the granules of an operand; the last one may be shorter."""
     return -(-k // GRANULE)
 
 
 def warps_of(k: int) -> int:
-    """Warps of a block that share a row, so that their registers hold a granule of it, or all of it if it is shorter."""
+    """Warps of a block that share a row, so that their registers hold a granule of it, or all of it if that is less."""
     return next(warps for warps in (1, 2, 4, 8) if warps * (GRANULE // 8) >= min(k, GRANULE))

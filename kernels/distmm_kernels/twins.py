@@ -1,9 +1,9 @@
 """What tensor cores compute, bit by bit, in NumPy: to know a kernel's accuracy without the device it runs on.
 
-The arithmetic is that of MMA-Sim (arXiv 2511.10909), which its authors checked against the hardware: in one instruction all
-products and the accumulator are aligned to the largest exponent, cut off 25 bits below it, added exactly, and the sum is
-cut off to float32. Always towards zero: so the error of a long chain grows with its length, not with its root, and a
-kernel that wants float32's accuracy takes the sum out of the tensor core every few instructions (promotion).
+The arithmetic is that of MMA-Sim (arXiv 2511.10909), which its authors checked against the hardware: in one instruction
+all products and the accumulator are aligned to the largest exponent, cut off 25 bits below it, added exactly, and the
+sum is cut off to float32. Always towards zero: so the error of a long chain grows with its length, not with its root,
+and a kernel that wants float32's accuracy takes the sum out of the tensor core every few instructions (promotion).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from distmm_kernels.formats import (
     GRANULE,
     LARGEST_EXPONENT,
+    MOST,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -54,6 +55,8 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
     small = (x != 0) & (np.abs(x) < np.ldexp(1.0, exponent - TOP + SMALL_EXPONENT)[:, None])
     if _too_many(small, x):
         guard |= Guard.RANGE
+    if (_weight(small, x) > SHARE * MOST * x.shape[1]).any():
+        guard |= Guard.FEW
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x * np.ldexp(np.float32(1), TOP - exponent)[:, None]
         hi = scaled.astype(np.float16)
@@ -84,8 +87,8 @@ def round_tf32(x: Float32) -> Float32:
 def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any]) -> Float32:
     """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
 
-    The operands are float16, or float32 of which TF32's bits are read (the lower 13 are ignored). The exponent of a product
-    is the sum of its factors' exponents, before normalisation.
+    The operands are float16, or float32 of which TF32's bits are read (the lower 13 are ignored). The exponent of a
+    product is the sum of its factors' exponents, before normalisation.
     """
     a, b = _as_read(a), _as_read(b)
     products = a[:, :, None] * b[None, :, :]  # exact in float64
@@ -100,7 +103,7 @@ def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any]) -> Float32:
 
 
 def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 64) -> Float32:
-    """Return ``c + a @ b`` as the kernel ``fp16x3`` computes it: a launch for each granule of k, added to the one before.
+    """Return ``c + a @ b`` as the kernel ``fp16x3`` computes it: one granule of k after the other.
 
     Parameters
     ----------
@@ -158,7 +161,12 @@ def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promoti
 
 def _too_many(small: NDArray[np.bool_], x: Float32) -> bool:
     """Whether any row has more than its share of small numbers among those that are not zero."""
-    return bool((SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any())
+    return bool((_weight(small, x) > x.shape[1]).any())
+
+
+def _weight(small: NDArray[np.bool_], x: Float32) -> NDArray[np.intp]:
+    """Weigh rows as the kernels do: one for each zero, `SHARE` for each small number."""
+    return np.asarray(SHARE * small.sum(axis=1) + (x == 0).sum(axis=1))
 
 
 def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:
@@ -169,7 +177,7 @@ def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:
 
 def _exponent(x: NDArray[Any]) -> NDArray[np.intp]:
     """Return floor(log2 |x|), exact; of zero, an arbitrary number."""
-    return np.frexp(x)[1].astype(np.intp) - 1
+    return np.asarray(np.frexp(x)[1].astype(np.intp) - 1)
 
 
 def _towards_zero(x: NDArray[np.float64]) -> Float32:

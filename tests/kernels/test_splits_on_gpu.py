@@ -10,13 +10,10 @@ from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, Guard, g
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
-FORMS = pytest.mark.parametrize(
-    ("form", "k_major"), [(FP16_PAIR, True), (FP16_PAIR, False), (TF32_PAIR, True), (TF32, True)],
-    ids=lambda value: value.name if hasattr(value, "name") else ("k-major" if value else "as it lies"),
-)  # fmt: skip
+FORMS = pytest.mark.parametrize("form", [FP16_PAIR, TF32_PAIR, TF32], ids=lambda form: form.name)
 # (rows, k): single, around vectors of 4 and tiles of 32 and 128, around stretches of 256, and around the granule
-SHAPES = [(1, 1), (3, 2), (127, 5), (128, 64), (130, 255), (33, 257), (65, 1024), (9, 1025), (5, 4100), (2, 8192), (3, 8193),
-          (2, 16390)]  # fmt: skip
+SHAPES = [(1, 1), (3, 2), (127, 5), (128, 64), (130, 255), (33, 257), (65, 1024), (9, 1025), (5, 4100), (2, 8192),
+          (3, 8193), (2, 16390)]  # fmt: skip
 
 
 def draw(shape, seed=0):
@@ -49,10 +46,11 @@ def laid(values, order):
 ORDERS = pytest.mark.parametrize("order", ["k", "rows", "k, off by one", "rows, off by one", "reversed"])
 
 
-def split(gpu, stack, form, k_major):
-    from distmm_kernels.splits import split
+def split(gpu, stack, form):
+    from distmm_kernels.splits import splitter
 
-    return split(stack, form, gpu, k_major)
+    parts, found = splitter(form, gpu)(stack)
+    return parts, found.guards
 
 
 def expected(matrix, form):
@@ -76,48 +74,57 @@ def check(parts, guards, values, form):
         wanted = [expected(matrix[:, g * GRANULE : (g + 1) * GRANULE], form) for matrix in values]
         assert guard == np.bitwise_or.reduce([int(w[3]) for w in wanted]), g
         piece = parts.granule(g)
-        assert piece.shape == (batch, rows, min(GRANULE, k - g * GRANULE))
-        for z, (hi, lo, scale, raised) in enumerate(wanted):
+        hi, lo = piece.array(piece.hi), piece.array(piece.lo)
+        assert hi.shape == ((batch, rows, length(k, g)) if parts.k_major else (batch, length(k, g), rows))
+        for z, (want_hi, want_lo, want_scale, raised) in enumerate(wanted):
             if raised:
                 continue
-            for part, want in ((piece.hi, hi), (piece.lo, lo)):
-                if want is None:
-                    assert part is None
-                    continue
-                got = part[z].get() if parts.k_major else part[z].get().T
-                assert same_bits(np.ascontiguousarray(got[:rows, : want.shape[1]]), want)
-            if scale is not None:
-                assert same_bits(piece.scales[z, 0].get()[:rows], scale)
+            for part, want in ((hi, want_hi), (lo, want_lo)):
+                if want is not None:
+                    got = part[z].get() if parts.k_major else part[z].get().T
+                    assert same_bits(np.ascontiguousarray(got), want)
+            if want_scale is not None:
+                assert same_bits(scales_of(piece, z, rows), want_scale)
+
+
+def length(k, granule):
+    return min(GRANULE, k - granule * GRANULE)
+
+
+def scales_of(parts, matrix, rows):
+    import cupy
+
+    address = parts.scales + matrix * parts.scales_step
+    return cupy.ndarray((rows,), np.float32, parts.memory + (address - parts.memory.ptr)).get()
 
 
 @FORMS
 @ORDERS
 @pytest.mark.parametrize("shape", SHAPES)
-def test_parts_have_the_bits_of_the_twin(gpu, form, k_major, order, shape):
+def test_parts_have_the_bits_of_the_twin(gpu, form, order, shape):
     values = draw((1, *shape))
-    parts, guards = split(gpu, laid(values, order), form, k_major)
-    assert parts.hi.strides[1] % 16 == 0
-    assert parts.hi.data.ptr % 16 == 0
+    parts, guards = split(gpu, laid(values, order), form)
+    assert parts.hi.address % 16 == parts.hi.pitch % 16 == parts.lo.address % 16 == 0
     check(parts, guards, values, form)
 
 
 @FORMS
 @ORDERS
-def test_stacks_are_split_matrix_by_matrix(gpu, form, k_major, order):
+def test_stacks_are_split_matrix_by_matrix(gpu, form, order):
     values = draw((5, 35, 70))
-    check(*split(gpu, laid(values, order), form, k_major), values, form)
+    check(*split(gpu, laid(values, order), form), values, form)
 
 
 @FORMS
 @pytest.mark.parametrize("order", ["k", "rows"])
 @pytest.mark.parametrize("granule", [0, 1])
 @pytest.mark.parametrize("value", [np.inf, np.nan, 2.0**61, 2.0**64, 2.0**-61, 2.0**-130, 0.0])
-def test_what_cannot_be_held_raises_the_guard_of_its_granule(gpu, form, k_major, order, granule, value):
+def test_what_cannot_be_held_raises_the_guard_of_its_granule(gpu, form, order, granule, value):
     values = np.abs(draw((2, 6, GRANULE + 500))) + np.float32(0.5)
     values[1, 4, granule * GRANULE : (granule + 1) * GRANULE : 50] = value
     if value < 1:  # a row of such numbers
         values[1, 4, granule * GRANULE : (granule + 1) * GRANULE] = value
-    parts, guards = split(gpu, laid(values, order), form, k_major)
+    parts, guards = split(gpu, laid(values, order), form)
     check(parts, guards, values, form)
     assert guards[1 - granule] == 0
 
@@ -126,25 +133,25 @@ def test_what_cannot_be_held_raises_the_guard_of_its_granule(gpu, form, k_major,
 @pytest.mark.parametrize("order", ["k", "rows"])
 @pytest.mark.parametrize("zeros", [0, 300])
 @pytest.mark.parametrize("more", [0, 1])
-def test_the_share_of_small_numbers_is_counted_exactly(gpu, form, k_major, order, zeros, more):
+def test_the_share_of_small_numbers_is_counted_exactly(gpu, form, order, zeros, more):
     k = 64 * 20 + zeros
     values = np.ones((1, 40, k), np.float32)
     values[0, 7, :zeros] = 0
     values[0, 7, zeros : zeros + 20 + more] = 2.0**-70
-    parts, guards = split(gpu, laid(values, order), form, k_major)
+    parts, guards = split(gpu, laid(values, order), form)
     check(parts, guards, values, form)
     assert (guards[0] != 0) == (bool(more) and form.guarded)
 
 
 @FORMS
-def test_nothing_is_written_outside_and_nothing_is_left_out(gpu, form, k_major):
+def test_nothing_is_written_outside_and_nothing_is_left_out(gpu, form):
     import cupy
 
     values = draw((1, 37, 41))
     for order in ("k", "rows"):
         poison = cupy.full(1 << 20, np.nan, np.float32)
         del poison  # its memory is what the parts are made of
-        check(*split(gpu, laid(values, order), form, k_major), values, form)
+        check(*split(gpu, laid(values, order), form), values, form)
 
 
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (2, 3, 0)])
@@ -152,6 +159,6 @@ def test_empty_stacks_need_no_kernel(gpu, shape):
     import cupy
 
     for form in (FP16_PAIR, TF32_PAIR, TF32):
-        parts, guards = split(gpu, cupy.zeros(shape, np.float32), form, True)
-        assert parts.shape == shape
+        parts, guards = split(gpu, cupy.zeros(shape, np.float32), form)
+        assert parts.hi.matrices == shape[0]
         assert guards == (Guard(0),) * granules(shape[2])

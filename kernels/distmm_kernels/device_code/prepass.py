@@ -1,18 +1,19 @@
-"""Kernels that bring float32 operands into tensor cores' formats: each reads its operand once or twice, and writes once.
+"""Kernels that bring float32 operands into tensor cores' formats; each reads its operand once or twice, writes once.
 
-Here a matrix is ``(rows, k)``: A as it is, B transposed. Rows are what a scale and a guard belong to, whichever axis lies
-contiguously in memory:
+Here a matrix is ``(rows, k)``: A as it is, B transposed. Rows are what a scale and a guard belong to, whichever axis
+lies contiguously in memory:
 
-========== ============== ==================================================================================
-contiguous kept so        kernel
-========== ============== ==================================================================================
-k          yes            `split_rows`: a block holds a row's granule in registers, so it is read once
-rows       yes            `find_maxima`, then `split_columns`, backwards: what came last is still in the cache
-rows       no, k-major    the same with `split_transposed`, through a tile in shared memory
-========== ============== ==================================================================================
+========== ========= =========================================================================================
+contiguous format    kernel
+========== ========= =========================================================================================
+k          any       `split_rows`: a block holds a row's granule in registers, so memory is read once
+rows       float16   `find_maxima`, then `split_columns` backwards: what was read last is still in the cache;
+                     the order is kept, tensor cores take 16-bit numbers in either
+rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
+========== ========= =========================================================================================
 
-A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero, more than k in all means too many
-small ones. It only grows, so whoever adds to it may judge.
+A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero, and more than k in all means
+too many small ones. It only grows, so whoever adds to it may judge.
 """
 
 from __future__ import annotations
@@ -35,7 +36,6 @@ from distmm_kernels.device_code.split import (
     or_global,
     power_of_two,
     round_tf32,
-    split2_half,
     split_half,
     split_tf32,
     store2,
@@ -47,6 +47,7 @@ from distmm_kernels.device_code.split import (
 from distmm_kernels.formats import (
     GRANULE,
     LARGEST_EXPONENT,
+    MOST,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -67,12 +68,12 @@ TILE_ROWS, TILE_K = 32, 64  # of a transposed tile: a warp writes 128 contiguous
 TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
 
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large
-OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in (Guard.OVERFLOW, Guard.UNDERFLOW, Guard.RANGE))
+OVERFLOW, UNDERFLOW, RANGE, FEW = (u32(int(guard)) for guard in Guard)
 
 
 @cuda.jit(device=True, inline="always")
 def exponent_of(top):
-    """Exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
+    """Return the exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
     exponent = i32(top >> u32(23)) - i32(127)
     exponent = min(max(exponent, i32(-LARGEST_EXPONENT)), i32(LARGEST_EXPONENT))
     return exponent if top != u32(0) else i32(0)
@@ -80,7 +81,7 @@ def exponent_of(top):
 
 @cuda.jit(device=True, inline="always")
 def guard_of(top):
-    """Guards that a maximum (bits) raises against being scaled."""
+    """Return the guards that a maximum (bits) raises against being scaled."""
     if top >= u32((LARGEST_EXPONENT + 128) << 23):
         return OVERFLOW
     if u32(0) < top and top < u32((127 - LARGEST_EXPONENT) << 23):
@@ -90,9 +91,19 @@ def guard_of(top):
 
 @cuda.jit(device=True, inline="always")
 def weight_of(x, scaled, small):
-    """What a number adds to its row's weight; ``small`` are the bits of the magnitude below which it counts as small."""
+    """Return what a number adds to its row's weight; ``small``: bits of the magnitude below which it is small."""
     weight = u32(SHARE) if magnitude(scaled) < small else u32(0)
     return weight if x != f32(0) else u32(1)
+
+
+@cuda.jit(device=True, inline="always")
+def guard_of_weight(weight, length, scaled):
+    """Return the guards that a row of this weight and length raises."""
+    if weight <= length:
+        return u32(0)
+    if not scaled:
+        return UNDERFLOW
+    return RANGE | FEW if weight > length * u32(SHARE * MOST) else RANGE
 
 
 def split_rows(form: Format, aligned: bool, warps: int) -> Source:
@@ -144,8 +155,8 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                 weight = u32(0)
                 for i in range(warps):
                     weight += reduced[home + u32(i)]
-                if weight > u32(HELD * together):  # the numbers past the end count as zeros
-                    guard |= RANGE if scaled else UNDERFLOW
+                weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
+                guard |= guard_of_weight(weight, u32(length), scaled)
                 if guard != u32(0):
                     or_global(flags + granule * u64(4), guard)
                 if scaled:
@@ -266,9 +277,7 @@ def split_columns(form: Format, aligned: bool) -> Source:
             length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
             guard = u32(0)
             if weight != u32(0):
-                weight += add_global(weights + own, weight)
-                if weight > length:
-                    guard = RANGE
+                guard = guard_of_weight(weight + add_global(weights + own, weight), length, True)
             if first == granule * u64(GRANULE):  # one block of each granule
                 top = load_word(maxima + own)
                 guard |= guard_of(top)
@@ -280,16 +289,15 @@ def split_columns(form: Format, aligned: bool) -> Source:
 
 
 def split_transposed(form: Format) -> Source:
-    """Split where rows are contiguous, into parts whose k is: ``(matrices, rows, ld)``. Any alignment.
+    """Split where rows are contiguous, into parts without scales whose k is: ``(matrices, rows, ld)``. Any alignment.
 
-    ``maxima`` is read if the format is scaled, ``weights`` are counted if it is guarded. Grid: `TILE_ROWS` rows by `TILE_K`
-    of k, 1, matrices.
+    ``weights`` is ``(matrices, granules, pitch_weights)``, zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1,
+    matrices.
     """
-    itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, _small(form)
-    half = itemsize == 2
-    store = _writer1(form)
+    itemsize, guarded, small = form.dtype.itemsize, form.guarded, _small(form)
+    write = _writer1(form)
 
-    def kernel(source, between, pitch, rows, k, maxima, weights, hi, lo, ld, scales, scales_pitch, flags):
+    def kernel(source, between, pitch, rows, k, weights, pitch_weights, hi, lo, ld, flags):
         tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
         counted = cuda.shared.array((8, TILE_ROWS), u32)
         thread = u32(cuda.threadIdx.x)
@@ -301,22 +309,16 @@ def split_transposed(form: Format) -> Source:
         inside = row < u32(rows)
         first = u64(down) * u64(TILE_K)
         steps = u32(min(k - first, u64(TILE_K)))
-        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
-        statistics = (matrix * granules + granule) * scales_pitch
-        own = (statistics + u64(row)) * u64(4)
         start = source + matrix * between + first * pitch + u64(row) * u64(4)
-        scale, guard, top = f32(1), u32(0), u32(0)
-        if scaled and inside:
-            top = load_word(maxima + own)
-            scale = power_of_two(i32(TOP) - exponent_of(top))
-        weight = u32(0)
+        weight, guard = u32(0), u32(0)
         for i in range(TILE_K // 8):
             at = warp + u32(8 * i)
-            x = load_float(start + u64(at) * pitch, i32(inside and at < steps))
-            tile[at, lane] = x * scale
-            if guarded and inside and at < steps:
-                weight += weight_of(x, x * scale, small)
-                if not scaled and magnitude(x) >= LARGE:
+            there = inside and at < steps
+            x = load_float(start + u64(at) * pitch, i32(there))
+            tile[at, lane] = x
+            if guarded and there:
+                weight += weight_of(x, x, small)
+                if magnitude(x) >= LARGE:
                     guard = OVERFLOW
         if guarded:
             counted[warp, lane] = weight
@@ -326,30 +328,23 @@ def split_transposed(form: Format) -> Source:
                 weight = u32(0)
                 for i in range(8):
                     weight += counted[i, lane]
+                granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
                 if weight != u32(0):
-                    weight += add_global(weights + own, weight)
-                    if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
-                        guard |= RANGE if scaled else UNDERFLOW
-                if scaled and first == granule * u64(GRANULE):
-                    guard |= guard_of(top)
-                    store_word(scales + own, bits(power_of_two(exponent_of(top) - i32(TOP))))
+                    own = (matrix * granules + granule) * pitch_weights + u64(row)
+                    weight += add_global(weights + own * u64(4), weight)
+                    guard |= guard_of_weight(weight, u32(min(k - granule * u64(GRANULE), u64(GRANULE))), False)
             if guard != u32(0):
-                or_global(flags + granule * u64(4), guard)
+                or_global(flags + first // u64(GRANULE) * u64(4), guard)
         for i in range(TILE_ROWS // 8):
             there = warp + u32(8 * i)
             if base + there < u32(rows):
                 to = ((matrix * rows + u64(base + there)) * ld + first) * u64(itemsize)
-                if half:
-                    at = lane * u32(2)
+                for j in range(TILE_K // 32):
+                    at = lane + u32(32 * j)
                     if at < steps:
-                        store(hi, lo, to + u64(lane) * u64(4), tile[at, there], tile[at + u32(1), there])
-                else:
-                    for j in range(TILE_K // 32):
-                        at = lane + u32(32 * j)
-                        if at < steps:
-                            store(hi, lo, to + u64(at) * u64(4), tile[at, there], f32(0))
+                        write(hi, lo, to + u64(at) * u64(itemsize), tile[at, there])
 
-    return _source(kernel, 13)
+    return _source(kernel, 11)
 
 
 def _small(form: Format) -> Any:
@@ -373,31 +368,25 @@ def _writer4(form: Format) -> Callable[..., None]:
     def rounded(hi, lo, offset, x0, x1, x2, x3):
         store4(hi + offset, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
 
-    return _inlined(form, halves, pairs, rounded)
+    return _inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
 
 
 def _writer1(form: Format) -> Callable[..., None]:
-    """Make ``(hi, lo, offset, x, y)``: write the parts of one word, two neighbours of float16 or one of TF32."""
+    """Make ``(hi, lo, offset, x)``: write the parts of one number without a scale."""
 
-    def halves(hi, lo, offset, x, y):
-        part = split2_half(x, y)
-        store_word(hi + offset, part[0])
-        store_word(lo + offset, part[1])
-
-    def pairs(hi, lo, offset, x, y):
+    def pairs(hi, lo, offset, x):
         part = split_tf32(x)
         store_word(hi + offset, part[0])
         store_word(lo + offset, part[1])
 
-    def rounded(hi, lo, offset, x, y):
+    def rounded(hi, lo, offset, x):
         store_word(hi + offset, round_tf32(x))
 
-    return _inlined(form, halves, pairs, rounded)
+    return _inlined(pairs if form.parts == 2 else rounded)
 
 
-def _inlined(form: Format, halves: Any, pairs: Any, rounded: Any) -> Callable[..., None]:
-    chosen = halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded
-    device_function: Callable[..., None] = cuda.jit(device=True, inline="always")(chosen)
+def _inlined(function: Any) -> Callable[..., None]:
+    device_function: Callable[..., None] = cuda.jit(device=True, inline="always")(function)
     return device_function
 
 

@@ -21,7 +21,6 @@ __all__ = [
     "or_global",
     "power_of_two",
     "round_tf32",
-    "split2_half",
     "split_half",
     "split_tf32",
     "store2",
@@ -96,15 +95,6 @@ split_half = instruction(
     pure=True,
 )
 """Split four numbers into float16: two words of hi, two words of lo."""
-
-split2_half = instruction(
-    "{ .reg .b16 h<2>; .reg .f32 r<2>; cvt.rn.f16x2.f32 $0, $3, $2; mov.b32 {h0, h1}, $0; "
-    "cvt.f32.f16 r0, h0; cvt.f32.f16 r1, h1; sub.f32 r0, $2, r0; sub.f32 r1, $3, r1; cvt.rn.f16x2.f32 $1, r1, r0; }",
-    (f32,) * 2,
-    (u32,) * 2,
-    pure=True,
-)
-"""Split two numbers into float16: a word of hi, a word of lo."""
 
 round_tf32 = instruction("cvt.rna.tf32.f32 $0, $1;", (f32,), u32, pure=True)
 

@@ -16,11 +16,11 @@ from distmm_kernels import hopper_tiles
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import TF32
+from distmm_kernels.gemm.aligned import AlignedKernel, addable, contiguous
 from distmm_kernels.hopper_launch import HopperGemm
 from distmm_kernels.hopper_tiles import HopperTile
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel
-from distmm_kernels.splits import split
+from distmm_kernels.splits import as_stack, splitter
 from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
@@ -54,7 +54,7 @@ class HopperOperand:
         return int(self.array.nbytes)
 
 
-class HopperKernel(CudaKernel):
+class HopperKernel(AlignedKernel):
     """float16 and bfloat16 accumulated in float32, int8 in int32."""
 
     name = "hopper"
@@ -80,7 +80,7 @@ class HopperKernel(CudaKernel):
         for major in (own, other):
             if must_be in (None, major) and _legal(rows_first[major]):
                 return self._operand(shape, rows_first[major], major)
-        major = must_be or (other if _contiguous(rows_first[other]) else own)
+        major = must_be or (other if contiguous(rows_first[other]) else own)
         return self._operand(shape, self._padded(rows_first[major]), major)
 
     def _converted(self, block: Array) -> Array:
@@ -89,21 +89,6 @@ class HopperKernel(CudaKernel):
     def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
         stack = MatrixStack.of(array) if array.ndim == 2 else None
         return HopperOperand(shape, array, major, self.operand, stack)
-
-    def _padded(self, array: Array) -> Array:
-        copy = self._rows(array.shape, array.dtype)
-        copy[...] = array
-        return copy
-
-    def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array whose rows begin at multiples of the alignment."""
-        multiple = ALIGNMENT // dtype.itemsize
-        columns = -(-shape[-1] // multiple) * multiple
-        whole = self._module.empty((*shape[:-1], columns), dtype)
-        return whole if columns == shape[-1] else whole[..., : shape[-1]]
-
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return self._rows(shape, dtype)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
         narrow = dtype.name in ("float16", "bfloat16") and self.accumulator == np.float32
@@ -117,7 +102,7 @@ class HopperKernel(CudaKernel):
             )
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if c is not None and not _addable(c):
+        if c is not None and not addable(c):
             c = self._padded(c)
         batch = d.shape[:-2]
         if a.stack is not None and b.stack is not None and not batch:
@@ -152,9 +137,8 @@ class HopperTf32Kernel(HopperKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
-        stack = rows.reshape(-1, *rows.shape[-2:])
-        parts, _ = split(stack, TF32, self.device)
-        array = parts.hi[..., : rows.shape[-1]].reshape(rows.shape[:-2] + parts.hi.shape[1:2] + rows.shape[-1:])
+        parts, _ = splitter(TF32, self.device)(as_stack(rows))
+        array = parts.array(parts.hi).reshape(rows.shape)
         return self._operand(block.shape, array, "k")
 
 
@@ -168,22 +152,12 @@ class HopperBf16Kernel(HopperKernel):
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
 
 
-def _contiguous(array: Array) -> bool:
-    return bool(array.shape[-1] == 1 or array.strides[-1] == array.itemsize)
-
-
 def _legal(array: Array) -> bool:
     """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
     row = array.shape[-1] * array.itemsize
     *batch, pitch, _ = array.strides
     return (
-        _contiguous(array)
+        contiguous(array)
         and row <= pitch < 2**40
         and all(number % ALIGNMENT == 0 and number >= 0 for number in (array.data.ptr, pitch, *batch))
     )
-
-
-def _addable(c: Array) -> bool:
-    """Whether the kernel can read this C where it lies."""
-    *batch, pitch, _ = c.strides
-    return _contiguous(c) and all(number % 8 == 0 and number >= 0 for number in (c.data.ptr, pitch, *batch))
