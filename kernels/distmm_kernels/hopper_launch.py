@@ -74,13 +74,10 @@ class HopperGemm:
         """
         tile, m, n = self.tile, d.rows, d.columns
         k = a[0].columns if tile.a_major == "k" else a[0].rows
-        maps = (
-            tensor_map(a[0], tile.operand, *self._a_box).address,
-            tensor_map(a[-1], tile.operand, *self._a_box).address,
-            tensor_map(b[0], tile.operand, *self._b_box).address,
-            tensor_map(b[-1], tile.operand, *self._b_box).address,
-            tensor_map(d, tile.output, *self._d_box).address,
-        )
+        a_maps = [tensor_map(part, tile.operand, *self._a_box).address for part in a]
+        b_maps = [tensor_map(part, tile.operand, *self._b_box).address for part in b]
+        d_map = tensor_map(d, tile.output, *self._d_box).address
+        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], d_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
         batched = d.matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)

@@ -217,6 +217,8 @@ class Kernel(ABC):
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype:
+        return array
     return array != 0 if dtype.kind == "b" else array.astype(dtype, copy=False)
 
 

@@ -13,9 +13,15 @@ from distmm_kernels.driver import check
 __all__ = ["ALIGNMENT", "MatrixStack", "tensor_map"]
 
 ALIGNMENT = 16  # bytes, of the first element, of rows and of matrices
-_TYPES = {"bfloat16": "BFLOAT16", "float16": "FLOAT16", "tfloat32": "FLOAT32", "float32": "FLOAT32", "int8": "UINT8"}
-_TYPES["int32"] = "INT32"
-_BYTES = {"BFLOAT16": 2, "FLOAT16": 2, "FLOAT32": 4, "INT32": 4, "UINT8": 1}
+_TYPES = {
+    "bfloat16": "BFLOAT16",
+    "float16": "FLOAT16",
+    "tfloat32": "TFLOAT32",
+    "float32": "FLOAT32",
+    "int8": "UINT8",
+    "int32": "INT32",
+}
+# TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off
 
 
 class MatrixStack(NamedTuple):

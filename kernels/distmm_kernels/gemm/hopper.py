@@ -25,6 +25,8 @@ from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
+_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # what float32 sums may be rounded to as they are stored
+
 
 @dataclass(frozen=True, eq=False)
 class HopperOperand:
@@ -91,8 +93,7 @@ class HopperKernel(AlignedKernel):
         return HopperOperand(shape, array, major, self.operand, stack)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
-        narrow = dtype.name in ("float16", "bfloat16") and self.accumulator == np.float32
-        return narrow or dtype == self.accumulator
+        return dtype == self.accumulator or (dtype in _ROUNDED and self.accumulator == np.float32)
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
@@ -128,7 +129,7 @@ class HopperKernel(AlignedKernel):
 
 
 class HopperTf32Kernel(HopperKernel):
-    """float32 operands rounded to nearest to the 11 significant bits that TF32 tensor cores read."""
+    """float32 operands, rounded to nearest to 11 significant bits (TF32) on their way to the tensor cores."""
 
     name = "hopper_tf32"
     granule = 32
@@ -137,6 +138,8 @@ class HopperTf32Kernel(HopperKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
+        if _legal(rows):
+            return self._operand(block.shape, rows, "k")
         parts, _ = splitter(TF32, self.device)(as_stack(rows))
         array = parts.array(parts.hi).reshape(rows.shape)
         return self._operand(block.shape, array, "k")
