@@ -54,7 +54,7 @@ def _kernel(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, ...]
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
     problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
-    return select.select(problem, here, choice.precision, choice.name)
+    return select.select(problem, here, choice.precision, name=choice.name)
 
 
 def multiply(
