@@ -231,5 +231,5 @@ def rate(candidate: Candidate, problem: Problem, capability: tuple[int, int], ed
     for (low, below), (high, above) in itertools.pairwise(zip(SIZES, measured, strict=True)):
         if edge <= high:
             share = math.log(edge / low) / math.log(high / low)
-            return 1e12 * below * (above / below) ** share
+            return 1e12 * below * math.exp(share * math.log(above / below))
     return 1e12 * measured[-1]

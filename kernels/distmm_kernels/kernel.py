@@ -22,8 +22,8 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 class Kernel(ABC):
     """Multiplies blocks of one type on one device; a worker uses one for all its blocks, ragged ones included.
 
-    Every verb returns when its result is complete, so another thread or stream may use it at once; `multiply` can be
-    told not to wait.
+    Every verb returns when its result is complete, so another thread or stream may use it at once; `prepare_a`,
+    `prepare_b` and `multiply` can be told not to wait.
 
     Parameters
     ----------
@@ -52,13 +52,15 @@ class Kernel(ABC):
         self.dtype = problem.dtype if self.takes_narrow else self.accumulator
         self.device = device
 
-    def prepare_a(self, block: Array) -> Array:
+    def prepare_a(self, block: Array, *, wait: bool = True) -> Array:
         """Bring a left operand ``(..., m, k)`` into this kernel's format, on its device.
 
         Parameters
         ----------
         block
-            NumPy or CuPy array with any strides. It is copied only for another device or type.
+            NumPy or CuPy array with any strides.
+        wait
+            As for `multiply`.
 
         Raises
         ------
@@ -67,11 +69,11 @@ class Kernel(ABC):
         ValueError
             If it has fewer than two dimensions.
         """
-        return self._prepare(block, "A")
+        return self._prepare(block, "A", wait)
 
-    def prepare_b(self, block: Array) -> Array:
+    def prepare_b(self, block: Array, *, wait: bool = True) -> Array:
         """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
-        return self._prepare(block, "B")
+        return self._prepare(block, "B", wait)
 
     def multiply(
         self, a: Array, b: Array, c: Array | None, *, dtype: DTypeLike | None = None, wait: bool = True
@@ -185,7 +187,7 @@ class Kernel(ABC):
     def _complete(self) -> None:
         """Wait until what this thread has asked of the device is done."""
 
-    def _prepare(self, block: Array, operand: str) -> Array:
+    def _prepare(self, block: Array, operand: str, wait: bool) -> Array:
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
         # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
@@ -194,7 +196,8 @@ class Kernel(ABC):
             raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
             prepared = self._format(self._to_device(block), operand)
-            self._complete()
+            if wait:
+                self._complete()
         return prepared
 
     def _format(self, block: Array, operand: str) -> Array:

@@ -87,8 +87,8 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
             if reason is None and candidate.by_name_only:
                 reason = f"{candidate.idea}: the peer, used only when asked for by name"
             elif reason is None:
-                times = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
-                reason = "{} expected, {} takes {}".format(*_times(*times, chosen.name))
+                expected, least = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
+                reason = f"{expected * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
             lines.append(f"  not {candidate.name}: {reason}")
     return "\n".join(lines)
 
@@ -132,8 +132,3 @@ def _seconds(candidate: Candidate, problem: Problem, device: Device, reproducibl
     operations = (8 if problem.accumulator.kind == "c" else 2) * max(1, batch) * rows * columns * max(1, k)
     edge = (max(1, batch) * max(1, m) * max(1, k) * max(1, n)) ** (1 / 3)
     return operations / rate(candidate, problem, device.compute_capability, edge)
-
-
-def _times(candidate: float, chosen: float, name: str) -> tuple[str, str, str]:
-    unit, scale = next((u, s) for u, s in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)) if chosen >= s or s == 1e-6)
-    return f"{candidate / scale:.3g} {unit}", name, f"{chosen / scale:.3g} {unit}"
