@@ -28,8 +28,6 @@ LARGEST_EXPONENT = 60  # of a row's maximum, up and down: beyond it, scaling cou
 # Smaller numbers keep fewer bits, down to the last float16, 2^-24.
 SMALL_EXPONENT = -3
 SHARE = 64  # a row may have one small number in so many that are not zero; N(0, 1) has one in 40,000
-# Above this share of small ones, few products make each sum, and a float32 chain has fewer roundings than any split.
-MOST = 0.5
 # Products of TF32 numbers within these bounds neither overflow nor vanish, summed over any k.
 TF32_LARGEST_EXPONENT = 56
 TF32_SMALLEST_EXPONENT = -50
@@ -43,7 +41,6 @@ class Guard(enum.IntFlag):
     OVERFLOW = 1  # infinite, not a number, or too large
     UNDERFLOW = 2  # a row's maximum too small to scale, or too many numbers whose products would vanish
     RANGE = 4  # too many numbers of a row small against its maximum
-    FEW = 8  # most numbers of a row small against its maximum
 
 
 @dataclass(frozen=True)

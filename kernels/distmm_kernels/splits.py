@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from distmm_kernels.driver import LoadedKernel, loaded
 from distmm_kernels.formats import GRANULE, Format, Guard, granules, place, warps_of
 from distmm_kernels.tensor_map import MatrixStack
 
-__all__ = ["Found", "Parts", "Splitter", "as_stack", "splitter"]
+__all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
@@ -23,92 +23,182 @@ MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile of the product may stick out so far, and still read scales
 ALIGNMENT = 256  # bytes, of what shares one allocation
 # What the kernels' blocks cover: `distmm_kernels.device_code.prepass` says why.
-ROWS_BY_K = {"find_maxima": (128, 256), "split_columns": (128, 256), "split_transposed": (32, 64)}
+ROWS_BY_K = {"find_maxima": (128, 256), "split_columns": (128, 256), "split_transposed": (32, 128)}
+Grid = tuple[int, int, int]
 
 
-@dataclass(frozen=True, eq=False)
-class Parts:
-    """A stack of matrices ``(batch, rows, k)``, A or B transposed, in a tensor core's format.
+class Piece(NamedTuple):
+    """Granules of an operand as the Hopper kernel takes them.
 
     Attributes
     ----------
     hi, lo
-        Where the parts lie: ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``, with padded rows. The same
-        where the format has one part.
-    scales, scales_step, scales_pitch
-        Address of float32 powers of two that the product of each row is multiplied by, and `PAST_THE_ROWS` zeros; bytes
-        from one matrix's to the next one's; words from one granule's to the next one's. 0 if the format has none.
-    memory
-        Owns all of it.
+        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``. The same in a format of one part.
+    scales, scales_step
+        Address of float32 powers of two that the product of each row is multiplied by, and of `PAST_THE_ROWS` more
+        words that may be read; bytes from one matrix's to the next one's. 0 if the format has none.
     """
 
-    format: Format
     hi: MatrixStack
     lo: MatrixStack
-    k_major: bool
     scales: int
     scales_step: int
-    scales_pitch: int
+
+
+class Layout(NamedTuple):
+    """Where the parts of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
+
+    If ``k_major``, each granule of an operand in two parts is a stack of its own, with lines of `GRANULE` elements:
+    with lines of all of k, the 128 lines that the accelerator loads at once would lie on too many pages of memory.
+    """
+
+    batch: int
+    rows: int
+    k: int
+    k_major: bool
+    lo: int
+    scales: int
+    maxima: int
+    weights: int
+    table_pitch: int  # words
+    granule_step: int  # elements
+    ld: int  # elements, as the next one
+    last_ld: int
+    end: int
+
+    @classmethod
+    def of(cls, form: Format, batch: int, rows: int, k: int, by_rows: bool) -> Layout:
+        """Lay out the parts of a stack that is read with its k contiguous, or its rows."""
+        k_major = by_rows or form.along_k
+        count = max(granules(k), 1)
+        if not k_major:
+            ld = last_ld = _padded(rows, form.multiple)
+            elements, step = batch * k * ld, GRANULE * ld
+        elif form.guarded:
+            ld, last_ld = GRANULE, _padded(k - (count - 1) * GRANULE, form.multiple)
+            step = batch * rows * GRANULE
+            elements = (count - 1) * step + batch * rows * last_ld
+        else:
+            ld = last_ld = _padded(k, form.multiple)
+            elements, step = batch * rows * ld, GRANULE
+        part = _padded(elements * form.dtype.itemsize, ALIGNMENT)
+        pitch = rows + PAST_THE_ROWS + -rows % 4  # the kernel reads scales in pairs
+        table = 4 * batch * count * pitch
+        scales = form.parts * part
+        maxima = scales + (table if form.scaled else 0)
+        weights = maxima + (table if form.scaled and not by_rows else 0)
+        end = weights + (table if form.guarded and not by_rows else 0)
+        lo = (form.parts - 1) * part
+        return cls(batch, rows, k, k_major, lo, scales, maxima, weights, pitch, step, ld, last_ld, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A stack of matrices ``(batch, rows, k)``, A or B transposed, in a tensor core's format."""
+
+    format: Format
+    layout: Layout
     memory: Any
+
+    @property
+    def k_major(self) -> bool:
+        """Whether k is contiguous, not the rows."""
+        return self.layout.k_major
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory."""
-        return int(self.memory.mem.size)
+        return self.layout.end
 
-    def granule(self, index: int) -> Parts:
-        """Return one granule as a stack of its own, without a copy."""
-        first = index * GRANULE
-        k = self.hi.columns if self.k_major else self.hi.rows
-        length = min(GRANULE, k - first)
-        if first == 0 and length == k:
-            return self
+    def piece(self, index: int) -> Piece:
+        """Return one granule."""
+        at = self.layout
+        length = min(GRANULE, at.k - index * GRANULE)
+        ld = at.ld if index * GRANULE + length < at.k else at.last_ld
+        lines, line = (at.rows, length) if at.k_major else (length, at.rows)
+        # rows contiguous: a matrix is all of k, of which this is a slice
+        step = (at.rows if at.k_major else at.k) * ld
+        return self._piece(index, at.batch, lines, line, ld, step, 4 * max(granules(at.k), 1) * at.table_pitch)
 
-        def cut(part: MatrixStack) -> MatrixStack:
-            if self.k_major:
-                return part._replace(address=part.address + first * self.format.dtype.itemsize, columns=length)
-            return part._replace(address=part.address + first * part.pitch, rows=length)
+    def side_by_side(self, first: int, count: int) -> Piece:
+        """Return whole granules of a single matrix as a stack of so many."""
+        at = self.layout
+        lines, line = (at.rows, GRANULE) if at.k_major else (GRANULE, at.rows)
+        return self._piece(first, count, lines, line, at.ld, at.granule_step, 4 * at.table_pitch)
 
-        scales = self.scales + 4 * index * self.scales_pitch
-        return replace(self, hi=cut(self.hi), lo=cut(self.lo), scales=scales)
+    def _piece(self, index: int, batch: int, lines: int, line: int, ld: int, step: int, scales_step: int) -> Piece:
+        at, itemsize = self.layout, self.format.dtype.itemsize
+        hi = self.memory.ptr + index * at.granule_step * itemsize
+        stack = MatrixStack(hi, batch, lines, line, ld * itemsize, step * itemsize)
+        lo = stack._replace(address=hi + at.lo)
+        if not self.format.scaled:
+            return Piece(stack, lo, 0, 0)
+        return Piece(stack, lo, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
 
     def array(self, part: MatrixStack) -> Array:
-        """Return a part as a CuPy array."""
+        """Return what lies in a piece as a CuPy array."""
         import cupy
 
-        strides = part.step, part.pitch, self.format.dtype.itemsize
         pointer = self.memory + (part.address - self.memory.ptr)
+        strides = part.step, part.pitch, self.format.dtype.itemsize
         return cupy.ndarray(part[1:4], self.format.dtype, pointer, strides)
+
+    def rounded(self) -> Array:
+        """Return the parts of a format of one part as an array ``(batch, rows, k)``."""
+        at = self.layout
+        itemsize = self.format.dtype.itemsize
+        stack = MatrixStack(self.memory.ptr, at.batch, at.rows, at.k, at.ld * itemsize, at.rows * at.ld * itemsize)
+        return self.array(stack)
 
 
 class Found:
-    """The guards of an operand, on their way from the device."""
+    """The guards of an operand, written by the device into pinned memory of the host: nothing has to be fetched."""
 
-    def __init__(self, count: int, flags: int | None) -> None:
+    def __init__(self, count: int, looked_for: bool) -> None:
         import cupy
 
-        self._guards: tuple[Guard, ...] | None = (Guard(0),) * count if flags is None else None
-        if flags is not None:
-            stream = cupy.cuda.get_current_stream()
-            self._host = cupy.cuda.alloc_pinned_memory(4 * count)
-            self._words = np.frombuffer(self._host, np.uint32, count)
-            cupy.cuda.runtime.memcpyAsync(
-                self._host.ptr, flags, 4 * count, cupy.cuda.runtime.memcpyDeviceToHost, stream.ptr
-            )
-            self._arrived = stream.record(cupy.cuda.Event(disable_timing=True))
+        self._guards: tuple[Guard, ...] | None = None if looked_for else (Guard(0),) * count
+        self.address = 0
+        if not looked_for:
+            return
+        self._memory = cupy.cuda.alloc_pinned_memory(4 * len(Guard) * max(count, 1))
+        self._flags = np.frombuffer(self._memory, np.uint32, len(Guard) * count).reshape(count, len(Guard))
+        self._flags[...] = 0
+        self.address = int(self._memory.ptr)
+        self._done = cupy.cuda.Event(disable_timing=True)
+
+    def __del__(self) -> None:
+        # the memory may be given to somebody else after this, and the device may still write to it
+        if self._guards is None:
+            self._done.synchronize()
+
+    def record(self) -> None:
+        """Say that all kernels that look for guards are enqueued."""
+        if self._guards is None:
+            self._done.record()
 
     @property
     def here(self) -> bool:
         """Whether `guards` would not wait for the device."""
-        return self._guards is not None or bool(self._arrived.done)
+        return self._guards is not None or bool(self._done.done)
 
     @property
     def guards(self) -> tuple[Guard, ...]:
         """Guards of each granule: where one is raised, the parts are no numbers to compute with."""
         if self._guards is None:
-            self._arrived.synchronize()
-            self._guards = tuple(map(Guard, self._words.tolist()))
+            self._done.synchronize()
+            bits = (self._flags.astype(bool) * [int(guard) for guard in Guard]).sum(axis=1)
+            self._guards = tuple(map(Guard, bits.tolist()))
         return self._guards
+
+
+class _Plan(NamedTuple):
+    """How stacks of one shape, strides and alignment are split."""
+
+    layout: Layout
+    zeros: tuple[int, int]  # bytes from, and how many
+    launches: tuple[tuple[LoadedKernel, Grid], ...]
+    numbers: tuple[int, ...]
 
 
 class Splitter:
@@ -116,7 +206,7 @@ class Splitter:
 
     def __init__(self, form: Format, device: Device) -> None:
         self.form, self.device = form, device
-        self._kernels: dict[tuple[Any, ...], LoadedKernel] = {}
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
         """Enqueue the splitting of a stack of float32 matrices ``(batch, rows, k)`` with any strides.
@@ -125,77 +215,55 @@ class Splitter:
         """
         import cupy
 
-        form, itemsize = self.form, self.form.dtype.itemsize
-        placement = place(stack.shape, stack.strides, stack.data.ptr, 4)
-        if placement.contiguous is None:
-            stack = cupy.ascontiguousarray(stack)
-            placement = place(stack.shape, stack.strides, stack.data.ptr, 4)
-        by_rows = placement.contiguous == "k"
-        batch, rows, k = stack.shape
-        k_major = by_rows or form.along_k
-        lines, line = (rows, k) if k_major else (k, rows)
-        ld = -(-line // form.multiple) * form.multiple
-        part_bytes = -(-batch * lines * ld * itemsize // ALIGNMENT) * ALIGNMENT
-        # flags, then tables with a word for each row: scales, maxima, weights. All start from zero, in one go.
-        count, pitch = granules(k), rows + PAST_THE_ROWS + -rows % 4
-        tables = (1 if form.scaled else 0) if by_rows else (3 if form.scaled else 1 if form.guarded else 0)
-        table_bytes = 4 * batch * count * pitch
-        flag_bytes = 4 * (count + -count % 4)  # scales come in pairs
-        memory = cupy.cuda.alloc(form.parts * part_bytes + flag_bytes + tables * table_bytes)
-        hi, flags = memory.ptr, memory.ptr + form.parts * part_bytes
-        lo, scales = hi + (form.parts - 1) * part_bytes, flags + flag_bytes
-        empty = 0 in stack.shape
-        if (tables or form.guarded) and not empty:
-            stream = cupy.cuda.get_current_stream().ptr
-            cupy.cuda.runtime.memsetAsync(flags, 0, flag_bytes + tables * table_bytes, stream)
-        for first in range(0, 0 if empty else batch, MAX_GRID_Z):
-            number = min(batch - first, MAX_GRID_Z)
-            source = stack.data.ptr + first * stack.strides[0], stack.strides[0], stack.strides[2 if not by_rows else 1]
-            at = [scales + i * table_bytes + 4 * first * count * pitch for i in range(3)]
-            to = (hi + first * lines * ld * itemsize, lo + first * lines * ld * itemsize, ld)
-            self._launch((*source, rows, k), number, at, pitch, to, flags, by_rows, placement.aligned)
-        stacks = [MatrixStack(part, batch, lines, line, ld * itemsize, lines * ld * itemsize) for part in (hi, lo)]
-        step = 4 * count * pitch
-        scales, step, pitch = (scales, step, pitch) if form.scaled else (0, 0, 0)
-        parts = Parts(form, stacks[0], stacks[1], k_major, scales, step, pitch, memory)
-        return parts, Found(count, flags if form.guarded and not empty else None)
+        key = stack.shape, stack.strides, stack.data.ptr % 16
+        plan = self._plans.get(key)
+        if plan is None:
+            placement = place(*key, 4)
+            if placement.contiguous is None:
+                return self(cupy.ascontiguousarray(stack))
+            plan = self._plans[key] = self._plan(stack.shape, stack.strides, placement.contiguous, placement.aligned)
+        memory = cupy.cuda.alloc(plan.layout.end)
+        found = Found(granules(stack.shape[2]), self.form.guarded)
+        stream = cupy.cuda.get_current_stream().ptr
+        if plan.zeros[1]:
+            cupy.cuda.runtime.memsetAsync(memory.ptr + plan.zeros[0], 0, plan.zeros[1], stream)
+        for first in range(0, stack.shape[0], MAX_GRID_Z):
+            values = (stack.data.ptr, memory.ptr, found.address, *plan.numbers, first)
+            for kernel, (x, y, z) in plan.launches:
+                kernel.launch((x, y, min(z - first, MAX_GRID_Z)), (), values, stream)
+        found.record()
+        return Parts(self.form, plan.layout, memory), found
 
-    def _launch(
-        self,
-        source: tuple[int, ...],
-        batch: int,
-        tables: list[int],
-        pitch: int,
-        to: tuple[int, int, int],
-        flags: int,
-        by_rows: bool,
-        aligned: bool,
-    ) -> None:
-        *_, rows, k = source
-        scales, maxima, weights = tables
+    def _plan(self, shape: tuple[int, ...], strides: tuple[int, ...], contiguous: str, aligned: bool) -> _Plan:
+        batch, rows, k = shape
+        form, by_rows = self.form, contiguous == "k"
+        at = Layout.of(form, batch, rows, k, by_rows)
+        numbers = (
+            *(strides[0], strides[1 if by_rows else 2], rows, k),
+            *(at.lo, at.scales, at.maxima, at.weights, at.table_pitch, at.granule_step, at.ld, at.last_ld),
+        )
+        launches: list[tuple[LoadedKernel, Grid]] = []
+
+        def launch(name: str, *parameters: Any) -> None:
+            kernel = loaded(Recipe(f"distmm_kernels.device_code.prepass:{name}", parameters), self.device)
+            if by_rows:
+                lines = at.table_pitch if form.scaled else rows
+                grid = -(-lines // (8 // warps_of(k))), granules(k), batch
+            else:
+                block_rows, block_k = ROWS_BY_K[name]
+                grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
+            launches.append((kernel, grid))
+
+        if 0 in shape:
+            return _Plan(at, (0, 0), (), numbers)
         if by_rows:
-            warps = warps_of(k)
-            grid = -(-rows // (8 // warps)), granules(k), batch
-            self._kernel("split_rows", self.form, aligned, warps).launch(grid, (), (*source, *to, scales, pitch, flags))
-            return
-
-        def over_columns(name: str, parameters: tuple[Any, ...], arguments: tuple[int, ...]) -> None:
-            block_rows, block_k = ROWS_BY_K[name]
-            grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
-            self._kernel(name, *parameters).launch(grid, (), (*source, *arguments))
-
-        if self.form.scaled:
-            over_columns("find_maxima", (aligned,), (maxima, pitch))
-            over_columns("split_columns", (self.form, aligned), (maxima, weights, *to, scales, pitch, flags))
+            launch("split_rows", form, aligned, warps_of(k))
+        elif form.scaled:
+            launch("find_maxima", aligned)
+            launch("split_columns", form, aligned)
         else:
-            over_columns("split_transposed", (self.form,), (scales, pitch, *to, flags))
-
-    def _kernel(self, name: str, *parameters: Any) -> LoadedKernel:
-        key = name, *(parameters[1:] if parameters[0] is self.form else parameters)
-        if key not in self._kernels:
-            recipe = Recipe(f"distmm_kernels.device_code.prepass:{name}", parameters)
-            self._kernels[key] = loaded(recipe, self.device)
-        return self._kernels[key]
+            launch("split_transposed", form)
+        return _Plan(at, (at.scales, 0 if by_rows else at.end - at.scales), tuple(launches), numbers)
 
 
 @functools.cache
@@ -206,4 +274,8 @@ def splitter(form: Format, device: Device) -> Splitter:
 
 def as_stack(array: Array) -> Array:
     """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``: a view, where strides allow."""
-    return array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
+    return array[None] if array.ndim == 2 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
+
+
+def _padded(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

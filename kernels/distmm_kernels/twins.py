@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from distmm_kernels.formats import (
     GRANULE,
     LARGEST_EXPONENT,
-    MOST,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -55,8 +54,6 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
     small = (x != 0) & (np.abs(x) < np.ldexp(1.0, exponent - TOP + SMALL_EXPONENT)[:, None])
     if _too_many(small, x):
         guard |= Guard.RANGE
-    if (_weight(small, x) > SHARE * MOST * x.shape[1]).any():
-        guard |= Guard.FEW
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x * np.ldexp(np.float32(1), TOP - exponent)[:, None]
         hi = scaled.astype(np.float16)
@@ -161,12 +158,7 @@ def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promoti
 
 def _too_many(small: NDArray[np.bool_], x: Float32) -> bool:
     """Whether any row has more than its share of small numbers among those that are not zero."""
-    return bool((_weight(small, x) > x.shape[1]).any())
-
-
-def _weight(small: NDArray[np.bool_], x: Float32) -> NDArray[np.intp]:
-    """Weigh rows as the kernels do: one for each zero, `SHARE` for each small number."""
-    return np.asarray(SHARE * small.sum(axis=1) + (x == 0).sum(axis=1))
+    return bool((SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any())
 
 
 def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:

@@ -73,8 +73,8 @@ def check(parts, guards, values, form):
     for g, guard in enumerate(guards):
         wanted = [expected(matrix[:, g * GRANULE : (g + 1) * GRANULE], form) for matrix in values]
         assert guard == np.bitwise_or.reduce([int(w[3]) for w in wanted]), g
-        piece = parts.granule(g)
-        hi, lo = piece.array(piece.hi), piece.array(piece.lo)
+        piece = parts.piece(g)
+        hi, lo = parts.array(piece.hi), parts.array(piece.lo)
         assert hi.shape == ((batch, rows, length(k, g)) if parts.k_major else (batch, length(k, g), rows))
         for z, (want_hi, want_lo, want_scale, raised) in enumerate(wanted):
             if raised:
@@ -84,17 +84,17 @@ def check(parts, guards, values, form):
                     got = part[z].get() if parts.k_major else part[z].get().T
                     assert same_bits(np.ascontiguousarray(got), want)
             if want_scale is not None:
-                assert same_bits(scales_of(piece, z, rows), want_scale)
+                assert same_bits(scales_of(parts, piece, z, rows), want_scale)
 
 
 def length(k, granule):
     return min(GRANULE, k - granule * GRANULE)
 
 
-def scales_of(parts, matrix, rows):
+def scales_of(parts, piece, matrix, rows):
     import cupy
 
-    address = parts.scales + matrix * parts.scales_step
+    address = piece.scales + matrix * piece.scales_step
     return cupy.ndarray((rows,), np.float32, parts.memory + (address - parts.memory.ptr)).get()
 
 
@@ -104,7 +104,7 @@ def scales_of(parts, matrix, rows):
 def test_parts_have_the_bits_of_the_twin(gpu, form, order, shape):
     values = draw((1, *shape))
     parts, guards = split(gpu, laid(values, order), form)
-    assert parts.hi.address % 16 == parts.hi.pitch % 16 == parts.lo.address % 16 == 0
+    assert all(number % 16 == 0 for part in parts.piece(0)[:2] for number in (part.address, part.pitch))
     check(parts, guards, values, form)
 
 
@@ -160,5 +160,5 @@ def test_empty_stacks_need_no_kernel(gpu, shape):
 
     for form in (FP16_PAIR, TF32_PAIR, TF32):
         parts, guards = split(gpu, cupy.zeros(shape, np.float32), form)
-        assert parts.hi.matrices == shape[0]
+        assert parts.piece(0).hi.matrices == shape[0]
         assert guards == (Guard(0),) * granules(shape[2])

@@ -12,6 +12,11 @@ rows       float16   `find_maxima`, then `split_columns` backwards: what was rea
 rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
 ========== ========= =========================================================================================
 
+All have the same parameters: the addresses of the operand, of the memory that receives its parts, and of the flags;
+bytes from one matrix to the next, and along the axis that is not contiguous; rows, k; offsets in memory of lo and of
+the tables, ``(matrices, granules, table_pitch)`` words each; elements from a granule to the next and from a row of
+parts to the next, in the last granule too; the matrix that the grid begins with.
+
 A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero, and more than k in all means
 too many small ones. It only grows, so whoever adds to it may judge.
 """
@@ -33,7 +38,6 @@ from distmm_kernels.device_code.split import (
     load_word,
     magnitude,
     max_global,
-    or_global,
     power_of_two,
     round_tf32,
     split_half,
@@ -42,12 +46,12 @@ from distmm_kernels.device_code.split import (
     store4,
     store_word,
     warp_max,
+    warp_or,
     warp_sum,
 )
 from distmm_kernels.formats import (
     GRANULE,
     LARGEST_EXPONENT,
-    MOST,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -61,14 +65,17 @@ __all__ = ["THREADS", "find_maxima", "split_columns", "split_rows", "split_trans
 
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
+SIGNATURE = types.void(*[u64] * 16)
 THREADS = 256
 HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
 STRETCH = 256  # k of one block where rows are contiguous; divides the granule
-TILE_ROWS, TILE_K = 32, 64  # of a transposed tile: a warp writes 128 contiguous bytes of float16 or of float32
+TILE_ROWS, TILE_K = 32, 128  # of a transposed tile
+TILE_HELD = TILE_K // 8  # numbers of a tile that a thread loads
 TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
 
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large
-OVERFLOW, UNDERFLOW, RANGE, FEW = (u32(int(guard)) for guard in Guard)
+OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in Guard)
+GUARDS = len(Guard)
 
 
 @cuda.jit(device=True, inline="always")
@@ -97,32 +104,40 @@ def weight_of(x, scaled, small):
 
 
 @cuda.jit(device=True, inline="always")
-def guard_of_weight(weight, length, scaled):
-    """Return the guards that a row of this weight and length raises."""
-    if weight <= length:
-        return u32(0)
-    if not scaled:
-        return UNDERFLOW
-    return RANGE | FEW if weight > length * u32(SHARE * MOST) else RANGE
+def raise_guards(flags, granule, guard):
+    """Set a granule's flags: a word for each guard, since they lie in the host's memory, where nothing is atomic."""
+    for i in range(GUARDS):
+        if guard & u32(1 << i) != u32(0):
+            store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
+
+
+@cuda.jit(device=True, inline="always")
+def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
+    """Return the element that a row's granule begins at, where k is contiguous."""
+    pitch = ld if (granule + u64(1)) * u64(GRANULE) < k else last_ld
+    return granule * granule_step + (matrix * lines + row) * pitch
 
 
 def split_rows(form: Format, aligned: bool, warps: int) -> Source:
     """Split rows whose k is contiguous; ``warps`` (1, 2, 4, 8) share a granule of one, `HELD` numbers a thread.
 
-    Grid: blocks of rows, granules, matrices.
+    Grid: blocks of rows, as many as there are words in a table; granules; matrices.
     """
     load = load4 if aligned else load4_unaligned
     write = _writer4(form)
     together, blocks = 32 * warps, 8 // warps
     itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, _small(form)
 
-    def kernel(source, between, pitch, rows, k, hi, lo, ld, scales, scales_pitch, flags):
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
         reduced = cuda.shared.array(8, u32)
         values = cuda.local.array(HELD, f32)
         thread = u32(cuda.threadIdx.x)
         warp, place = thread >> u32(5), thread & u32(together - 1)
         row = u64(cuda.blockIdx.x) * u64(blocks) + u64(warp // u32(warps))
-        granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z)
+        granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z) + first_matrix
         first = granule * u64(GRANULE)
         length = i32(min(k - first, u64(GRANULE))) if row < rows else i32(0)
         start = source + matrix * between + row * pitch + first * u64(4)
@@ -151,43 +166,47 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
             cuda.syncthreads()  # the maxima have been read
             reduced[warp] = warp_sum(weight)
             cuda.syncthreads()
-            if place == u32(0) and row < rows:
-                weight = u32(0)
-                for i in range(warps):
-                    weight += reduced[home + u32(i)]
-                weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
-                guard |= guard_of_weight(weight, u32(length), scaled)
-                if guard != u32(0):
-                    or_global(flags + granule * u64(4), guard)
-                if scaled:
-                    at_scale = (matrix * u64(cuda.gridDim.y) + granule) * scales_pitch + row
-                    store_word(scales + at_scale * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
-        to = ((matrix * rows + row) * ld + first) * u64(itemsize)
+            if place == u32(0):
+                if row < rows:
+                    weight = u32(0)
+                    for i in range(warps):
+                        weight += reduced[home + u32(i)]
+                    weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
+                    if weight > u32(length):
+                        guard |= RANGE if scaled else UNDERFLOW
+                    raise_guards(flags, granule, guard)
+                if scaled and row < table_pitch:  # past the rows too: tiles of the product read there
+                    own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
+                    store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
+        to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
         for i in range(HELD // 4):
             at = (u32(i * together) + place) * u32(4)
             if i32(at) < length:
                 x0, x1 = values[4 * i] * scale, values[4 * i + 1] * scale
                 x2, x3 = values[4 * i + 2] * scale, values[4 * i + 3] * scale
-                write(hi, lo, to + u64(at) * u64(itemsize), x0, x1, x2, x3)
+                write(to + u64(at) * u64(itemsize), lo, x0, x1, x2, x3)
 
-    return _source(kernel, 11)
+    return _source(kernel)
 
 
 def find_maxima(aligned: bool) -> Source:
-    """Find the largest magnitude (bits) of each row and granule where rows are contiguous.
+    """Find the largest magnitude (bits) of each row and granule where rows are contiguous; the table is zero before.
 
-    ``maxima`` is ``(matrices, granules, scales_pitch)``, zero before. Grid: 128 rows by `STRETCH` of k, 1, matrices.
+    Grid: 128 rows by `STRETCH` of k, 1, matrices.
     """
     load = load4 if aligned else load4_unaligned
 
-    def kernel(source, between, pitch, rows, k, maxima, scales_pitch):
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
         reduced = cuda.shared.array((8, 128), u32)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
         wide = (u32(rows) + u32(127)) >> u32(7)
         stretch = u32(cuda.blockIdx.x) // wide
         base = (u32(cuda.blockIdx.x) - stretch * wide) * u32(128)
-        row, matrix = base + lane * u32(4), u64(cuda.blockIdx.z)
+        row, matrix = base + lane * u32(4), u64(cuda.blockIdx.z) + first_matrix
         first = u64(stretch) * u64(STRETCH)
         steps = u32(min(k - first, u64(STRETCH)))
         start = source + matrix * between + first * pitch + u64(row) * u64(4)
@@ -210,37 +229,41 @@ def find_maxima(aligned: bool) -> Source:
             for i in range(8):
                 top = max(top, reduced[i, thread])
             granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
-            to = (matrix * granules + first // u64(GRANULE)) * scales_pitch + u64(base + thread)
-            max_global(maxima + to * u64(4), top)
+            own = (matrix * granules + first // u64(GRANULE)) * table_pitch + u64(base + thread)
+            max_global(memory + maxima + own * u64(4), top)
 
-    return _source(kernel, 7)
+    return _source(kernel)
 
 
 def split_columns(form: Format, aligned: bool) -> Source:
     """Split where rows are contiguous and stay so: parts are ``(matrices, k, ld)``. Grid: as for `find_maxima`.
 
-    ``maxima`` is followed by as many weights, zero before.
+    The table of weights is zero before.
     """
     load = load4 if aligned else load4_unaligned
     write = _writer4(form)
     itemsize, small = form.dtype.itemsize, _small(form)
 
-    def kernel(source, between, pitch, rows, k, maxima, weights, hi, lo, ld, scales, scales_pitch, flags):
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
         reduced = cuda.shared.array((8, 128), u32)
+        held = cuda.local.array(16, f32)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
         wide = (u32(rows) + u32(127)) >> u32(7)
         block = u32(cuda.gridDim.x) - u32(1) - u32(cuda.blockIdx.x)  # backwards
         stretch = block // wide
         base = (block - stretch * wide) * u32(128)
-        row, matrix = base + lane * u32(4), u64(cuda.gridDim.z) - u64(1) - u64(cuda.blockIdx.z)
+        row, matrix = base + lane * u32(4), u64(cuda.gridDim.z) - u64(1) - u64(cuda.blockIdx.z) + first_matrix
         first = u64(stretch) * u64(STRETCH)
         steps = u32(min(k - first, u64(STRETCH)))
         start = source + matrix * between + first * pitch + u64(row) * u64(4)
         left = i32(u32(rows) - row)
         granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
-        statistics = (matrix * granules + granule) * scales_pitch
-        mine = maxima + (statistics + u64(row)) * u64(4)
+        table = (matrix * granules + granule) * table_pitch
+        mine = memory + maxima + (table + u64(row)) * u64(4)
         t0 = load_word(mine) if left > i32(0) else u32(0)
         t1 = load_word(mine + u64(4)) if left > i32(1) else u32(0)
         t2 = load_word(mine + u64(8)) if left > i32(2) else u32(0)
@@ -248,8 +271,7 @@ def split_columns(form: Format, aligned: bool) -> Source:
         s0, s1 = power_of_two(i32(TOP) - exponent_of(t0)), power_of_two(i32(TOP) - exponent_of(t1))
         s2, s3 = power_of_two(i32(TOP) - exponent_of(t2)), power_of_two(i32(TOP) - exponent_of(t3))
         w0, w1, w2, w3 = u32(0), u32(0), u32(0), u32(0)
-        to = ((matrix * k + first) * ld + u64(row)) * u64(itemsize)
-        held = cuda.local.array(16, f32)
+        to = memory + ((matrix * k + first) * ld + u64(row)) * u64(itemsize)
         step = warp
         while step < steps:
             for i in range(4):  # four loads in flight
@@ -263,88 +285,96 @@ def split_columns(form: Format, aligned: bool) -> Source:
                     y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
                     w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
                     w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
-                    write(hi, lo, to + u64(at) * ld * u64(itemsize), y0, y1, y2, y3)
+                    write(to + u64(at) * ld * u64(itemsize), lo, y0, y1, y2, y3)
             step += u32(32)
         at = lane * u32(4)
         reduced[warp, at], reduced[warp, at + u32(1)] = w0, w1
         reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = w2, w3
         cuda.syncthreads()
         if thread < u32(128) and base + thread < u32(rows):
-            weight = u32(0)
+            weight, guard = u32(0), u32(0)
             for i in range(8):
                 weight += reduced[i, thread]
-            own = (statistics + u64(base + thread)) * u64(4)
-            length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
-            guard = u32(0)
+            own = memory + (table + u64(base + thread)) * u64(4)
             if weight != u32(0):
-                guard = guard_of_weight(weight + add_global(weights + own, weight), length, True)
+                weight += add_global(own + weights, weight)
+                if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
+                    guard = RANGE
             if first == granule * u64(GRANULE):  # one block of each granule
-                top = load_word(maxima + own)
+                top = load_word(own + maxima)
                 guard |= guard_of(top)
-                store_word(scales + own, bits(power_of_two(exponent_of(top) - i32(TOP))))
-            if guard != u32(0):
-                or_global(flags + granule * u64(4), guard)
+                store_word(own + scales, bits(power_of_two(exponent_of(top) - i32(TOP))))
+            raise_guards(flags, granule, guard)
 
-    return _source(kernel, 13)
+    return _source(kernel)
 
 
 def split_transposed(form: Format) -> Source:
-    """Split where rows are contiguous, into parts without scales whose k is: ``(matrices, rows, ld)``. Any alignment.
+    """Split where rows are contiguous, into parts without scales whose k is. Any alignment.
 
-    ``weights`` is ``(matrices, granules, pitch_weights)``, zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1,
-    matrices.
+    The table of weights is zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
     """
     itemsize, guarded, small = form.dtype.itemsize, form.guarded, _small(form)
     write = _writer1(form)
 
-    def kernel(source, between, pitch, rows, k, weights, pitch_weights, hi, lo, ld, flags):
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
         tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
         counted = cuda.shared.array((8, TILE_ROWS), u32)
+        held = cuda.local.array(TILE_HELD, f32)
         thread = u32(cuda.threadIdx.x)
         lane, warp = thread & u32(31), thread >> u32(5)
         wide = (u32(rows) + u32(TILE_ROWS - 1)) // u32(TILE_ROWS)
         down = u32(cuda.blockIdx.x) // wide
         base = (u32(cuda.blockIdx.x) - down * wide) * u32(TILE_ROWS)
-        row, matrix = base + lane, u64(cuda.blockIdx.z)
+        row, matrix = base + lane, u64(cuda.blockIdx.z) + first_matrix
         inside = row < u32(rows)
         first = u64(down) * u64(TILE_K)
+        granule = first // u64(GRANULE)
         steps = u32(min(k - first, u64(TILE_K)))
         start = source + matrix * between + first * pitch + u64(row) * u64(4)
         weight, guard = u32(0), u32(0)
-        for i in range(TILE_K // 8):
+        for i in range(TILE_HELD):
             at = warp + u32(8 * i)
-            there = inside and at < steps
-            x = load_float(start + u64(at) * pitch, i32(there))
+            held[i] = load_float(start + u64(at) * pitch, i32(inside and at < steps))
+        for i in range(TILE_HELD):
+            at = warp + u32(8 * i)
+            x = held[i]
             tile[at, lane] = x
-            if guarded and there:
+            if guarded and inside and at < steps:
                 weight += weight_of(x, x, small)
                 if magnitude(x) >= LARGE:
                     guard = OVERFLOW
         if guarded:
             counted[warp, lane] = weight
         cuda.syncthreads()
-        if guarded and inside:
-            if warp == u32(0):
+        if guarded:
+            if warp == u32(0) and inside:
                 weight = u32(0)
                 for i in range(8):
                     weight += counted[i, lane]
-                granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
+                granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
                 if weight != u32(0):
-                    own = (matrix * granules + granule) * pitch_weights + u64(row)
-                    weight += add_global(weights + own * u64(4), weight)
-                    guard |= guard_of_weight(weight, u32(min(k - granule * u64(GRANULE), u64(GRANULE))), False)
-            if guard != u32(0):
-                or_global(flags + first // u64(GRANULE) * u64(4), guard)
+                    own = (matrix * granules + granule) * table_pitch + u64(row)
+                    weight += add_global(memory + weights + own * u64(4), weight)
+                    if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
+                        guard |= UNDERFLOW
+            guard = warp_or(guard)
+            if lane == u32(0):
+                raise_guards(flags, granule, guard)
         for i in range(TILE_ROWS // 8):
             there = warp + u32(8 * i)
             if base + there < u32(rows):
-                to = ((matrix * rows + u64(base + there)) * ld + first) * u64(itemsize)
+                line = line_of(matrix, u64(base + there), granule, rows, k, granule_step, ld, last_ld)
+                to = memory + (line + first - granule * u64(GRANULE)) * u64(itemsize)
                 for j in range(TILE_K // 32):
                     at = lane + u32(32 * j)
                     if at < steps:
-                        write(hi, lo, to + u64(at) * u64(itemsize), tile[at, there])
+                        write(to + u64(at) * u64(itemsize), lo, tile[at, there])
 
-    return _source(kernel, 11)
+    return _source(kernel)
 
 
 def _small(form: Format) -> Any:
@@ -353,34 +383,34 @@ def _small(form: Format) -> Any:
 
 
 def _writer4(form: Format) -> Callable[..., None]:
-    """Make ``(hi, lo, offset, x0, x1, x2, x3)``: write the parts of four neighbours."""
+    """Make ``(hi, lo, x0, x1, x2, x3)``: write the parts of four neighbours; lo is how far behind hi its part lies."""
 
-    def halves(hi, lo, offset, x0, x1, x2, x3):
+    def halves(hi, lo, x0, x1, x2, x3):
         part = split_half(x0, x1, x2, x3)
-        store2(hi + offset, part[0], part[1])
-        store2(lo + offset, part[2], part[3])
+        store2(hi, part[0], part[1])
+        store2(hi + lo, part[2], part[3])
 
-    def pairs(hi, lo, offset, x0, x1, x2, x3):
+    def pairs(hi, lo, x0, x1, x2, x3):
         p0, p1, p2, p3 = split_tf32(x0), split_tf32(x1), split_tf32(x2), split_tf32(x3)
-        store4(hi + offset, p0[0], p1[0], p2[0], p3[0])
-        store4(lo + offset, p0[1], p1[1], p2[1], p3[1])
+        store4(hi, p0[0], p1[0], p2[0], p3[0])
+        store4(hi + lo, p0[1], p1[1], p2[1], p3[1])
 
-    def rounded(hi, lo, offset, x0, x1, x2, x3):
-        store4(hi + offset, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
+    def rounded(hi, lo, x0, x1, x2, x3):
+        store4(hi, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
 
     return _inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
 
 
 def _writer1(form: Format) -> Callable[..., None]:
-    """Make ``(hi, lo, offset, x)``: write the parts of one number without a scale."""
+    """Make ``(hi, lo, x)``: write the parts of one number without a scale."""
 
-    def pairs(hi, lo, offset, x):
+    def pairs(hi, lo, x):
         part = split_tf32(x)
-        store_word(hi + offset, part[0])
-        store_word(lo + offset, part[1])
+        store_word(hi, part[0])
+        store_word(hi + lo, part[1])
 
-    def rounded(hi, lo, offset, x):
-        store_word(hi + offset, round_tf32(x))
+    def rounded(hi, lo, x):
+        store_word(hi, round_tf32(x))
 
     return _inlined(pairs if form.parts == 2 else rounded)
 
@@ -390,6 +420,6 @@ def _inlined(function: Any) -> Callable[..., None]:
     return device_function
 
 
-def _source(kernel: Callable[..., None], arguments: int) -> Source:
+def _source(kernel: Callable[..., None]) -> Source:
     # four blocks a multiprocessor: a thread may hold a row's share in registers, and enough loads are in flight
-    return Source(kernel, types.void(*[u64] * arguments), THREADS, blocks=4)
+    return Source(kernel, SIGNATURE, THREADS, blocks=4)

@@ -18,7 +18,6 @@ __all__ = [
     "load_word",
     "magnitude",
     "max_global",
-    "or_global",
     "power_of_two",
     "round_tf32",
     "split_half",
@@ -27,6 +26,7 @@ __all__ = [
     "store4",
     "store_word",
     "warp_max",
+    "warp_or",
     "warp_sum",
 ]
 
@@ -68,11 +68,11 @@ store2 = instruction("st.global.v2.b32 [$0], {$1, $2};", (u64, u32, u32))
 store4 = instruction("st.global.v4.b32 [$0], {$1, $2, $3, $4};", (u64, u32, u32, u32, u32))
 
 max_global = instruction("red.global.max.u32 [$0], $1;", (u64, u32))
-or_global = instruction("red.global.or.b32 [$0], $1;", (u64, u32))
 add_global = instruction("atom.global.add.u32 $0, [$1], $2;", (u64, u32), u32)
 """add_global(address, x): returns what was there before."""
 
 warp_max = instruction("redux.sync.max.u32 $0, $1, 0xffffffff;", (u32,), u32)
+warp_or = instruction("redux.sync.or.b32 $0, $1, 0xffffffff;", (u32,), u32)
 warp_sum = instruction("redux.sync.add.u32 $0, $1, 0xffffffff;", (u32,), u32)
 
 magnitude = instruction("{ .reg .f32 t; abs.f32 t, $1; mov.b32 $0, t; }", (f32,), u32, pure=True)

@@ -6,7 +6,7 @@ are twice as fast as TF32 ones, and right for numbers of like size; where a guar
 another way:
 
 1. float16 halves with scales;
-2. TF32 halves: any range of exponents that float32 sums hold, but not where few numbers make each sum;
+2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
 3. float32 multiply-adds: infinities, subnormals, and short granules, where a chain has fewer roundings than a split.
 
 A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
@@ -22,19 +22,22 @@ import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format, Guard
+from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.gemm.aligned import AlignedKernel, addable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.hopper_launch import NO_SCALES, HopperGemm, Scales
+from distmm_kernels.hopper_launch import HopperGemm, Scales
 from distmm_kernels.hopper_tiles import ROWS, HopperTile
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import Found, Parts, as_stack, splitter
+from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
 
 # A chain of fewer multiply-adds has a smaller error than the split: twins.py, N(0, 1) and U(0, 1)
 SHORTEST = 256
+
+MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
+RATES = {192: 1.0, 128: 0.93, 64: 0.6}  # of tiles of so many columns, where all multiprocessors are busy
 
 
 class Way(enum.Enum):
@@ -63,7 +66,7 @@ class SplitOperand:
     matrices: Array
     parts: Parts
     found: Found
-    others: dict[int, tuple[Parts, Found]] = field(default_factory=dict)
+    pieces: dict[tuple[str, int], tuple[Parts, Piece, Found]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
@@ -74,13 +77,16 @@ class SplitOperand:
         """Return one granule of the operand itself."""
         return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
 
-    def by_tf32(self, index: int, device: Device) -> tuple[Parts, Found]:
-        """Return one granule in TF32 halves; split at the first call."""
-        if self.parts.format is TF32_PAIR:
-            return self.parts.granule(index), self.found
-        if index not in self.others:
-            self.others[index] = splitter(TF32_PAIR, device)(as_stack(self.granule(index)))
-        return self.others[index]
+    def piece(self, index: int, form: Format, device: Device) -> tuple[Parts, Piece, Found]:
+        """Return one granule in a format, and what was found in it; split at the first call if not by `prepare`."""
+        key = form.name, index
+        if key not in self.pieces:
+            if form is self.parts.format:
+                self.pieces[key] = self.parts, self.parts.piece(index), self.found
+            else:
+                parts, found = splitter(form, device)(as_stack(self.granule(index)))
+                self.pieces[key] = parts, parts.piece(0), found
+        return self.pieces[key]
 
 
 class Fp16x3Kernel(AlignedKernel):
@@ -119,56 +125,82 @@ class Fp16x3Kernel(AlignedKernel):
 
     def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
         """Choose for one granule, from its guards."""
-        raised = a.found.guards[index] | b.found.guards[index]
-        if not raised:
+        if not (a.found.guards[index] or b.found.guards[index]):
             return self.first
-        if self.first is Way.TF32X3 or Guard.FEW in raised:
-            return Way.IEEE
-        found = [operand.by_tf32(index, self.device)[1] for operand in (a, b)]
-        return Way.IEEE if any(guards.guards[0] for guards in found) else Way.TF32X3
+        if self.first is Way.FP16X3:
+            found = [operand.piece(index, TF32_PAIR, self.device)[2] for operand in (a, b)]
+            if not any(one.guards[0] for one in found):
+                return Way.TF32X3
+        return Way.IEEE
 
     def _chain(self, ways: list[Way], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
         """Add granule after granule; all but the first to what is in D already, element by element."""
-        for index, way in enumerate(ways):
-            if way is Way.IEEE:
+        index = 0
+        while index < len(ways):
+            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d), ways[index]
+            if count > 1:
+                self._side_by_side(index, count, a, b, c, d)
+            elif way is Way.IEEE:
                 self._ieee._accumulate(a.granule(index), b.granule(index).swapaxes(-1, -2), c, d)
-            elif way is Way.TF32X3:
-                parts = [operand.by_tf32(index, self.device)[0] for operand in (a, b)]
-                self._tensor_cores(parts[0], parts[1], a, b, c, d)
             else:
-                self._tensor_cores(a.parts.granule(index), b.parts.granule(index), a, b, c, d)
+                form = FP16_PAIR if way is Way.FP16X3 else TF32_PAIR
+                left, right = (operand.piece(index, form, self.device)[:2] for operand in (a, b))
+                self._tensor_cores(left, a.shape[:-2], right, b.shape[:-2], c, d)
+            index += count
+            c = d
+
+    def _at_once(self, ways: list[Way], k: int, d: Array) -> int:
+        """Return how many granules to multiply at once: more than one where one leaves processors without work.
+
+        Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
+        """
+        one = d.ndim == 2 and 2 * _tiles(MatrixStack.of(d), 128) <= self.device.multiprocessors
+        if not one or ways[0] is not Way.FP16X3:
+            return 1
+        alike = next((i for i, way in enumerate(ways) if way is not Way.FP16X3), len(ways))
+        return max(1, min(alike, k // GRANULE, MOST_AT_ONCE))
+
+    def _side_by_side(
+        self, first: int, count: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array
+    ) -> None:
+        products = self._rows((count, *d.shape), self.accumulator)
+        left, right = ((operand.parts, operand.parts.side_by_side(first, count)) for operand in (a, b))
+        self._tensor_cores(left, (count,), right, (count,), None, products)
+        for product in products:
+            if c is None:
+                d[...] = product
+            else:
+                self._module.add(c, product, out=d)
             c = d
 
     def _tensor_cores(
-        self, a: Parts, b: Parts, a_of: SplitOperand, b_of: SplitOperand, c: Array | None, d: Array
+        self,
+        left: tuple[Parts, Piece],
+        a_batch: tuple[int, ...],
+        right: tuple[Parts, Piece],
+        b_batch: tuple[int, ...],
+        c: Array | None,
+        d: Array,
     ) -> None:
         if c is not None and not addable(c):
             c = self._padded(c)
-        batch = d.shape[:-2]
+        batch, a, b = d.shape[:-2], left[1], right[1]
+        if not batch:
+            to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
+            scales = Scales(a.scales, 0, b.scales, 0)
+            self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
+            return
         for index in np.ndindex(batch[:-1]):
             to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
-            a_first, a_number = _matrices(a_of.shape[:-2], batch, index)
-            b_first, b_number = _matrices(b_of.shape[:-2], batch, index)
-            scales = NO_SCALES
-            if a.scales:
-                scales = Scales(
-                    a.scales + a_first * a.scales_step,
-                    a.scales_step if a_number > 1 else 0,
-                    b.scales + b_first * b.scales_step,
-                    b.scales_step if b_number > 1 else 0,
-                )
-            self._gemm(a, b, to, added is not None)(
-                tuple(_some(part, a_first, a_number) for part in (a.hi, a.lo)),
-                tuple(_some(part, b_first, b_number) for part in (b.hi, b.lo)),
-                added,
-                to,
-                scales,
-            )
+            mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
+            scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
+            gemm = self._gemm(left[0], right[0], to, c is not None)
+            gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
     def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
-        columns = _columns(to, self.device.multiprocessors)
-        key = a.format.name, columns, a.k_major, b.k_major, adds
+        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
         if key not in self._gemms:
+            columns = _columns(to, self.device.multiprocessors)
             tile = HopperTile(
                 "float16" if a.format.scaled else "tfloat32",
                 "float32",
@@ -178,6 +210,7 @@ class Fp16x3Kernel(AlignedKernel):
                 products=3,
                 adds=adds,
                 scaled=a.format.scaled,
+                buffers=3 if columns == 192 else 2,
             )
             self._gemms[key] = HopperGemm(tile, self.device)
         return self._gemms[key]
@@ -192,26 +225,24 @@ class Tf32x3Kernel(Fp16x3Kernel):
 
 
 def _columns(to: MatrixStack, multiprocessors: int) -> int:
-    """Return how wide tiles should be: 192 and 128 columns run at one rate, so the better division of work decides."""
+    """Return how wide tiles should be: wide ones are faster, but narrow ones may share out the work better."""
 
     def cost(columns: int) -> float:
-        tiles = -(-to.rows // ROWS) * -(-to.columns // columns) * to.matrices
-        return -(-tiles // multiprocessors) * columns / (0.6 if columns == 64 else 1.0)
+        return -(-_tiles(to, columns) // multiprocessors) * columns / RATES[columns]
 
-    return min((192, 128, 64), key=cost)
+    return min(RATES, key=cost)
 
 
-def _matrices(own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> tuple[int, int]:
-    """Return which of an operand's matrices the products at ``index`` of the batch's first axes begin with.
+def _tiles(to: MatrixStack, columns: int) -> int:
+    return -(-to.rows // ROWS) * -(-to.columns // columns) * to.matrices
 
-    And how many there are along the last axis: 1 where it is broadcast.
-    """
+
+def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
+    """Return an operand's matrices for the products at ``index`` of the batch's first axes: one if it is broadcast."""
     own = (1,) * (len(batch) - len(own)) + own
     first = 0
-    for size, place in zip(own, (*index, 0), strict=False):
+    for size, place in zip(own, (*index, 0), strict=True):
         first = first * size + (place if size > 1 else 0)
-    return first, own[-1] if own else 1
-
-
-def _some(stack: MatrixStack, first: int, number: int) -> MatrixStack:
-    return stack._replace(address=stack.address + first * stack.step, matrices=number)
+    number = own[-1]
+    hi, lo = (part._replace(address=part.address + first * part.step, matrices=number) for part in (piece.hi, piece.lo))
+    return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)

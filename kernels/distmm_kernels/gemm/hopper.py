@@ -141,7 +141,7 @@ class HopperTf32Kernel(HopperKernel):
         if _legal(rows):
             return self._operand(block.shape, rows, "k")
         parts, _ = splitter(TF32, self.device)(as_stack(rows))
-        array = parts.array(parts.hi).reshape(rows.shape)
+        array = parts.rounded().reshape(rows.shape)
         return self._operand(block.shape, array, "k")
 
 
