@@ -26,6 +26,7 @@ THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
 BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
 MOST_STAGES = 8
+HANDOVER = 12  # stages of k, 8 us
 
 # Blocks that run at the same time share rows of A and columns of B in the second-level cache: tiles are numbered down
 # this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
@@ -167,6 +168,58 @@ def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
     inside = uint32(tile - above * wide)
     column = uint32(inside // height)
     return uint32(above + inside - column * height), column
+
+
+def share(block: Any, blocks: Any, shared: Any, stages: Any) -> tuple[Any, Any]:
+    """Return which stages of the shared tiles a block computes: from ``begin`` to before ``end``.
+
+    With as many tiles for each block as there are whole rounds of them, some blocks would stand idle in the last round.
+    So the first ``shared`` tiles, at least one for each block, are laid end to end and cut into equal shares. A block
+    begins with its last tile's first stages and hands the sums over, and ends with its first tile's last stages,
+    starting from the sums that the block before handed over at the beginning: additions keep their order.
+    """
+    each, more = uint32(shared * stages // blocks), uint32(shared * stages % blocks)
+    begin = uint32(block * each + min(block, more))
+    return begin, uint32(begin + each + (uint32(1) if block < more else uint32(0)))
+
+
+def count_pieces(block: Any, blocks: Any, tiles: Any, shared: Any, stages: Any, begin: Any, end: Any) -> Any:
+    """Count the tiles and parts of tiles of a block."""
+    none, one = uint32(0), uint32(1)
+    own = uint32(uint32(tiles - shared + blocks - block - one) // blocks)
+    handed, taken = one if end % stages != none else none, one if begin % stages != none else none
+    return uint32(own + end // stages - uint32(begin + stages - one) // stages + handed + taken)
+
+
+def piece(
+    index: Any, pieces: Any, block: Any, blocks: Any, shared: Any, stages: Any, begin: Any, end: Any
+) -> tuple[Any, Any, Any]:
+    """Return a block's piece: tile, first stage and the one behind the last.
+
+    In order: the part of a tile to hand over, whole shared tiles, tiles of its own, the part to go on with.
+    """
+    none, one = uint32(0), uint32(1)
+    first, behind = uint32(uint32(begin + stages - one) // stages), uint32(end // stages)  # whole shared tiles
+    handed, taken = uint32(end % stages), uint32(begin % stages)
+    at = uint32(first + index - (one if handed != none and index != none else none))
+    tile, since, until = at, none, uint32(stages)
+    if at >= behind:
+        tile = uint32(shared + block + uint32(at - behind) * blocks)
+    if handed != none and index == none:
+        tile, until = behind, handed
+    if taken != none and index == pieces - one:
+        tile, since = uint32(begin // stages), taken
+    return tile, since, until
+
+
+def shared_tiles(tiles: int, stages: int, multiprocessors: int) -> int:
+    """Return how many tiles are divided among the blocks: none where that gains less than it takes.
+
+    Handing over costs about what `HANDOVER` stages of the widest tile do; without it, a short last round takes as long
+    as any.
+    """
+    idle = -tiles % multiprocessors * stages // multiprocessors
+    return multiprocessors + tiles % multiprocessors if tiles > multiprocessors and idle >= HANDOVER else 0
 
 
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:

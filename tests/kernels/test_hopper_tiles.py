@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm_kernels.hopper_tiles import GROUP, ROWS, SHARED_MEMORY, HopperTile, best_columns, box_place, place
+from distmm_kernels.hopper_tiles import (
+    GROUP,
+    ROWS,
+    SHARED_MEMORY,
+    HopperTile,
+    best_columns,
+    box_place,
+    count_pieces,
+    piece,
+    place,
+    share,
+    shared_tiles,
+)
 
 FLOATS = [
     HopperTile(operand, output, columns, a_major, b_major)
@@ -116,3 +128,54 @@ def test_lanes_name_rows_of_halves_where_the_accelerator_looks_for_them():
         assert address == swizzled(row + 8 * (matrix % 2), 2 * (16 * j + 8 * (matrix // 2)))
         seen.add(address)
     assert seen == {16 * unit for unit in range(16 * 8)}
+
+
+def all_pieces(tiles, stages, blocks, shared):
+    """The pieces of each block, in its order."""
+    sizes = [np.uint32(size) for size in (tiles, shared, stages)]
+    found = []
+    for block in map(np.uint32, range(blocks)):
+        begin, end = share(block, np.uint32(blocks), sizes[1], sizes[2])
+        pieces = count_pieces(block, np.uint32(blocks), *sizes, begin, end)
+        arguments = pieces, block, np.uint32(blocks), *sizes[1:], begin, end
+        found.append([tuple(map(int, piece(np.uint32(i), *arguments))) for i in range(int(pieces))])
+    return found
+
+
+@given(tiles=st.integers(1, 400), stages=st.integers(1, 200), multiprocessors=st.integers(1, 140))
+def test_blocks_compute_every_stage_of_every_tile_once_and_equally_many_if_tiles_are_shared(
+    tiles, stages, multiprocessors
+):
+    shared, blocks = shared_tiles(tiles, stages, multiprocessors), min(tiles, multiprocessors)
+    assert shared == 0 or blocks <= shared < 2 * blocks
+    found = all_pieces(tiles, stages, blocks, shared)
+    done = sorted(itertools.chain(*found))
+    ends = {}
+    for tile, since, until in done:
+        assert since == ends.get(tile, 0) < until
+        ends[tile] = until
+    assert ends == dict.fromkeys(range(tiles), stages)
+    work = [sum(until - since for _, since, until in pieces) for pieces in found]
+    assert max(work) - min(work) <= (1 if shared else stages)
+    if shared:
+        assert max(work) == -(-tiles * stages // blocks)
+
+
+@given(tiles=st.integers(1, 400), stages=st.integers(1, 200), multiprocessors=st.integers(1, 140))
+def test_a_tile_is_handed_over_first_and_gone_on_with_last_by_the_next_block(tiles, stages, multiprocessors):
+    shared, blocks = shared_tiles(tiles, stages, multiprocessors), min(tiles, multiprocessors)
+    found = all_pieces(tiles, stages, blocks, shared)
+    given_by = {pieces[0][0]: block for block, pieces in enumerate(found) if pieces[0][2] < stages}
+    taken_by = {pieces[-1][0]: block for block, pieces in enumerate(found) if pieces[-1][1] > 0}
+    assert taken_by == {tile: block + 1 for tile, block in given_by.items()}
+    for pieces in found:
+        assert all((since, until) == (0, stages) for _, since, until in pieces[1:-1])
+        # one that must hand over never waits before it has: no circle of blocks that wait for each other
+        assert pieces[0][1] == 0 or len(pieces) == 1
+
+
+def test_tiles_are_shared_only_where_the_last_round_would_be_short_and_long():
+    assert shared_tiles(2048, 128, 132) == 132 + 68
+    assert shared_tiles(132 * 4, 1000, 132) == 0, "no block is idle"
+    assert shared_tiles(131, 1000, 132) == 0, "one round: there is nobody to share with"
+    assert shared_tiles(2048, 10, 132) == 0, "handing over costs more"
