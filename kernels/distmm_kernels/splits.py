@@ -23,7 +23,7 @@ MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile of the product may stick out so far, and still read scales
 ALIGNMENT = 256  # bytes, of what shares one allocation
 # What the kernels' blocks cover: `distmm_kernels.device_code.prepass` says why.
-ROWS_BY_K = {"find_maxima": (128, 256), "split_columns": (128, 256), "split_transposed": (32, 128)}
+ROWS_BY_K = {"find_maxima": (128, 128), "split_columns": (128, 128), "split_transposed": (32, 128)}
 Grid = tuple[int, int, int]
 
 
@@ -219,9 +219,10 @@ class Splitter:
         plan = self._plans.get(key)
         if plan is None:
             placement = place(*key, 4)
-            if placement.contiguous is None:
+            contiguous = "k" if 0 in stack.shape else placement.contiguous  # nothing will be read
+            if contiguous is None:
                 return self(cupy.ascontiguousarray(stack))
-            plan = self._plans[key] = self._plan(stack.shape, stack.strides, placement.contiguous, placement.aligned)
+            plan = self._plans[key] = self._plan(stack.shape, stack.strides, contiguous, placement.aligned)
         memory = cupy.cuda.alloc(plan.layout.end)
         found = Found(granules(stack.shape[2]), self.form.guarded)
         stream = cupy.cuda.get_current_stream().ptr

@@ -51,6 +51,7 @@ from distmm_kernels.device_code.split import (
     load_word,
     magnitude,
     max_global,
+    number,
     power_of_two,
     store_word,
     warp_max,
@@ -66,7 +67,7 @@ f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 SIGNATURE = types.void(*[u64] * 16)
 THREADS = 256
 HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
-STRETCH = 256  # k of one block where rows are contiguous; divides the granule
+STRETCH = 128  # k of one block where rows are contiguous; divides the granule
 TILE_ROWS, TILE_K = 32, 128  # of a transposed tile
 TILE_HELD = TILE_K // 8  # numbers of a tile that a thread loads
 TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
@@ -86,7 +87,7 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
         source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
         last_ld, first_matrix,
     ):  # fmt: skip
-        reduced = cuda.shared.array(8, u32)
+        reduced, weighed = cuda.shared.array(8, u32), cuda.shared.array(8, u32)
         values = cuda.local.array(HELD, f32)
         thread = u32(cuda.threadIdx.x)
         warp, place = thread >> u32(5), thread & u32(together - 1)
@@ -95,14 +96,15 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
         first = granule * u64(GRANULE)
         length = i32(min(k - first, u64(GRANULE))) if row < rows else i32(0)
         start = source + matrix * between + row * pitch + first * u64(4)
-        top = u32(0)
+        top, least = u32(0), u32(0xFFFFFFFF)
         for i in range(HELD // 4):
             at = (u32(i * together) + place) * u32(4)
             x = load(start + u64(at) * u64(4), length - i32(at))
             for j in range(4):
                 values[4 * i + j] = x[j]
                 if guarded:
-                    top = max(top, magnitude(x[j]))
+                    size = magnitude(x[j])
+                    top, least = max(top, size), min(least, size)
         scale, guard = f32(1), u32(0)
         if guarded:
             reduced[warp] = warp_max(top)
@@ -115,16 +117,16 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
             elif top >= LARGE:
                 guard = OVERFLOW
             weight = u32(0)
-            for i in range(HELD):
-                weight += weight_of(values[i], values[i] * scale, small)
-            cuda.syncthreads()  # the maxima have been read
-            reduced[warp] = warp_sum(weight)
+            if magnitude(number(least) * scale) < small:  # in few threads, where matrices are dense
+                for i in range(HELD):
+                    weight += weight_of(values[i], values[i] * scale, small)
+            weighed[warp] = warp_sum(weight)
             cuda.syncthreads()
             if place == u32(0):
                 if row < rows:
                     weight = u32(0)
                     for i in range(warps):
-                        weight += reduced[home + u32(i)]
+                        weight += weighed[home + u32(i)]
                     weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
                     if weight > u32(length):
                         guard |= RANGE if scaled else UNDERFLOW
@@ -237,8 +239,9 @@ def split_columns(form: Format, aligned: bool) -> Source:
                 if at < steps and left > i32(0):
                     x0, x1, x2, x3 = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
                     y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
-                    w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
-                    w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
+                    if min(min(magnitude(y0), magnitude(y1)), min(magnitude(y2), magnitude(y3))) < small:
+                        w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
+                        w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
                     write(to + u64(at) * ld * u64(itemsize), lo, y0, y1, y2, y3)
             step += u32(32)
         at = lane * u32(4)
@@ -289,19 +292,21 @@ def split_transposed(form: Format) -> Source:
         granule = first // u64(GRANULE)
         steps = u32(min(k - first, u64(TILE_K)))
         start = source + matrix * between + first * pitch + u64(row) * u64(4)
-        weight, guard = u32(0), u32(0)
+        top, least = u32(0), u32(0xFFFFFFFF)
         for i in range(TILE_HELD):
             at = warp + u32(8 * i)
             held[i] = load_float(start + u64(at) * pitch, i32(inside and at < steps))
         for i in range(TILE_HELD):
-            at = warp + u32(8 * i)
-            x = held[i]
-            tile[at, lane] = x
-            if guarded and inside and at < steps:
-                weight += weight_of(x, x, small)
-                if magnitude(x) >= LARGE:
-                    guard = OVERFLOW
+            tile[warp + u32(8 * i), lane] = held[i]
+            size = magnitude(held[i])
+            top, least = max(top, size), min(least, size)
+        guard = OVERFLOW if top >= LARGE else u32(0)
         if guarded:
+            weight = u32(0)
+            if least < small and inside:
+                for i in range(TILE_HELD):
+                    if warp + u32(8 * i) < steps:
+                        weight += weight_of(held[i], held[i], small)
             counted[warp, lane] = weight
         cuda.syncthreads()
         if guarded:

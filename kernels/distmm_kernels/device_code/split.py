@@ -18,6 +18,7 @@ __all__ = [
     "load_word",
     "magnitude",
     "max_global",
+    "number",
     "power_of_two",
     "round_tf32",
     "split_half",
@@ -79,6 +80,7 @@ magnitude = instruction("{ .reg .f32 t; abs.f32 t, $1; mov.b32 $0, t; }", (f32,)
 """Bits of \\|x\\|: they compare as the numbers do, and infinity and NaN are above all numbers."""
 
 bits = instruction("mov.b32 $0, $1;", (f32,), u32, pure=True)
+number = instruction("mov.b32 $0, $1;", (u32,), f32, pure=True)
 power_of_two = instruction(
     "{ .reg .u32 e; add.s32 e, $1, 127; shl.b32 e, e, 23; mov.b32 $0, e; }", (i32,), f32, pure=True
 )
