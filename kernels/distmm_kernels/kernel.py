@@ -237,8 +237,6 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         raise ValueError(f"{a} @ {b}: a's last size, {a[-1]}, must equal b's last but one, {b[-2]}")
     if len(a) == len(b) == 2:  # the usual case; broadcasting nothing takes NumPy 3 us
         return a[0], b[1]
-    if len(a) == len(b) == 2:
-        return a[0], b[1]
     try:
         return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     except ValueError as error:

@@ -6,7 +6,7 @@ alone: other work on the device goes on. Nothing here imports Numba, which takes
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,12 @@ from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel
 
-__all__ = ["CudaKernel", "address", "matrices", "run"]
+__all__ = ["CudaKernel", "Launch", "address", "matrices"]
 
 MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; gridDim.x goes to 2^31 - 1, which no C in memory exceeds
 
-NO_MATRICES = (0,) * 11  # a stack of none, as a kernel's arguments
+NO_MATRICES = (0,) * 11  # a stack of none, as `driver.array_arguments` would give it
+ADDRESS = 4  # where the address stands there
 
 
 class CudaKernel(Kernel):
@@ -51,27 +52,30 @@ class CudaKernel(Kernel):
         self._module.cuda.get_current_stream().synchronize()
 
 
-def run(recipe: Recipe, device: Device, blocks: tuple[int, int], arrays: tuple[Array | None, ...]) -> None:
-    """Enqueue a kernel on CuPy's current stream.
+class Launch:
+    """A launch of a kernel on stacks of matrices of given shapes and strides: only their addresses are still to come.
 
     Parameters
     ----------
     blocks
         Along the grid's first two axes.
     arrays
-        The kernel's arguments, stacks of matrices ``(batch, rows, columns)``; one matrix alone is a stack of one, and
-        None a stack of none.
+        Stacks ``(batch, rows, columns)`` as the kernel will be given them; one matrix alone is a stack of one, and None
+        a stack of none.
     """
-    values: tuple[int, ...] = ()
-    for array in arrays:
-        if array is None:
-            values += NO_MATRICES
-        elif array.ndim == 2:
-            (rows, columns), strides = array.shape, array.strides
-            values += 0, 0, array.size, array.itemsize, address(array), 1, rows, columns, 0, *strides
-        else:
-            values += driver.array_arguments(array)
-    driver.loaded(recipe, device).launch((*blocks, 1), (), values)
+
+    def __init__(self, recipe: Recipe, device: Device, blocks: tuple[int, int], arrays: Sequence[Array | None]) -> None:
+        self._kernel, self._grid = driver.loaded(recipe, device), (*blocks, 1)
+        stacks = [x if x is None or x.ndim == 3 else x[None] for x in arrays]
+        self._values = [value for x in stacks for value in (NO_MATRICES if x is None else driver.array_arguments(x))]
+
+    def __call__(self, *arrays: Array | None) -> None:
+        """Enqueue it on CuPy's current stream, on arrays of these shapes and strides."""
+        values = self._values.copy()
+        for number, array in enumerate(arrays):
+            if array is not None:
+                values[number * len(NO_MATRICES) + ADDRESS] = address(array)
+        self._kernel.launch(self._grid, (), tuple(values))
 
 
 def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Array, Array, Array | None, Array]]:

@@ -42,7 +42,7 @@ def in_vectors(rows: Array, device: Device) -> Array:
         recipe = Recipe("distmm_kernels.device_code.transpose:source", (rows.dtype.name,))
         tiles = -(-m // TILE) * -(-width // TILE)
         for source, _, _, target in launch.matrices(rows, rows, None, whole) if whole.size else ():
-            launch.run(recipe, device, (tiles, math.prod(target.shape[:-2])), (source, target))
+            launch.Launch(recipe, device, (tiles, math.prod(target.shape[:-2])), (source, target))(source, target)
     else:
         whole = np.zeros_like(rows, shape=(*others, m, width), order="C")
         whole[..., :length] = rows

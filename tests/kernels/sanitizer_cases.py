@@ -33,6 +33,7 @@ def main() -> None:
             a, b = (rng.integers(-9, 10, s).astype(np.float32) for s in ((m, k), (k, n)))
             left, right = (cupy.asarray(x.astype(dtype), order=order) for x in (a, b))
             c = cupy.ones((m, n), kernel.accumulator)
+            sys.stdout.write(f"{candidate.name} {dtype} {m} {k} {n} {order}\n")
             d = kernel.multiply(kernel.prepare_a(left), kernel.prepare_b(right), c)
             np.testing.assert_array_equal(d.get(), (a @ b + 1).astype(kernel.accumulator))  # integers: exact
             done += 1

@@ -64,16 +64,25 @@ def numpy_memory(monkeypatch):
     monkeypatch.setattr(block_kernel, "view", FakeCUDAArray)
     monkeypatch.setattr(block_kernel, "current_stream", lambda: 0)
     monkeypatch.setattr(launch, "address", lambda array: array.ctypes.data)
-    monkeypatch.setattr(launch, "run", run)
+    monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
 
 
-def run(recipe, device, blocks, arrays):
-    """Do what `launch.run` does, from the source of the kernel in place of its machine code."""
-    module, function = recipe.maker.split(":")
-    source = getattr(importlib.import_module(module), function)(*recipe.parameters)
-    none = np.empty((0, 0, 0), arrays[0].dtype)
-    stacks = [none if x is None else x if x.ndim == 3 else x[None] for x in arrays]
-    cuda.jit(source.function)[blocks, source.threads](*map(FakeCUDAArray, stacks))
+class SimulatedLaunch:
+    """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
+
+    def __init__(self, recipe, device, blocks, arrays):
+        module, function = recipe.maker.split(":")
+        self.source = getattr(importlib.import_module(module), function)(*recipe.parameters)
+        self.blocks, self.planned = blocks, arrays
+
+    def __call__(self, *arrays):
+        # the addresses are these arrays', shapes and strides those of the others
+        assert [launch.address(x) for x in arrays if x is not None] == [
+            launch.address(x) for x in self.planned if x is not None
+        ]
+        none = np.empty((0, 0, 0), arrays[0].dtype)
+        stacks = [none if x is None else x if x.ndim == 3 else x[None] for x in self.planned]
+        cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, stacks))
 
 
 def multiply(kernel, a, b, c=None):

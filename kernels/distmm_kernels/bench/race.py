@@ -69,7 +69,6 @@ HEATS = (
     Heat("float16", "highest", ("hopper",), "float16"),
     Heat("float16", "highest", ("hopper",), "float32"),
     Heat("int8", "ieee", ("hopper",), "int32"),
-    *(Heat(name, "ieee", ("register_tiled",), name) for name in ("float64", "complex64", "complex128")),
 )
 
 PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn
@@ -109,9 +108,10 @@ def race(
             for size in sizes:
                 try:
                     found = _heat(heat, size, device, rounds, seed)
-                except (LookupError, ValueError) as error:  # no PyTorch, or no such kernel on this GPU
-                    results.note(f"{heat.dtype} {heat.precision}: {error}")
-                    break
+                except (LookupError, ValueError, RuntimeError) as error:
+                    # no PyTorch, no such kernel on this GPU, or a size that the peer refuses
+                    results.note(f"{heat.dtype} to {heat.out}, {'x'.join(map(str, size))}: {error}")
+                    continue
                 results.runs += found
                 if progress is not None:
                     for run in found:

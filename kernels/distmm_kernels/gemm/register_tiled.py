@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from distmm_kernels import launch
 from distmm_kernels.binary import Recipe
@@ -10,7 +11,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiling import Tiling, tiling_for
-from distmm_kernels.vectors import has_vectors, in_vectors
+from distmm_kernels.vectors import VECTOR_BYTES, has_vectors, in_vectors
 
 __all__ = ["RegisterTiledKernel"]
 
@@ -22,7 +23,7 @@ class RegisterTiledKernel(launch.CudaKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._launches: dict[tuple[int, int, int, bool], tuple[Recipe, int]] = {}
+        self._launches: dict[tuple[Any, ...], launch.Launch] = {}
 
     def _format(self, block: Array, operand: str) -> Array:
         """Return the operand in vectors along m or n: as it is if it lies so, else copied."""
@@ -36,21 +37,30 @@ class RegisterTiledKernel(launch.CudaKernel):
         return b if has_vectors(b, -1) else in_vectors(b, self.device)
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        *batch, m, n = d.shape
-        key = m, n, math.prod(batch), has_vectors(d, -1)
-        if key not in self._launches:
-            self._launches[key] = self._launch_of(*key)
-        recipe, tiles = self._launches[key]
-        # an operand from `prepare` stays as it is
-        for stack in launch.matrices(self._left(a).swapaxes(-1, -2), self._right(b), c, d):
-            launch.run(recipe, self.device, (tiles, stack[3].shape[0] if batch else 1), stack)
+        if d.ndim > 2:
+            for stack in launch.matrices(self._left(a), self._right(b), c, d):
+                self._launch(*stack)(*stack)
+            return
+        # what a launch depends on but for addresses; of those, whether all are aligned
+        strides = a.strides, b.strides, None if c is None else c.strides, d.strides
+        aligned = not (launch.address(a) | launch.address(b) | launch.address(d)) % VECTOR_BYTES
+        key = (d.shape, a.shape, strides, aligned)
+        found = self._launches.get(key)
+        if found is None:
+            a, b = self._left(a), self._right(b)  # as they are, if they were prepared
+            found = self._launch(a, b, c, d)
+            if aligned and strides[:2] == (a.strides, b.strides):
+                self._launches[key] = found
+        found(a, b, c, d)
 
-    def _launch_of(self, m: int, n: int, batch: int, aligned: bool) -> tuple[Recipe, int]:
-        """Return the kernel, and how many tiles it cuts one C into."""
-        tiling = self._tiling(m, n, batch)
-        width = tiling.vector if aligned and n % tiling.vector == 0 else 1
+    def _launch(self, a: Array, b: Array, c: Array | None, d: Array) -> launch.Launch:
+        """Return the launch for arrays like these."""
+        *batch, m, n = d.shape
+        tiling = self._tiling(m, n, math.prod(batch))
+        width = tiling.vector if n % tiling.vector == 0 and has_vectors(d, -1) else 1
         recipe = Recipe("distmm_kernels.device_code.register_tiled:source", (self.dtype.name, tiling, width))
-        return recipe, -(-m // tiling.rows) * -(-n // tiling.columns)
+        blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
+        return launch.Launch(recipe, self.device, blocks, (a.swapaxes(-1, -2), b, c, d))
 
     def _tiling(self, m: int, n: int, batch: int) -> Tiling:
         return tiling_for(m, n, batch, self.dtype.name, self.device.multiprocessors)
