@@ -46,7 +46,7 @@ class HopperGemm:
     def __init__(self, tile: HopperTile, device: Device) -> None:
         self.tile = tile
         self._kernel = loaded(Recipe("distmm_kernels.device_code.hopper_gemm:hopper_gemm", (tile,)), device)
-        self._multiprocessors = device.multiprocessors
+        self._multiprocessors, self._handover = device.multiprocessors, tile.handover
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
@@ -83,7 +83,7 @@ class HopperGemm:
         added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
         batched = d.matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
         tiles = high * wide * d.matrices
-        shared = shared_tiles(tiles, -(-k // tile.depth), self._multiprocessors)
+        shared = shared_tiles(tiles, -(-k // tile.depth), self._multiprocessors, self._handover)
         workspace = self._workspace() if shared else ()
         sums, flags = (array.data.ptr for array in workspace) if shared else (0, 0)
         grid = (min(self._multiprocessors, tiles), 1, 1)

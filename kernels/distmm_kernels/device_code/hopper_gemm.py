@@ -146,7 +146,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
             if thread == uint32(0):
                 parity = uint32(1)
                 while p < pieces:
-                    t, k, last = my_piece(p, pieces, block, blocks, shared_tiles, whole, begin, end)
+                    t, k, last = my_piece(p, pieces, block, blocks, number_of_tiles, shared_tiles, whole, begin, end)
                     z = uint32(t // tiles)
                     i, j = tile_place(uint32(t - z * tiles), high, wide, group)
                     while k < last:
@@ -174,7 +174,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
             buffers = shared + staging + ((thread >> uint32(5)) - uint32(4)) * warp_bytes
             at, permuted = lane_place(lane)
             while p < pieces:
-                t, k, last = my_piece(p, pieces, block, blocks, shared_tiles, whole, begin, end)
+                t, k, last = my_piece(p, pieces, block, blocks, number_of_tiles, shared_tiles, whole, begin, end)
                 z = uint32(t // tiles)
                 i, j = tile_place(uint32(t - z * tiles), high, wide, group)
                 row, column = uint32(i * rows + warp_row), uint32(j * width)
