@@ -26,7 +26,7 @@ from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.gemm.aligned import AlignedKernel, addable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.hopper_launch import HopperGemm, Scales
-from distmm_kernels.hopper_tiles import ROWS, HopperTile
+from distmm_kernels.hopper_tiles import ROWS, SPAN, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
@@ -37,7 +37,6 @@ __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
 SHORTEST = 256
 
 MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
-RATES = {192: 1.0, 128: 0.93, 64: 0.6}  # of tiles of so many columns, where all multiprocessors are busy
 
 
 class Way(enum.Enum):
@@ -154,8 +153,8 @@ class Fp16x3Kernel(AlignedKernel):
 
         Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
         """
-        one = d.ndim == 2 and 2 * _tiles(MatrixStack.of(d), 128) <= self.device.multiprocessors
-        if not one or ways[0] is not Way.FP16X3:
+        tiles = -(-d.shape[-2] // ROWS) * -(-d.shape[-1] // ROWS)
+        if d.ndim > 2 or 2 * tiles > self.device.multiprocessors or ways[0] is not Way.FP16X3:
             return 1
         alike = next((i for i, way in enumerate(ways) if way is not Way.FP16X3), len(ways))
         return max(1, min(alike, k // GRANULE, MOST_AT_ONCE))
@@ -188,19 +187,22 @@ class Fp16x3Kernel(AlignedKernel):
         if not batch:
             to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
             scales = Scales(a.scales, 0, b.scales, 0)
-            self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
+            self._gemm(left, right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
             return
         for index in np.ndindex(batch[:-1]):
             to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
             mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
             scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
-            gemm = self._gemm(left[0], right[0], to, c is not None)
+            gemm = self._gemm(left, right[0], to, c is not None)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
-        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
+    def _gemm(self, left: tuple[Parts, Piece], b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
+        a, hi = left[0], left[1].hi
+        k = hi.columns if a.k_major else hi.rows
+        key = a.format.name, to[1:4], k, a.k_major, b.k_major, adds
         if key not in self._gemms:
-            columns = _columns(to, self.device.multiprocessors)
+            stages = -(-k * a.format.dtype.itemsize // SPAN)
+            columns = best_columns(to.rows, to.columns, to.matrices, stages, 3, self.device.multiprocessors)
             tile = HopperTile(
                 "float16" if a.format.scaled else "tfloat32",
                 "float32",
@@ -222,19 +224,6 @@ class Tf32x3Kernel(Fp16x3Kernel):
     name = "tf32x3"
     form = TF32_PAIR
     first = Way.TF32X3
-
-
-def _columns(to: MatrixStack, multiprocessors: int) -> int:
-    """Return how wide tiles should be: wide ones are faster, but narrow ones may share out the work better."""
-
-    def cost(columns: int) -> float:
-        return -(-_tiles(to, columns) // multiprocessors) * columns / RATES[columns]
-
-    return min(RATES, key=cost)
-
-
-def _tiles(to: MatrixStack, columns: int) -> int:
-    return -(-to.rows // ROWS) * -(-to.columns // columns) * to.matrices
 
 
 def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
