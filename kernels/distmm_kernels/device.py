@@ -11,6 +11,7 @@ import importlib.util
 import os
 import platform
 import sys
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 

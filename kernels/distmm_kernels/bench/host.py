@@ -44,15 +44,14 @@ def call_microseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
 _FIRST = """
 import sys, time
 import cupy, ml_dtypes, numpy as np
-from distmm_kernels.config import Problem
-from distmm_kernels.device import current
 name, dtype, n = sys.argv[1], np.dtype(sys.argv[2]), int(sys.argv[3])
 a = cupy.ones((n, n), np.float32).astype(dtype)
 cupy.cuda.Device().synchronize()
-device = current()
 start = time.perf_counter()
+from distmm_kernels.config import Problem
+from distmm_kernels.device import current
 from distmm_kernels.select import select
-kernel = select(Problem(n, n, n, dtype), device, name=name)
+kernel = select(Problem(n, n, n, dtype), current(), name=name)
 kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(a), None)
 print(time.perf_counter() - start)
 """
