@@ -193,6 +193,18 @@ def test_bits_repeat_and_do_not_depend_on_cuts_of_k_at_the_granule(kernel_for, n
 
 
 @NAMES
+def test_bits_of_an_element_do_not_depend_on_the_size_of_the_product(kernel_for, name):
+    # the large one has a last round of few tiles, whose sums may go from block to block
+    a, b, c = as_gpu(normal((2200, 2048), 1)), as_gpu(normal((2048, 1900), 2)), as_gpu(normal((2200, 1900), 3))
+    kernel = kernel_for(name)
+    for start in (None, c):
+        whole = multiply(kernel, a, b, start)
+        for rows, columns in ((slice(0, 130), slice(0, 200)), (slice(2100, 2200), slice(1800, 1900))):
+            part = multiply(kernel, a[rows], b[:, columns], None if start is None else start[rows, columns])
+            assert (part == whole[rows, columns]).all()
+
+
+@NAMES
 def test_the_guarded_granule_alone_goes_another_way(kernel_for, name):
     a, b = normal((20, 3 * GRANULE), 1), normal((3 * GRANULE, 30), 2)
     b[GRANULE + 3, 4] = np.nan
