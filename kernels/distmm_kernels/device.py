@@ -11,7 +11,6 @@ import importlib.util
 import os
 import platform
 import sys
-import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 

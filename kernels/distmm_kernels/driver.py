@@ -15,7 +15,7 @@ from typing import Any
 from distmm_kernels.binary import Recipe, binary
 from distmm_kernels.device import Device
 
-__all__ = ["LoadedKernel", "array_arguments", "check", "current_stream", "loaded"]
+__all__ = ["LoadedKernel", "array_arguments", "check", "loaded"]
 
 
 def check(status: Any, *answer: Any) -> Any:
@@ -44,6 +44,7 @@ class LoadedKernel:
     """
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
+        import cupy
         from cuda.bindings import driver
 
         if device.compute_capability is None:
@@ -64,6 +65,7 @@ class LoadedKernel:
         self._function = check(*driver.cuKernelGetFunction(kernel))
         self._launch = driver.cuLaunchKernel
         self._blocks = threading.local()
+        self._current_stream = cupy.cuda.get_current_stream
 
     def launch(
         self, grid: tuple[int, int, int], maps: tuple[int, ...], values: tuple[int, ...], stream: int | None = None
@@ -82,7 +84,7 @@ class LoadedKernel:
             Address of a CUDA stream; CuPy's current one if None.
         """
         if stream is None:
-            stream = current_stream()
+            stream = self._current_stream().ptr
         block = self._blocks.__dict__.get("block")
         if block is None:
             block = self._blocks.block = _ParameterBlock(len(maps), len(values))
@@ -129,13 +131,6 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
             if kernel is None:
                 kernel = _loaded[key] = LoadedKernel(recipe, device)
     return kernel
-
-
-def current_stream() -> int:
-    """Return the address of CuPy's current stream in this thread."""
-    import cupy
-
-    return int(cupy.cuda.get_current_stream().ptr)
 
 
 def array_arguments(array: Any) -> tuple[int, ...]:

@@ -72,6 +72,8 @@ class HopperTile:
         Whether rows and columns of the product are multiplied by given powers of two; C is added to the result of that.
     buffers
         At most so many boxes of 2 KiB, in which each warp puts rows of D for the TMA to store.
+    group
+        Rows of tiles that tiles are numbered down before they go on to the next column.
 
     Raises
     ------
@@ -88,6 +90,7 @@ class HopperTile:
     adds: bool = False
     scaled: bool = False
     buffers: int = 2
+    group: int = GROUP
 
     def __post_init__(self) -> None:
         widest = 192 if self.products == 3 else 256  # two sets of accumulators do not fit in registers beyond 192

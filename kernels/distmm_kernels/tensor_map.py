@@ -48,9 +48,12 @@ class MatrixStack(NamedTuple):
     def of(cls, array: Any) -> MatrixStack:
         """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast one is one matrix."""
         if array.ndim == 2:
+            matrices, step = 1, 0
             (rows, columns), pitch = array.shape, array.strides[0]
-            return cls(array.data.ptr, 1, rows, columns, pitch, rows * pitch)
-        (matrices, rows, columns), (step, pitch, _) = array.shape, array.strides
+        else:
+            (matrices, rows, columns), (step, pitch, _) = array.shape, array.strides
+        if rows == 1:  # its stride is that of nothing, and may be anything
+            pitch = -(-columns * array.itemsize // ALIGNMENT) * ALIGNMENT
         if step == 0 or matrices == 1:
             matrices, step = 1, rows * pitch
         return cls(array.data.ptr, matrices, rows, columns, pitch, step)
@@ -73,7 +76,6 @@ def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> _Tenso
 
     name = _TYPES[kind]
     sizes = [driver.cuuint64_t(size) for size in (stack.columns, stack.rows, stack.matrices)]
-    # a row's pitch is at least what it holds: the driver checks that, also where there is one row only
     pitches = [driver.cuuint64_t(stack.pitch), driver.cuuint64_t(stack.step)]
     box = [driver.cuuint32_t(size) for size in (columns, rows, 1)]
     encoded = check(

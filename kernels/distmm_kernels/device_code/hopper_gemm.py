@@ -14,7 +14,6 @@ from distmm_kernels.device_code import barriers, handover, tma, wgmma
 from distmm_kernels.device_code.epilogue import load_c, scale, store_d
 from distmm_kernels.hopper_tiles import (
     CONSUMERS,
-    GROUP,
     ROWS,
     SPAN,
     THREADS,
@@ -58,7 +57,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
     a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
     columns, stages, steps = tile.columns, tile.stages, tile.depth // tile.instruction_depth
     accumulators, number = columns // 2, int32 if integer else float32
-    one, rows, width, group, depth = uint32(1), uint32(ROWS), uint32(columns), uint32(GROUP), uint32(tile.depth)
+    one, rows, width, group, depth = uint32(1), uint32(ROWS), uint32(columns), uint32(tile.group), uint32(tile.depth)
     stage_bytes, a_bytes, b_bytes = uint32(tile.stage_bytes), uint32(tile.a_bytes), uint32(tile.b_bytes)
     b_offset = uint32(tile.parts * tile.a_bytes)
     chunk_columns, chunk_bytes = uint32(64), uint32(tile.depth * SPAN)  # of an operand that is not contiguous along k

@@ -161,6 +161,8 @@ def _legal(array: Array) -> bool:
     """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
     row = array.shape[-1] * array.itemsize
     *batch, pitch, _ = array.strides
+    if array.shape[-2] == 1:
+        pitch = -(-row // ALIGNMENT) * ALIGNMENT  # there is no next row
     return (
         contiguous(array)
         and row <= pitch < 2**40
