@@ -7,8 +7,7 @@ from typing import NamedTuple
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import loaded
-from distmm_kernels.hopper_tiles import CONSUMERS, ROWS, WARP_ROWS, HopperTile, shared_tiles
-from distmm_kernels.kernel import Array
+from distmm_kernels.hopper_tiles import ROWS, WARP_ROWS, HopperTile
 from distmm_kernels.tensor_map import MatrixStack, tensor_map
 
 __all__ = ["HopperGemm", "Scales"]
@@ -46,7 +45,7 @@ class HopperGemm:
     def __init__(self, tile: HopperTile, device: Device) -> None:
         self.tile = tile
         self._kernel = loaded(Recipe("distmm_kernels.device_code.hopper_gemm:hopper_gemm", (tile,)), device)
-        self._multiprocessors, self._handover = device.multiprocessors, tile.handover
+        self._multiprocessors = device.multiprocessors
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
@@ -82,19 +81,5 @@ class HopperGemm:
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
         batched = d.matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
-        tiles = high * wide * d.matrices
-        shared = shared_tiles(tiles, -(-k // tile.depth), self._multiprocessors, self._handover)
-        workspace = self._workspace() if shared else ()
-        sums, flags = (array.data.ptr for array in workspace) if shared else (0, 0)
-        grid = (min(self._multiprocessors, tiles), 1, 1)
-        self._kernel.launch(grid, maps, (*added, *scales, m, n, k, *batched, high, wide, shared, sums, flags))
-
-    def _workspace(self) -> tuple[Array, ...]:
-        """Return memory for the sums that each block hands over, and their flags, all 0.
-
-        CuPy gives it to others as soon as the launch is enqueued, but only on the same stream.
-        """
-        import cupy
-
-        sums = cupy.empty(self._multiprocessors * ROWS * self.tile.columns, cupy.float32)
-        return sums, cupy.zeros(self._multiprocessors * CONSUMERS, cupy.uint32)
+        grid = (min(self._multiprocessors, high * wide * d.matrices), 1, 1)
+        self._kernel.launch(grid, maps, (*added, *scales, m, n, k, *batched, high, wide))

@@ -14,7 +14,6 @@ from typing import Any, Literal, TypeAlias
 from numpy import uint32
 
 __all__ = [
-    "BITS",
     "GROUP",
     "ROWS",
     "HopperTile",
@@ -22,11 +21,7 @@ __all__ = [
     "Output",
     "best_columns",
     "box_place",
-    "count_pieces",
-    "piece",
     "place",
-    "share",
-    "shared_tiles",
 ]
 
 Operand: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
@@ -45,8 +40,7 @@ MOST_STAGES = 8
 # this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
 GROUP = 16
 
-# of an element, by type
-BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "float32": 32, "int32": 32}
+_BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "float32": 32, "int32": 32}
 
 
 @dataclass(frozen=True)
@@ -72,8 +66,6 @@ class HopperTile:
         Whether rows and columns of the product are multiplied by given powers of two; C is added to the result of that.
     buffers
         At most so many boxes of 2 KiB, in which each warp puts rows of D for the TMA to store.
-    group
-        Rows of tiles that tiles are numbered down before they go on to the next column.
 
     Raises
     ------
@@ -90,7 +82,6 @@ class HopperTile:
     adds: bool = False
     scaled: bool = False
     buffers: int = 2
-    group: int = GROUP
 
     def __post_init__(self) -> None:
         widest = 192 if self.products == 3 else 256  # two sets of accumulators do not fit in registers beyond 192
@@ -98,7 +89,7 @@ class HopperTile:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
         if (self.operand == "int8") != (self.output == "int32"):
             raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, all others float")
-        if (self.a_major, self.b_major) != ("k", "k") and BITS[self.operand] != 16:
+        if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
         if self.stages < 2:
             raise ValueError(f"{self.stages} stage fits in shared memory, two are needed: use fewer columns or buffers")
@@ -106,7 +97,7 @@ class HopperTile:
     @property
     def itemsize(self) -> int:
         """Bytes of an operand's element."""
-        return BITS[self.operand] // 8
+        return _BITS[self.operand] // 8
 
     @property
     def depth(self) -> int:
@@ -162,17 +153,12 @@ class HopperTile:
     @property
     def box_columns(self) -> int:
         """Columns of D in one box of 128 bytes a row."""
-        return SPAN * 8 // BITS[self.output]
+        return SPAN * 8 // _BITS[self.output]
 
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a loading and of a multiplying thread. Together no more than 3 x 168, what the launch gives."""
         return (24, 240) if self.products == 3 else (40, 232)
-
-    @property
-    def handover(self) -> int:
-        """Stages that take as long as to hand a tile's sums from one block to another."""
-        return handover(self.columns, self.products)
 
 
 def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
@@ -188,75 +174,13 @@ def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
     return uint32(above + inside - column * height), column
 
 
-def share(block: Any, blocks: Any, shared: Any, stages: Any) -> tuple[Any, Any]:
-    """Return which stages of the shared tiles a block computes: from ``begin`` to before ``end``.
-
-    With whole tiles only, some blocks would stand idle while others compute the last ones. So the last ``shared``
-    tiles, at least one for each block, are laid end to end and cut into equal shares. Of its share a block first
-    computes the first stages of the last tile and hands the sums over, and last the last stages of the first tile,
-    starting from the sums that the block before has handed over by then: additions keep their order, nobody waits.
-    """
-    each, more = uint32(shared * stages // blocks), uint32(shared * stages % blocks)
-    begin = uint32(block * each + min(block, more))
-    return begin, uint32(begin + each + (uint32(1) if block < more else uint32(0)))
-
-
-def count_pieces(block: Any, blocks: Any, tiles: Any, shared: Any, stages: Any, begin: Any, end: Any) -> Any:
-    """Count the tiles and parts of tiles of a block."""
-    none, one = uint32(0), uint32(1)
-    own = uint32(uint32(tiles - shared + blocks - block - one) // blocks)
-    handed, taken = one if end % stages != none else none, one if begin % stages != none else none
-    return uint32(own + end // stages - uint32(begin + stages - one) // stages + handed + taken)
-
-
-def piece(
-    index: Any, pieces: Any, block: Any, blocks: Any, tiles: Any, shared: Any, stages: Any, begin: Any, end: Any
-) -> tuple[Any, Any, Any]:
-    """Return a block's piece: tile, first stage and the one behind the last.
-
-    In order: tiles of its own, the part of a tile to hand over, whole shared tiles, the part to go on with. All blocks
-    begin their own tiles together, so that what they load at one time is near in k, and in the second-level cache.
-    """
-    none, one = uint32(0), uint32(1)
-    unshared = uint32(tiles - shared)
-    own = uint32(uint32(unshared + blocks - block - one) // blocks)
-    first, behind = uint32(uint32(begin + stages - one) // stages), uint32(end // stages)  # whole shared tiles
-    handed, taken = uint32(end % stages), uint32(begin % stages)
-    tile, since, until = uint32(block + index * blocks), none, uint32(stages)
-    if index >= own:
-        at = uint32(index - own)
-        if handed == none:
-            tile = uint32(unshared + first + at)
-        elif at == none:
-            tile, until = uint32(unshared + behind), handed
-        else:
-            tile = uint32(unshared + first + at - one)
-        if taken != none and index == pieces - one:
-            tile, since = uint32(unshared + begin // stages), taken
-    return tile, since, until
-
-
-def handover(columns: int, products: int) -> int:
-    """Return how many stages take as long as to hand a tile's sums over, about 8 us: 12 of the widest tile."""
-    return -(-12 * 256 // (columns * products))
-
-
-def shared_tiles(tiles: int, stages: int, multiprocessors: int, least: int) -> int:
-    """Return how many tiles are divided among the blocks: none where that gains less than ``least`` stages.
-
-    Without it, a last round of few tiles takes as long as any.
-    """
-    idle = -tiles % multiprocessors * stages // multiprocessors
-    return multiprocessors + tiles % multiprocessors if tiles > multiprocessors and idle >= least else 0
-
-
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
     """Return the function that says where the lanes of a warp write the first 8 or 16 columns of a box of D.
 
     From a lane (unsigned, 32 bits) to bytes from the box's start, and bytes within a row of 128 that are still to be
     combined with the columns' place by exclusive or: unit ``u`` of 16 bytes in row ``r`` lies at unit ``u ^ (r % 8)``.
     """
-    return _words_place if BITS[output] == 32 else _halves_place
+    return _words_place if _BITS[output] == 32 else _halves_place
 
 
 def _words_place(lane):  # type: ignore[no-untyped-def]
@@ -271,25 +195,20 @@ def _halves_place(lane):  # type: ignore[no-untyped-def]
     return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
 
 
-# Rate of a tile by its columns, where all multiprocessors are busy
-RATES = {256: 1.0, 192: 0.98, 128: 0.96, 64: 0.6}
-RATES_OF_THREE_PRODUCTS = {192: 1.0, 128: 0.97, 64: 0.6}
+# Rates of tiles by columns, where all multiprocessors are busy, for one product and for three (H200, n = 8192 and 4096)
+RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 64: 0.6}}
 
 
 @functools.lru_cache(maxsize=1024)
-def best_columns(m: int, n: int, batch: int, stages: int, products: int, multiprocessors: int) -> int:
-    """Return how wide tiles should be for products ``(batch, m, n)`` over so many stages.
+def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int) -> int:
+    """Return how wide tiles should be for products ``(batch, m, n)``.
 
-    A wide tile loads less for each multiplication; narrow ones share out a small product better.
+    A wide tile loads less for each multiplication; narrow ones share out a small product, or the last round, better.
     """
 
     def cost(columns: int) -> float:
-        tiles, least = -(-m // ROWS) * batch * -(-n // columns), handover(columns, products)
-        if shared_tiles(tiles, stages, multiprocessors, least):
-            rounds = tiles / multiprocessors + least / stages
-        else:
-            rounds = -(-tiles // multiprocessors)
-        return rounds * columns / rates[columns]
+        tiles = -(-m // ROWS) * batch * -(-n // columns)
+        return -(-tiles // multiprocessors) * columns / rates[columns]
 
-    rates = RATES if products == 1 else RATES_OF_THREE_PRODUCTS
+    rates = RATES[products]
     return min(rates, key=cost)

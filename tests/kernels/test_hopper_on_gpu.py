@@ -152,26 +152,6 @@ def test_bits_do_not_depend_on_how_k_is_cut_nor_on_the_run(kernel_for, case, sha
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("given", [False, True])
-def test_tiles_divided_among_blocks_have_the_same_bits(kernel_for, monkeypatch, case, given):
-    from distmm_kernels import hopper_launch
-
-    kernel, seen = kernel_for(case), []
-    divide = hopper_launch.shared_tiles
-    monkeypatch.setattr(hopper_launch, "shared_tiles", lambda *sizes: seen.append(divide(*sizes)) or seen[-1])
-    factor, (m, k, n) = 30 if case == "int8" else 1, (1700, 8000, 3100)
-    a, b = ((factor * normal(s, i)).astype(kernel.dtype) for i, s in enumerate(((m, k), (k, n))))
-    a, b = kernel.prepare_a(a), kernel.prepare_b(b)
-    c = on_gpu(factor * normal((m, n), 3), kernel.accumulator) if given else None
-    divided = [kernel.multiply(a, b, c) for _ in range(3)]
-    assert all(seen)
-    monkeypatch.setattr(hopper_launch, "shared_tiles", lambda *sizes: 0)
-    whole = kernel.multiply(a, b, c)
-    for d in divided:
-        assert (d == whole).all()
-
-
-@pytest.mark.parametrize("case", CASES)
 def test_errors_are_those_of_the_operands_type_and_a_truncated_sum(kernel_for, case):
     """Products are exact and each of K / 8 sums is truncated to float32 at worst (MMA-Sim, arXiv 2511.10909)."""
     kernel = kernel_for(case)

@@ -10,25 +10,13 @@ from __future__ import annotations
 from numba import cuda, float32, int32, types, uint32, uint64
 
 from distmm_kernels.compiler import Source
-from distmm_kernels.device_code import barriers, handover, tma, wgmma
+from distmm_kernels.device_code import barriers, tma, wgmma
 from distmm_kernels.device_code.epilogue import load_c, scale, store_d
-from distmm_kernels.hopper_tiles import (
-    CONSUMERS,
-    ROWS,
-    SPAN,
-    THREADS,
-    WARP_ROWS,
-    HopperTile,
-    box_place,
-    count_pieces,
-    piece,
-    place,
-    share,
-)
+from distmm_kernels.hopper_tiles import CONSUMERS, GROUP, ROWS, SPAN, THREADS, WARP_ROWS, HopperTile, box_place, place
 
 __all__ = ["hopper_gemm"]
 
-SIGNATURE = types.void(*[tma.TENSOR_MAP] * 5, *[uint64] * 18)
+SIGNATURE = types.void(*[tma.TENSOR_MAP] * 5, *[uint64] * 15)
 
 
 def hopper_gemm(tile: HopperTile) -> Source:
@@ -47,9 +35,6 @@ def hopper_gemm(tile: HopperTile) -> Source:
         Matrices in the batch; 1 where A (B) has as many, 0 where all of them use one.
     high, wide
         Rows and columns of tiles of one C.
-    shared, sums, flags
-        Tiles that are divided among the blocks, as `distmm_kernels.hopper_tiles.share` says; then addresses of as many
-        tiles of sums as there are blocks, and of a 32-bit zero for each of their warps.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     three, scaled, integer = tile.products == 3, tile.scaled, tile.output == "int32"
@@ -57,13 +42,12 @@ def hopper_gemm(tile: HopperTile) -> Source:
     a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
     columns, stages, steps = tile.columns, tile.stages, tile.depth // tile.instruction_depth
     accumulators, number = columns // 2, int32 if integer else float32
-    one, rows, width, group, depth = uint32(1), uint32(ROWS), uint32(columns), uint32(tile.group), uint32(tile.depth)
+    rows, width, group, depth = uint32(ROWS), uint32(columns), uint32(GROUP), uint32(tile.depth)
     stage_bytes, a_bytes, b_bytes = uint32(tile.stage_bytes), uint32(tile.a_bytes), uint32(tile.b_bytes)
     b_offset = uint32(tile.parts * tile.a_bytes)
     chunk_columns, chunk_bytes = uint32(64), uint32(tile.depth * SPAN)  # of an operand that is not contiguous along k
     a_chunks, b_chunks = ROWS // 64, columns // 64
-    warp_bytes, slot_bytes = uint32(tile.slots * WARP_ROWS * SPAN), uint64(WARP_ROWS * columns * 4)
-    sums_pitch = uint64(columns * 4)
+    warp_bytes = uint32(tile.slots * WARP_ROWS * SPAN)
     ring, staging = uint32(stages), uint32(stages * tile.stage_bytes)
     barrier_offset = uint32(stages * tile.stage_bytes + tile.staging_bytes)
 
@@ -76,11 +60,10 @@ def hopper_gemm(tile: HopperTile) -> Source:
     clear, add, start = wgmma.clear(accumulators), wgmma.add(accumulators), load_c(columns, integer)
     rescale, wait_all, wait_but_last = scale(columns), wgmma.wait_for(0), wgmma.wait_for(1)
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
-    store, take, give = store_d(tile), handover.resume(columns), handover.save(columns)
+    store = store_d(tile)
     # inlined by Numba itself: a call would be compiled for the current device, and there may be none
     inlined = cuda.jit(device=True, inline="always")
     tile_place, lane_place = inlined(place), inlined(box_place(tile.output))
-    my_share, count, my_piece = inlined(share), inlined(count_pieces), inlined(piece)
 
     @inlined
     def load_stage(at, full, a, a_low, b, b_low, i, j, k, a_batch, b_batch):
@@ -113,7 +96,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
 
     def kernel(
         a, a_low, b, b_low, d, c, pitch, c_step, row_scales, row_step, column_scales, column_step,
-        m, n, k_, batch, a_step, b_step, high_, wide_, shared_, sums, flags,
+        m, n, k_, batch, a_step, b_step, high_, wide_,
     ):  # fmt: skip
         a, a_low, b, b_low, d = maps(a, a_low, b, b_low, d)
         shared = tma.shared_memory()
@@ -131,36 +114,30 @@ def hopper_gemm(tile: HopperTile) -> Source:
 
         high, wide = uint32(high_), uint32(wide_)
         tiles = uint32(high * wide)
-        block, blocks, whole = (
-            uint32(cuda.blockIdx.x),
-            uint32(cuda.gridDim.x),
-            uint32((uint32(k_) + depth - one) // depth),
-        )
-        number_of_tiles, shared_tiles = uint32(tiles * uint32(batch)), uint32(shared_)
-        begin, end = my_share(block, blocks, shared_tiles, whole)
-        pieces = count(block, blocks, number_of_tiles, shared_tiles, whole, begin, end)
-        p, stage = uint32(0), uint32(0)
+        last, number_of_tiles = uint32(k_), uint32(tiles * uint32(batch))
+        t = uint32(cuda.blockIdx.x)
+        stage = uint32(0)
         if warpgroup == uint32(0):
             fewer()
             if thread == uint32(0):
                 parity = uint32(1)
-                while p < pieces:
-                    t, k, last = my_piece(p, pieces, block, blocks, number_of_tiles, shared_tiles, whole, begin, end)
+                while t < number_of_tiles:
                     z = uint32(t // tiles)
                     i, j = tile_place(uint32(t - z * tiles), high, wide, group)
+                    k = uint32(0)
                     while k < last:
                         barriers.wait(empty + stage * uint32(8), parity)
                         load_stage(
                             shared + stage * stage_bytes, full + stage * uint32(8), a, a_low, b, b_low,
-                            int32(i * rows), int32(j * width), int32(k * depth),
+                            int32(i * rows), int32(j * width), int32(k),
                             int32(z * uint32(a_step)), int32(z * uint32(b_step)),
                         )  # fmt: skip
-                        k += one
-                        stage += one
+                        k += depth
+                        stage += uint32(1)
                         if stage == ring:
                             stage = uint32(0)
-                            parity ^= one
-                    p += one
+                            parity ^= uint32(1)
+                    t += uint32(cuda.gridDim.x)
             # nothing may follow here, nor a barrier after the branch: ptxas would take the loop's TMA instructions off
             # the uniform datapath, and spill
         else:
@@ -172,8 +149,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
             warp_row = half * uint32(64) + warp * uint32(WARP_ROWS)
             buffers = shared + staging + ((thread >> uint32(5)) - uint32(4)) * warp_bytes
             at, permuted = lane_place(lane)
-            while p < pieces:
-                t, k, last = my_piece(p, pieces, block, blocks, number_of_tiles, shared_tiles, whole, begin, end)
+            while t < number_of_tiles:
                 z = uint32(t // tiles)
                 i, j = tile_place(uint32(t - z * tiles), high, wide, group)
                 row, column = uint32(i * rows + warp_row), uint32(j * width)
@@ -183,21 +159,12 @@ def hopper_gemm(tile: HopperTile) -> Source:
                 first_left = left if my_row < uint32(m) else int32(0)
                 below_left = left if my_row + uint32(8) < uint32(m) else int32(0)
                 c_at = c + uint64(z) * c_step + uint64(my_row) * pitch + uint64(my_column) * uint64(4)
-                continued = uint32(k)  # not from 0: the block before has begun the tile
-                giver = uint32(block - one) if continued != uint32(0) else block
-                slot = uint64(giver * uint32(CONSUMERS) + half * uint32(4) + warp)
-                handover.await_announcement(flags + slot * uint64(4), continued)
-                at_lane = uint64(lane // uint32(4)) * sums_pitch + uint64(lane % uint32(4)) * uint64(8)
-                handed = sums + slot * slot_bytes + at_lane
                 if start_from_c:
-                    # one read, of C or of sums: another after it would again be two ways to define accumulators
-                    fresh = continued == uint32(0)
-                    all_left, all_below = first_left if fresh else int32(width), below_left if fresh else int32(width)
-                    start(totals, c_at if fresh else handed, pitch if fresh else sums_pitch, all_left, all_below)
+                    start(totals, c_at, pitch, first_left, below_left)
                 else:
                     clear(totals)
-                    take(totals, handed, continued)
                 before = ring  # the stage whose products are still being added
+                k = uint32(0)
                 while k < last:
                     barriers.wait(full + stage * uint32(8), parity)
                     here = shared + stage * stage_bytes
@@ -224,31 +191,37 @@ def hopper_gemm(tile: HopperTile) -> Source:
                         if lane == uint32(0) and before != ring:
                             barriers.arrive(empty + before * uint32(8))
                     before = stage
-                    k += one
-                    stage += one
+                    k += depth
+                    stage += uint32(1)
                     if stage == ring:
                         stage = uint32(0)
-                        parity ^= one
+                        parity ^= uint32(1)
                 if not three:
                     wait_all()
                     if lane == uint32(0):
                         barriers.arrive(empty + before * uint32(8))
-                if last < whole:
-                    give(totals, handed)
-                    handover.announce(flags + slot * uint64(4), lane)
-                else:
-                    if scaled:
-                        rescale(
-                            totals,
-                            row_scales + uint64(z) * row_step + uint64(my_row) * uint64(4),
-                            column_scales + uint64(z) * column_step + uint64(my_column) * uint64(4),
-                        )
-                        if add_c:
-                            start(acc, c_at, pitch, first_left, below_left)
-                            add(totals, acc)
-                    x = int32(column)
-                    store(totals, buffers, at, permuted, lane, d, x, int32(row), int32(z), int32(n) - x)
-                p += one
+                if scaled:
+                    rescale(
+                        totals,
+                        row_scales + uint64(z) * row_step + uint64(my_row) * uint64(4),
+                        column_scales + uint64(z) * column_step + uint64(my_column) * uint64(4),
+                    )
+                    if add_c:
+                        start(acc, c_at, pitch, first_left, below_left)
+                        add(totals, acc)
+                store(
+                    totals,
+                    buffers,
+                    at,
+                    permuted,
+                    lane,
+                    d,
+                    int32(column),
+                    int32(row),
+                    int32(z),
+                    int32(n) - int32(column),
+                )
+                t += uint32(cuda.gridDim.x)
             tma.wait_stores()
 
     kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows

@@ -26,7 +26,7 @@ from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.gemm.aligned import AlignedKernel, addable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.hopper_launch import HopperGemm, Scales
-from distmm_kernels.hopper_tiles import ROWS, SPAN, HopperTile, best_columns
+from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
@@ -187,22 +187,19 @@ class Fp16x3Kernel(AlignedKernel):
         if not batch:
             to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
             scales = Scales(a.scales, 0, b.scales, 0)
-            self._gemm(left, right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
+            self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
             return
         for index in np.ndindex(batch[:-1]):
             to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
             mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
             scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
-            gemm = self._gemm(left, right[0], to, c is not None)
+            gemm = self._gemm(left[0], right[0], to, c is not None)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, left: tuple[Parts, Piece], b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
-        a, hi = left[0], left[1].hi
-        k = hi.columns if a.k_major else hi.rows
-        key = a.format.name, to[1:4], k, a.k_major, b.k_major, adds
+    def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
+        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
         if key not in self._gemms:
-            stages = -(-k * a.format.dtype.itemsize // SPAN)
-            columns = best_columns(to.rows, to.columns, to.matrices, stages, 3, self.device.multiprocessors)
+            columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
             tile = HopperTile(
                 "float16" if a.format.scaled else "tfloat32",
                 "float32",

@@ -18,7 +18,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.formats import TF32
 from distmm_kernels.gemm.aligned import AlignedKernel, addable, contiguous
 from distmm_kernels.hopper_launch import HopperGemm
-from distmm_kernels.hopper_tiles import BITS, SPAN, HopperTile, best_columns
+from distmm_kernels.hopper_tiles import HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import as_stack, splitter
 from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
@@ -71,7 +71,6 @@ class HopperKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.operand = self.formats[self.dtype.name]
-        self._depth = SPAN * 8 // BITS[self.operand]
         self._gemms: dict[Any, HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
@@ -120,8 +119,7 @@ class HopperKernel(AlignedKernel):
     ) -> None:
         to = MatrixStack.of(d)
         added = None if c is None else MatrixStack.of(c)
-        stages = -(-a.shape[-1] // self._depth)
-        columns = best_columns(to.rows, to.columns, to.matrices, stages, 1, self.device.multiprocessors)
+        columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
         key = columns, a.major, b.major, d.dtype, c is not None
         gemm = self._gemms.get(key)
         if gemm is None:
