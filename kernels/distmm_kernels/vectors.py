@@ -37,13 +37,12 @@ def in_vectors(rows: Array, device: Device) -> Array:
     *others, m, length = rows.shape
     vector = VECTOR_BYTES // rows.itemsize
     width = -(-length // vector) * vector
+    whole = np.empty_like(rows, shape=(*others, m, width), order="C")
     if abs(rows.strides[-2]) < abs(rows.strides[-1]):  # read down columns, which are contiguous or nearly so
-        whole = np.empty_like(rows, shape=(*others, m, width), order="C")
         recipe = Recipe("distmm_kernels.device_code.transpose:source", (rows.dtype.name,))
         tiles = -(-m // TILE) * -(-width // TILE)
         for source, _, _, target in launch.matrices(rows, rows, None, whole) if whole.size else ():
             launch.Launch(recipe, device, (tiles, math.prod(target.shape[:-2])), (source, target))(source, target)
     else:
-        whole = np.zeros_like(rows, shape=(*others, m, width), order="C")
-        whole[..., :length] = rows
+        whole[..., :length], whole[..., length:] = rows, 0
     return whole[..., :length]

@@ -48,15 +48,8 @@ def peer(dtype: np.dtype[Any], out: np.dtype[Any], tf32: bool = False) -> tuple[
     if dtype == np.int8:
         return "cuBLAS int8 (torch._int_mm)", tensor, torch._int_mm
     if tf32:
-
-        def rounded(a: Any, b: Any) -> Any:
-            torch.backends.cuda.matmul.allow_tf32 = True
-            try:
-                return torch.mm(a, b)
-            finally:
-                torch.backends.cuda.matmul.allow_tf32 = False
-
-        return "cuBLAS TF32 (torch.mm)", tensor, rounded
+        torch.backends.cuda.matmul.allow_tf32 = True  # for the process; without it, float32 goes through CuPy
+        return "cuBLAS TF32 (torch.mm)", tensor, torch.mm
     if out == dtype:
         return f"cuBLAS {dtype} (torch.mm)", tensor, torch.mm
     return f"cuBLAS {dtype} to {out} (torch.mm)", tensor, lambda a, b: torch.mm(a, b, out_dtype=torch.float32)

@@ -213,7 +213,7 @@ def _normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
 
     rng = cupy.random.default_rng(seed)
     if dtype.kind == "i":
-        return rng.integers(-9, 10, shape, dtype=np.int8).astype(dtype)
+        return rng.integers(-9, 10, shape).astype(dtype)
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
     return rng.standard_normal(shape, dtype=np.float64 if dtype == np.float64 else np.float32).astype(dtype)

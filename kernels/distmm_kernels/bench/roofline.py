@@ -34,22 +34,19 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
     fastest = max(run.tflops for run in results.runs)
     slope = [low * results.copy_rate / 1e12, high * results.copy_rate / 1e12]
     axis.plot([low, high], slope, color="black", linewidth=1, label=f"memory, {results.copy_rate / 1e12:.3g} TB/s")
-    series = list(dict.fromkeys((run.contestant, run.dtype, run.out, run.peer) for run in results.runs if run.whole))
-    for number, (contestant, dtype, out, peer) in enumerate(series):
-        chosen = [
-            run
-            for run in results.runs
-            if run.whole and (run.contestant, run.dtype, run.out, run.peer) == (contestant, dtype, out, peer)
-        ]
-        theirs = contestant == peer
+    whole = [run for run in results.runs if run.whole]
+    heats = list(dict.fromkeys(run.peer for run in whole))  # a colour each
+    for contestant, dtype, out, peer in dict.fromkeys((run.contestant, run.dtype, run.out, run.peer) for run in whole):
+        rivals = list(dict.fromkeys(run.contestant for run in whole if run.peer == peer))
+        chosen = [run for run in whole if (run.contestant, run.out, run.peer) == (contestant, out, peer)]
         axis.plot(
             [run.intensity for run in chosen],
             [run.tflops for run in chosen],
             linestyle="none",
-            marker="x" if theirs else "o",
+            marker="xos^D"[rivals.index(contestant) % 5],
             fillstyle="none",
-            color=f"C{number % 10}",
-            label=contestant if theirs else f"{contestant}, {dtype} to {out}",
+            color=f"C{heats.index(peer) % 10}",
+            label=contestant if contestant == peer else f"{contestant}, {dtype} to {out}",
         )
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
