@@ -96,6 +96,17 @@ def test_register_tiles_stay_in_registers(register_tiles, dtype, size, wide, arc
     assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
 
 
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.usefixtures("build")  # skips where the compiler is missing
+def test_the_transposing_copy_stays_in_registers(dtype, architecture):
+    from distmm_kernels import compiler
+    from distmm_kernels.device_code.transpose import source
+
+    log = compiler.build(source(dtype), architecture).log
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
+
+
 @pytest.mark.parametrize("dtype", [dtype for dtype in SUPPORTED if dtype.kind in "fc"])
 def test_every_product_of_register_tiles_is_one_fused_step(build, dtype):
     from distmm_kernels.device_code.register_tiled import register_tiled
