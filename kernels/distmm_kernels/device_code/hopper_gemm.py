@@ -46,7 +46,6 @@ def hopper_gemm(tile: HopperTile) -> Source:
     stage_bytes, a_bytes, b_bytes = uint32(tile.stage_bytes), uint32(tile.a_bytes), uint32(tile.b_bytes)
     b_offset = uint32(tile.parts * tile.a_bytes)
     chunk_columns, chunk_bytes = uint32(64), uint32(tile.depth * SPAN)  # of an operand that is not contiguous along k
-    a_chunks, b_chunks = ROWS // 64, columns // 64
     warp_bytes = uint32(tile.slots * WARP_ROWS * SPAN)
     ring, staging = uint32(stages), uint32(stages * tile.stage_bytes)
     barrier_offset = uint32(stages * tile.stage_bytes + tile.staging_bytes)
@@ -65,34 +64,18 @@ def hopper_gemm(tile: HopperTile) -> Source:
     inlined = cuda.jit(device=True, inline="always")
     tile_place, lane_place = inlined(place), inlined(box_place(tile.output))
 
-    @inlined
-    def load_stage(at, full, a, a_low, b, b_low, i, j, k, a_batch, b_batch):
-        barriers.expect_bytes(full, stage_bytes)
-        if a_along_k:
-            tma.load_box(at, a, full, k, i, a_batch)
-            if three:
-                tma.load_box(at + a_bytes, a_low, full, k, i, a_batch)
-        else:
-            for chunk in range(a_chunks):
-                there = uint32(chunk) * chunk_bytes
-                tma.load_box(at + there, a, full, i + int32(uint32(chunk) * chunk_columns), k, a_batch)
-                if three:
-                    tma.load_box(
-                        at + a_bytes + there, a_low, full, i + int32(uint32(chunk) * chunk_columns), k, a_batch
-                    )
-        to_b = at + b_offset
-        if b_along_k:
-            tma.load_box(to_b, b, full, k, j, b_batch)
-            if three:
-                tma.load_box(to_b + b_bytes, b_low, full, k, j, b_batch)
-        else:
-            for chunk in range(b_chunks):
-                there = uint32(chunk) * chunk_bytes
-                tma.load_box(to_b + there, b, full, j + int32(uint32(chunk) * chunk_columns), k, b_batch)
-                if three:
-                    tma.load_box(
-                        to_b + b_bytes + there, b_low, full, j + int32(uint32(chunk) * chunk_columns), k, b_batch
-                    )
+    def loader(along_k, chunks):
+        if along_k:
+            return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))
+
+        def load(at, matrix, full, i, k, z):
+            for chunk in range(chunks):
+                column = i + int32(uint32(chunk) * chunk_columns)
+                tma.load_box(at + uint32(chunk) * chunk_bytes, matrix, full, column, k, z)
+
+        return inlined(load)
+
+    load_a, load_b = loader(a_along_k, ROWS // 64), loader(b_along_k, columns // 64)
 
     def kernel(
         a, a_low, b, b_low, d, c, pitch, c_step, row_scales, row_step, column_scales, column_step,
@@ -127,11 +110,14 @@ def hopper_gemm(tile: HopperTile) -> Source:
                     k = uint32(0)
                     while k < last:
                         barriers.wait(empty + stage * uint32(8), parity)
-                        load_stage(
-                            shared + stage * stage_bytes, full + stage * uint32(8), a, a_low, b, b_low,
-                            int32(i * rows), int32(j * width), int32(k),
-                            int32(z * uint32(a_step)), int32(z * uint32(b_step)),
-                        )  # fmt: skip
+                        here, barrier = shared + stage * stage_bytes, full + stage * uint32(8)
+                        m0, n0, k0 = int32(i * rows), int32(j * width), int32(k)
+                        barriers.expect_bytes(barrier, stage_bytes)
+                        load_a(here, a, barrier, m0, k0, int32(z * uint32(a_step)))
+                        load_b(here + b_offset, b, barrier, n0, k0, int32(z * uint32(b_step)))
+                        if three:
+                            load_a(here + a_bytes, a_low, barrier, m0, k0, int32(z * uint32(a_step)))
+                            load_b(here + b_offset + b_bytes, b_low, barrier, n0, k0, int32(z * uint32(b_step)))
                         k += depth
                         stage += uint32(1)
                         if stage == ring:

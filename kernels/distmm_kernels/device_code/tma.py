@@ -19,7 +19,6 @@ __all__ = [
     "TENSOR_MAP",
     "load_box",
     "map_addresses",
-    "prefetch_map",
     "shared_memory",
     "wait_stores",
 ]
@@ -77,6 +76,5 @@ load_box = instruction(
 )
 """load_box(to, map, barrier, x, y, z): start a load; what lies outside the matrix arrives as zero."""
 
-prefetch_map = instruction("prefetch.tensormap [$0];", (u64,))
 wait_stores = instruction("cp.async.bulk.wait_group 0;")
 """Waits until all of this thread's stores are done."""
