@@ -31,7 +31,7 @@ class Lent:
     Attributes
     ----------
     name : str
-        Under which its owner keeps it alive.
+        Under which its owner keeps it alive; "" if others see to that.
     pid, address
         Where its first element is.
     shape, strides, dtype
@@ -52,7 +52,7 @@ class Lent:
     owner: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.owner is not None:  # on its way to a cluster, whose tasks may outlive every other reference
+        if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
             _kept[self.name] = self.owner
         return type(self), (self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment)
 
