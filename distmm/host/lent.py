@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from distmm.everywhere import everywhere
 from distmm.host import attach, segments
 
 __all__ = ["TOPIC", "Lent", "lend", "release", "whole"]
@@ -204,7 +205,7 @@ def _within_reach(client: Client) -> bool:
     reached = False
     if attach.allow():
         secret = attach.secret()
-        answers = client.run(attach.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
+        answers = everywhere(client, attach.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
         reached = bool(answers) and all(answers.values())
     _tried[client] = workers, reached
     return reached
