@@ -194,7 +194,7 @@ def test_bits_repeat_and_do_not_depend_on_cuts_of_k_at_the_granule(kernel_for, n
 
 @NAMES
 def test_bits_of_an_element_do_not_depend_on_the_size_of_the_product(kernel_for, name):
-    # the large one has a last round of few tiles, whose sums may go from block to block
+    # tiles of other widths, in other numbers of rounds
     a, b, c = as_gpu(normal((2200, 2048), 1)), as_gpu(normal((2048, 1900), 2)), as_gpu(normal((2200, 1900), 3))
     kernel = kernel_for(name)
     for start in (None, c):

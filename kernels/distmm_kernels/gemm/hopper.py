@@ -22,6 +22,7 @@ from distmm_kernels.hopper_tiles import HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import as_stack, splitter
 from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
+from distmm_kernels.vectors import in_vectors
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
@@ -83,7 +84,11 @@ class HopperKernel(AlignedKernel):
             if must_be in (None, major) and _legal(rows_first[major]):
                 return self._operand(shape, rows_first[major], major)
         major = must_be or (other if contiguous(rows_first[other]) else own)
-        return self._operand(shape, self._padded(rows_first[major]), major)
+        return self._operand(shape, self._copied(rows_first[major]), major)
+
+    def _copied(self, rows: Array) -> Array:
+        # int8 is often copied across its rows: CuPy would read one byte of each sector of 32 at a time
+        return in_vectors(rows, self.device) if self.operand == "int8" else self._padded(rows)
 
     def _converted(self, block: Array) -> Array:
         return block.astype(self.dtype, copy=False)
