@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Precision",
-    "PrecisionOption", "TransA", "TransB", "Workers", "edges", "sizes",
+    "Blocks", "Check", "CheckOption", "Cluster", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
+    "Precision", "PrecisionOption", "TransA", "TransB", "Workers", "edges", "sizes",
 ]  # fmt: skip
 
 
@@ -74,6 +74,12 @@ Blocks = Annotated[
 ]
 TransA = Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")]
 TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", help="How to cut, as **distmm plan** says it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
+    ),
+]
 CheckOption = Annotated[
     Check,
     typer.Option("--check", help="freivalds: random vectors, quick; full: every element, for small sizes."),
