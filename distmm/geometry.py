@@ -12,14 +12,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 
 import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["Blocking", "Grid", "Problem", "accumulator_dtype", "even_edges", "operand_batch", "slices"]
+__all__ = [
+    "Blocking",
+    "Grid",
+    "Problem",
+    "Wave",
+    "accumulator_dtype",
+    "even_edges",
+    "operand_batch",
+    "ranges",
+    "slices",
+]
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
@@ -54,6 +64,12 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
         return (0,)
     full, rest = divmod(size, edge)
     return (edge,) * full + ((rest,) if rest else ())
+
+
+def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
+    """Cut ``range(count)`` into at most `parts` ranges of one length, a multiple of `multiple`, the last one ragged."""
+    length = math.ceil(math.ceil(count / parts) / multiple) * multiple
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
 def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
@@ -133,6 +149,31 @@ class Grid:
 
 
 @dataclass(frozen=True)
+class Wave:
+    """A rectangle of C blocks that are computed together: what must fit into the workers' memory at one time.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the order of waves.
+    batches : range
+        Of the batch blocks, counted in row-major order.
+    rows, columns : range
+        Of the blocks of C.
+    """
+
+    index: int
+    batches: range
+    rows: range
+    columns: range
+
+    @property
+    def c_blocks(self) -> int:
+        """Number of blocks of C."""
+        return len(self.batches) * len(self.rows) * len(self.columns)
+
+
+@dataclass(frozen=True)
 class Blocking:
     """Block edges of a product along m, k and n and along each batch dimension, and how many panels one task takes."""
 
@@ -171,9 +212,20 @@ class Blocking:
         """Every batch block index of C, in row-major order."""
         return product(*(range(len(edges)) for edges in self.batch))
 
-    def c_indices(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Every block of C as ``(batch index, i, j)``, in row-major order."""
-        return ((b, i, j) for b in self.batches() for i in range(len(self.m)) for j in range(len(self.n)))
+    def waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[Wave, ...]:
+        """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
+
+        Row-major: the rows of A that a wave has read are those of the next one too.
+        """
+        batches = ranges(math.prod(map(len, self.batch)), parts[0])
+        rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
+        return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
+
+    def c_indices(self, wave: Wave | None = None) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Every block of C, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""
+        (wave,) = self.waves((1, 1, 1), (1, 1)) if wave is None else (wave,)
+        batches = islice(self.batches(), wave.batches.start, wave.batches.stop)
+        return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns)
 
 
 def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ become part of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm import tasks
-from distmm.geometry import Grid, operand_batch
+from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
 __all__ = ["Placement", "Product", "ProductLayer", "build"]
@@ -34,7 +34,10 @@ Key = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one product task belongs: its product, its chain ``(batch, i, j)``, its step, and the grid of workers."""
+    """Where and when one product task belongs: its product, chain ``(batch, i, j)`` and step, the grid of workers.
+
+    `order` counts the steps of all waves: those of earlier waves come first.
+    """
 
     product: str
     grid: Grid
@@ -42,6 +45,7 @@ class Placement:
     i: int
     j: int
     step: int
+    order: int
 
     @property
     def rank(self) -> int:
@@ -50,9 +54,20 @@ class Placement:
 
 
 class Product(Task):
-    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement."""
+    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement.
 
-    __slots__ = ()
+    The plan is for the scheduler's plugin, where the tasks are made; it does not travel to the workers.
+    """
+
+    __slots__ = ("plan",)
+
+    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
+        super().__init__(key, func, *args, **kwargs)
+        self.plan = plan
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
+        return tuple(None if name == "plan" else value for name, value in slots)
 
     @property
     def block_fusion(self) -> bool:
@@ -76,7 +91,7 @@ class Product(Task):
 
 
 class ProductLayer(Layer):
-    """All chains of one product, by their parameters alone.
+    """All chains of one product, or of one wave of it, by their parameters alone.
 
     It travels from client to scheduler as some hundred bytes and makes its tasks there, where Dask optimises and
     expands graphs: for 100,000 tasks that saves the client seconds, and the connection 70 MB.
@@ -89,13 +104,15 @@ class ProductLayer(Layer):
         operands: tuple[str, str, str | None],
         choice: tasks.KernelChoice,
         epilogue: tasks.Epilogue,
+        wave: Wave | None = None,
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
+        self.wave = wave
         self._made: dict[Key, Product] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue)
+        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been made."""
@@ -103,10 +120,11 @@ class ProductLayer(Layer):
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
-        return {(self.name, *batch, i, j) for batch, i, j in self.plan.blocking.c_indices()}
+        return {(self.name, *batch, i, j) for batch, i, j in self.plan.blocking.c_indices(self.wave)}
 
     def __len__(self) -> int:
-        return self.plan.blocking.tasks
+        blocks = self.plan.blocking.c_blocks if self.wave is None else self.wave.c_blocks
+        return blocks * len(self.plan.blocking.steps)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._tasks())
@@ -116,15 +134,16 @@ class ProductLayer(Layer):
 
     def _tasks(self) -> dict[Key, Product]:
         if self._made is None:
-            self._made = {task.key: task for task in self._chains()}
+            waves = self.plan.waves if self.wave is None else (self.wave,)
+            self._made = {task.key: task for wave in waves for task in self._chains(wave)}
         return self._made
 
-    def _chains(self) -> Iterator[Product]:
+    def _chains(self, wave: Wave) -> Iterator[Product]:
         problem, blocking = self.plan.problem, self.plan.blocking
         a, b, c0 = self.operands
         steps = blocking.steps
         step_name = f"distmm-step-{self.name.rpartition('-')[2]}"
-        for batch, i, j in blocking.c_indices():
+        for batch, i, j in blocking.c_indices(wave):
             a_batch, b_batch = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
             previous: TaskRef | None = None
             for s, panels in enumerate(steps):
@@ -133,13 +152,14 @@ class ProductLayer(Layer):
                 yield Product(
                     key,
                     tasks.multiply,
-                    Placement(self.name, self.plan.grid, batch, i, j, s),
+                    Placement(self.name, self.plan.grid, batch, i, j, s, wave.index * len(steps) + s),
                     self.choice,
                     previous,
                     List(*(TaskRef((a, *a_batch, i, p)) for p in panels)),
                     List(*(TaskRef((b, *b_batch, p, j)) for p in panels)),
                     self.epilogue if last else None,
                     TaskRef((c0, *batch, i, j)) if last and c0 is not None else None,
+                    plan=self.plan,
                 )
                 previous = TaskRef(key)
 
@@ -152,6 +172,7 @@ def build(
     choice: tasks.KernelChoice,
     epilogue: tasks.Epilogue,
     c0: da.Array | None = None,
+    wave: Wave | None = None,
 ) -> HighLevelGraph:
     """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
 
@@ -166,6 +187,8 @@ def build(
         What the tasks need to know.
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
+    wave : Wave, optional
+        Of ``plan.waves``: only its blocks of C; all waves by default, one after another by priority.
     """
-    layer = ProductLayer(name, plan, (a.name, b.name, None if c0 is None else c0.name), choice, epilogue)
+    layer = ProductLayer(name, plan, (a.name, b.name, None if c0 is None else c0.name), choice, epilogue, wave)
     return HighLevelGraph.from_collections(name, layer, dependencies=[a, b] if c0 is None else [a, b, c0])

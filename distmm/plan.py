@@ -12,7 +12,7 @@ from functools import cached_property
 
 from distmm.cost import ClusterSpec, Cost, cost, shortest_task
 from distmm.errors import DoesNotFitError, InputError
-from distmm.geometry import Blocking, Grid, Problem, even_edges
+from distmm.geometry import Blocking, Grid, Problem, Wave, even_edges
 
 __all__ = ["PRECISIONS", "Plan", "make_plan"]
 
@@ -48,6 +48,7 @@ class Plan:
     precision: str = "highest"
     kernel: str | None = None
     resident: tuple[bool, bool] = (False, False)  # A and B are in the workers' memory already
+    wave_cuts: tuple[int, int, int] = (1, 1, 1)  # waves along the batch blocks, block rows and block columns of C
 
     @cached_property
     def cost(self) -> Cost:
@@ -58,6 +59,11 @@ class Plan:
     def block_shape(self) -> tuple[int, int, int]:
         """Edges (m, k, n) of the largest block."""
         return self.blocking.largest
+
+    @cached_property
+    def waves(self) -> tuple[Wave, ...]:
+        """What is computed together, in this order: the blocks of C of one wave fit into the workers' memory."""
+        return self.blocking.waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
 
     @property
     def bytes_moved(self) -> int:

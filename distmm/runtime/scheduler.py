@@ -14,6 +14,7 @@ from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.graph import Product
+from distmm.plan import Plan
 
 __all__ = ["PlacementPlugin"]
 
@@ -31,6 +32,7 @@ class PlacementPlugin(SchedulerPlugin):
     def __init__(self) -> None:
         self.ranks: list[str] = []
         self.names: list[object] = []
+        self.plans: dict[str, Plan] = {}  # product -> its plan; missing where the client has expanded the graph
         self.total: Counter[str] = Counter()  # product -> tasks
         self.done: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys of finished tasks
         self.forgotten: Counter[str] = Counter()  # product -> tasks that the scheduler has forgotten
@@ -71,34 +73,36 @@ class PlacementPlugin(SchedulerPlugin):
         new = {key for key in tasks if scheduler.tasks[key].state == "released"}
         products = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Product)]
         # Ascending: an operand that several steps read gets the priority of the first.
-        for ts in sorted(products, key=lambda ts: ts.run_spec.placement.step):
+        for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
             where = ts.run_spec.placement
-            self._place(ts, where.rank, where.step)
+            self._place(ts, where.rank, where.order)
             self.total[where.product] += 1
+            if ts.run_spec.plan is not None:
+                self.plans[where.product] = ts.run_spec.plan
             for operand, rank in ts.run_spec.operands():
                 source = scheduler.tasks[operand]
                 self.uses[operand, self._slot(where.rank)] += 1
                 holder = next(iter(source.who_has or ()), None)
                 self.home[operand] = holder.address if holder else self.ranks[self._slot(rank)]
-                self._place_chain(source, new, rank, where.step)
+                self._place_chain(source, new, rank, where.order)
 
     def _slot(self, rank: int) -> int:
         """Index into `ranks`: a plan for more workers than there are wraps around."""
         return rank % len(self.ranks)
 
-    def _place(self, ts: TaskState, rank: int, step: int) -> None:
+    def _place(self, ts: TaskState, rank: int, order: int) -> None:
         ts.worker_restrictions = {self.ranks[self._slot(rank)]}
         ts.loose_restrictions = True  # a dead worker's tasks run elsewhere until a replacement comes
         first, *rest = ts.priority
-        ts.priority = (first + step, *rest)  # ascending: step k before step k + 1, whatever the chain
+        ts.priority = (first + order, *rest)  # ascending: step k before step k + 1, whatever the chain
 
-    def _place_chain(self, ts: TaskState, new: set[object], rank: int, step: int) -> None:
+    def _place_chain(self, ts: TaskState, new: set[object], rank: int, order: int) -> None:
         """Place the task that makes an operand at the operand's home, and with it the tasks that serve it alone.
 
         Its priority is that of the step that needs it: operands are loaded as they come due, not all at once.
         """
         while ts.key in new and not ts.worker_restrictions and not isinstance(ts.run_spec, Product):
-            self._place(ts, rank, step)
+            self._place(ts, rank, order)
             if len(ts.dependencies) != 1:
                 return
             (ts,) = ts.dependencies
@@ -121,7 +125,7 @@ class PlacementPlugin(SchedulerPlugin):
         if finish == "forgotten":
             self.forgotten[product] += 1
             if self.forgotten[product] == self.total[product]:
-                for table in (self.total, self.done, self.forgotten):
+                for table in (self.plans, self.total, self.done, self.forgotten):
                     table.pop(product, None)
 
     def _release_operands(self, task: Product) -> None:

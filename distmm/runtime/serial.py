@@ -16,7 +16,7 @@ __all__ = ["execute"]
 def execute(
     plan: Plan, a: Any, b: Any, choice: tasks.KernelChoice, epilogue: tasks.Epilogue, c0: Any = None
 ) -> np.ndarray:
-    """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)`` block by block, each chain from first to last panel.
+    """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)``: waves, their blocks, each chain in ascending k.
 
     Returns
     -------
@@ -26,7 +26,7 @@ def execute(
     m, k, n = slices(blocking.m), slices(blocking.k), slices(blocking.n)
     batches = [slices(edges) for edges in blocking.batch]
     c = np.empty(problem.shape, epilogue.dtype)
-    for batch, i, j in blocking.c_indices():
+    for batch, i, j in (index for wave in plan.waves for index in blocking.c_indices(wave)):
         at = tuple(edges[x] for edges, x in zip(batches, batch, strict=True))
         a_at = _own(at, operand_batch(batch, problem.a_batch), problem.a_batch)
         b_at = _own(at, operand_batch(batch, problem.b_batch), problem.b_batch)

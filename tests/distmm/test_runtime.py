@@ -185,11 +185,26 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
     C = client.persist(matmul(lazy(9), lazy(10), client=client))
     wait(C)
     assert cluster.progress(client, C).done == cluster.progress(client, C).total > 0
+    name, tasks = C.name, plan(lazy(9), lazy(10), client=client).cost.tasks
+
+    def planned(dask_scheduler: Scheduler) -> int:
+        return dask_scheduler.plugins[PlacementPlugin.name].plans[name].cost.tasks
+
+    assert client.run_on_scheduler(planned) == tasks
 
     def tables(dask_scheduler: Scheduler) -> int:
         plugin = dask_scheduler.plugins[PlacementPlugin.name]
         return sum(
-            len(t) for t in (plugin.total, plugin.done, plugin.forgotten, plugin.uses, plugin.home, plugin.used_up)
+            len(t)
+            for t in (
+                plugin.plans,
+                plugin.total,
+                plugin.done,
+                plugin.forgotten,
+                plugin.uses,
+                plugin.home,
+                plugin.used_up,
+            )
         )
 
     del C
