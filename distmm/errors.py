@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DistmmError", "DoesNotFitError", "InputError", "WrongResultError"]
+__all__ = ["DistmmError", "DoesNotFitError", "InputError", "Stopped", "WrongResultError"]
 
 
 class DistmmError(Exception):
@@ -19,3 +19,7 @@ class DoesNotFitError(InputError, MemoryError):
 
 class WrongResultError(DistmmError, ArithmeticError):
     """A product that failed its check (exit code 1)."""
+
+
+class Stopped(DistmmError):
+    """A job that stopped before its end, and can be gone on with (exit code 75, EX_TEMPFAIL of sysexits.h)."""

@@ -13,7 +13,7 @@ from typing import Any
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph import Product
+from distmm.graph import Placed, Product
 from distmm.plan import Plan
 
 __all__ = ["PlacementPlugin"]
@@ -71,11 +71,13 @@ class PlacementPlugin(SchedulerPlugin):
         if not self.ranks:
             return
         new = {key for key in tasks if scheduler.tasks[key].state == "released"}
-        products = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Product)]
+        placed = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Placed)]
+        products = [ts for ts in placed if isinstance(ts.run_spec, Product)]
+        for ts in placed:
+            self._place(ts, ts.run_spec.placement.rank, ts.run_spec.placement.order)
         # Ascending: an operand that several steps read gets the priority of the first.
         for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
             where = ts.run_spec.placement
-            self._place(ts, where.rank, where.order)
             self.total[where.product] += 1
             if ts.run_spec.plan is not None:
                 self.plans[where.product] = ts.run_spec.plan
