@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from distmm import array, clusters
+from distmm import clusters
+from distmm.array import _plan
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
 from distmm.job.folder import Folder, Json, read_json, write_json
@@ -257,12 +258,12 @@ class _Job:
             return self._finish(*self._compute(client, plan, manifest, lock, stop, announce, progress))
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
+        """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
         spec = self.spec
+        blocks = self.blocks if manifest is None else tuple(manifest["blocks"])
+        plan = _plan(spec.problem, spec.a, spec.b, client, device, blocks, spec.precision, spec.kernel)
         if manifest is None:
-            return array.plan_job(spec.problem, spec.a, spec.b, client, device, self.blocks, spec.precision, spec.kernel)
-        plan = array.plan_job(
-            spec.problem, spec.a, spec.b, client, device, tuple(manifest["blocks"]), spec.precision, spec.kernel
-        )
+            return plan
         before = manifest["runs"][0]["device"]
         if plan.cluster.device != before:
             raise InputError(
