@@ -88,7 +88,9 @@ class Folder:
             raise InputError(f"{self.path}: cannot be made: {error}; choose another place for C") from error
 
     def remove(self) -> None:
-        """Remove the job with all that has been done."""
+        """Remove the job with all that has been done; the manifest first, so that half of a job is none."""
+        if self.exists():
+            os.unlink(self.manifest)
         shutil.rmtree(self.path)
 
     def marker(self, i: int, j: int) -> str:

@@ -19,7 +19,7 @@ from distmm.array import _plan
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
 from distmm.job.folder import Folder, Json, read_json, write_json
-from distmm.job.lock import Lock
+from distmm.job.lock import Lock, holder
 from distmm.job.loop import TOPIC, Loop
 from distmm.job.spec import Check, Spec, differences
 from distmm.job.stop import Stop
@@ -373,7 +373,7 @@ class _Job:
             if os.path.exists(folder.certificate):  # of the C that has been replaced
                 os.unlink(folder.certificate)
         else:
-            os.replace(folder.pending_certificate, folder.certificate)
+            write_json(folder.certificate, content)
         folder.remove()
         done = 0 if loop is None else len(loop.records)
         share = done / max(1, plan.blocking.c_blocks)
@@ -406,6 +406,8 @@ def _summary(folder: Folder, content: Json, **figures: Any) -> Summary:
 
 def _complete(folder: Folder, content: Json) -> Summary:
     """Return the summary of a C that was complete before this run."""
+    if os.path.isdir(folder.path) and holder(folder.path) is None:
+        folder.remove()  # what a kill at the very end has left
     kept = len(content["done"])
     return _summary(folder, content, plan=None, seconds=0.0, flops=0.0, bytes_moved=0, kept=kept, recomputed=0)
 
