@@ -10,7 +10,8 @@ True
 from importlib.metadata import PackageNotFoundError, version
 
 from distmm.array import gemm, matmul, plan
-from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
+from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
+from distmm.host import empty
 from distmm.job import multiply, resume, status
 from distmm.plan import Plan
 from distmm.verify import Verdict, verify
@@ -21,6 +22,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "DeviceMemoryError",
     "DistmmError",
     "DoesNotFitError",
     "InputError",
@@ -28,6 +30,7 @@ __all__ = [
     "Stopped",
     "Verdict",
     "WrongResultError",
+    "empty",
     "gemm",
     "matmul",
     "multiply",

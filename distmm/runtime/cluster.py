@@ -11,6 +11,7 @@ from distributed import Client, Scheduler, wait
 from distmm import tasks
 from distmm.cost import ClusterSpec
 from distmm.errors import InputError
+from distmm.everywhere import everywhere
 from distmm.geometry import accumulator_dtype
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.runtime.worker import DevicePlugin
@@ -108,7 +109,7 @@ def describe(
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
-    facts = client.run(tasks.probe, any_gpu) if client else {"this process": _here(device)}
+    facts = everywhere(client, tasks.probe, any_gpu) if client else {"this process": _here(device)}
     if not facts:
         raise InputError("the cluster has no workers: start some, or wait for them with client.wait_for_workers(1)")
     without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
@@ -163,4 +164,4 @@ def progress(client: Client, c: da.Array) -> Progress:
 
 def bytes_moved(client: Client) -> int:
     """Bytes of blocks that workers have received from one another since they started."""
-    return sum(client.run(tasks.received_bytes).values())
+    return sum(everywhere(client, tasks.received_bytes).values())
