@@ -21,7 +21,8 @@ def multiply(
     a: Annotated[
         str,
         typer.Argument(
-            metavar="A", help="Matrix (m, k): name.npy, Zarr folder or URL, name.h5[:/dataset], name.bin:ROWSxCOLS:TYPE."
+            metavar="A",
+            help="Matrix (m, k): name.npy, Zarr folder or URL, name.h5[:/dataset], name.bin:ROWSxCOLS:TYPE.",
         ),
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in any of these formats.")],

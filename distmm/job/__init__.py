@@ -9,7 +9,7 @@ from __future__ import annotations
 from distmm.job.certificate import recheck
 from distmm.job.run import Summary, multiply, resume
 from distmm.job.spec import Check
-from distmm.job.status import Status, status
+from distmm.job.state import Status, status
 from distmm.job.stop import Stop
 
 __all__ = ["Check", "Status", "Stop", "Summary", "multiply", "recheck", "resume", "status"]

@@ -44,7 +44,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def certificate(manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float) -> Json:
+def certificate(
+    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float
+) -> Json:
     """Compose the certificate of a complete C.
 
     Parameters
@@ -159,7 +161,9 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     kept = f"all {len(content['done'])} blocks are what was written"
     problem = _gone(spec)
     if problem is not None:
-        return Verdict(True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again")
+        return Verdict(
+            True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again"
+        )
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
     with dask.config.set({} if client is None else {"scheduler": client.get}):
         verdict = verify(

@@ -150,9 +150,7 @@ class Loop:
         names = Names(a.name, b.name, product, None if c0 is None else c0.name)
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
-        layers = HighLevelGraph(
-            {**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads}
-        )
+        layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
         submitted = _Submitted(product, len(blocks) * len(blocking.steps))
         self.waves.append(submitted)
         futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
@@ -221,7 +219,9 @@ class Loop:
         keys = {future.key: future for future in self.pending}
 
         def complete(dask_scheduler: Scheduler) -> list[Any]:
-            return [key for key in keys_ if key in dask_scheduler.tasks and dask_scheduler.tasks[key].state == "processing"]
+            return [
+                key for key in keys_ if key in dask_scheduler.tasks and dask_scheduler.tasks[key].state == "processing"
+            ]
 
         keys_ = list(keys)
         try:

@@ -287,7 +287,9 @@ class _Job:
             _clear(folder, lock)
             m, _, n = plan.block_shape
             problem = plan.problem
-            target = create_output(self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft)
+            target = create_output(
+                self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft
+            )
             manifest = {
                 "format": FORMAT,
                 "spec": self.spec.json(),
@@ -304,7 +306,14 @@ class _Job:
         return manifest
 
     def _compute(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None, progress: Report
+        self,
+        client: Client,
+        plan: Plan,
+        manifest: Json,
+        lock: Lock,
+        stop: Stop,
+        announce: Announce | None,
+        progress: Report,
     ) -> tuple[Plan, Json, Tolerance | None, Loop | None, int, float, int]:
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
@@ -326,7 +335,7 @@ class _Job:
         try:
             loop.run(missing)
         except (DistmmError, OSError) as error:
-            raise self._explained(error, len(done) + len(loop.records), len(blocks)) from error
+            raise self._explained(error, len(blocks)) from error
         finally:
             if loop.rejected:
                 write_json(folder.manifest, {**manifest, "rejected": manifest["rejected"] + len(loop.rejected)})
@@ -344,19 +353,29 @@ class _Job:
             os.unlink(folder.marker(i, j))
         return set(markers) - set(bad)
 
-    def _explained(self, error: DistmmError | OSError, done: int, total: int) -> Exception:
+    def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""
-        kept = (
-            f"{done} of {total} blocks of C are finished and kept in {self.folder.path}; go on with: "
-            f"distmm resume {self.out}"
-        )
+        try:
+            done = f"{len(self.folder.markers())} of {total} blocks of C are finished and kept"
+        except (OSError, InputError):  # a mount that is gone; the markers are on it
+            done = "the finished blocks of C are kept"
+        kept = f"{done} in {self.folder.path}; go on with: distmm resume {self.out}"
         if isinstance(error, (Stopped, WrongResultError)):
             return type(error)(f"{error}; {kept}")
-        where = f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+        where = (
+            f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+        )
         return InputError(f"{where}; {kept}, once the cause is gone")
 
     def _finish(
-        self, plan: Plan, manifest: Json, tolerance: Tolerance | None, loop: Loop | None, kept: int, seconds: float, moved: int
+        self,
+        plan: Plan,
+        manifest: Json,
+        tolerance: Tolerance | None,
+        loop: Loop | None,
+        kept: int,
+        seconds: float,
+        moved: int,
     ) -> Summary:
         """Certify C and give it its name; each step can be repeated after a kill."""
         folder, spec = self.folder, self.spec

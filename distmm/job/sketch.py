@@ -104,20 +104,20 @@ def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch]
 
 def _times(block: Block, x: np.ndarray, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
     """Return the block times `x`, and the sums of squares of its rows (none for integers), piece by piece."""
-    if isinstance(block, np.ndarray):
-        xp, piece = np, CPU_PIECE
-    else:
-        import cupy as xp
+    xp: Any = np
+    piece = CPU_PIECE
+    if not isinstance(block, np.ndarray):
+        import cupy
 
-        piece = GPU_PIECE
+        xp, piece = cupy, GPU_PIECE
     m, k = block.shape
     step = max(1, piece // max(1, k * work.itemsize))
-    x = xp.asarray(x.astype(work))
+    right = xp.asarray(x.astype(work))
     values, rows = xp.zeros((m, x.shape[1]), work), xp.zeros(m)
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(0, m, step):
             part = block[i : i + step].astype(work)
-            values[i : i + step] = part @ x
+            values[i : i + step] = part @ right
             if work.kind != "u":
                 rows[i : i + step] = (part.real**2 + part.imag**2 if work.kind == "c" else part * part).sum(axis=1)
     return (values, rows) if xp is np else (values.get(), rows.get())
@@ -170,4 +170,3 @@ def judge(
     row = int(np.argmax(rows)) if rows.size else 0
     suspect = bool(stands_out(rows).any())
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, float(rows.max(initial=0.0)), row)
-

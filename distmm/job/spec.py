@@ -83,7 +83,9 @@ class Spec:
         kept = np.dtype(dtype) if dtype is not None else np.result_type(*types, *scalars)
         natural = np.result_type(*types, *scalars)
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
-            raise InputError(f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type")
+            raise InputError(
+                f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
+            )
         return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
 
     @property

@@ -142,7 +142,9 @@ class Names:
 class WritingLayer(Layer):  # type: ignore[misc]
     """Sketches and writing tasks for some blocks of a wave; like the product's layer it travels as its parameters."""
 
-    def __init__(self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
+    ) -> None:
         super().__init__()
         self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
 
@@ -194,13 +196,25 @@ class WritingLayer(Layer):  # type: ignore[misc]
         for p in panels:
             for j in self.columns:
                 yield Placed(
-                    (f"{self.name}-b", p, j), sketch.of_b, self._place(p, j, p), TaskRef((names.b, p, j)), writer.seed, j, work
+                    (f"{self.name}-b", p, j),
+                    sketch.of_b,
+                    self._place(p, j, p),
+                    TaskRef((names.b, p, j)),
+                    writer.seed,
+                    j,
+                    work,
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, j)) for j in self.columns))
             for i in sorted({i for i, _ in self.blocks}):
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 yield Placed(
-                    (f"{self.name}-a", i, p), sketch.of_a, self._place(i, p, p), before, TaskRef((names.a, i, p)), right, work
+                    (f"{self.name}-a", i, p),
+                    sketch.of_a,
+                    self._place(i, p, p),
+                    before,
+                    TaskRef((names.a, i, p)),
+                    right,
+                    work,
                 )
 
     def _writing(self) -> Iterator[Placed]:
@@ -217,4 +231,3 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 self.columns.index(j),
                 TaskRef((self.names.c0, i, j)) if judged and self.names.c0 is not None else None,
             )
-

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 STOPPED = 75
 TIMEOUT = 120.0
@@ -37,6 +38,9 @@ SIZE, BLOCKS = 480, (96, 60, 96)
 # Children start from a process that has imported everything: tens of milliseconds instead of seconds.
 SPAWN = multiprocessing.get_context("forkserver")
 PRELOAD = ["distmm", "distmm.job", "distmm_kernels.select", "distributed", "zarr", "h5py"]
+
+
+say = Console(highlight=False, soft_wrap=True).print
 
 
 def quiet() -> None:
@@ -191,7 +195,9 @@ def one_round(folder: Path, seed: int, expected: bytes, seconds: float, kills: i
             victims = rng.choice([(kind,) for kind in KINDS] + [KINDS, KINDS[:2], KINDS[1:]])
             while site.finished() is None and (not left or time.monotonic() < moment):
                 if time.monotonic() - started > TIMEOUT:
-                    raise TimeoutError(f"seed {seed}: not finished after {TIMEOUT:.0f} s; killed so far: {dict(killed)}")
+                    raise TimeoutError(
+                        f"seed {seed}: not finished after {TIMEOUT:.0f} s; killed so far: {dict(killed)}"
+                    )
                 time.sleep(0.01)
             if site.finished() == 0:
                 break
@@ -223,15 +229,15 @@ def main() -> int:
     try:
         operands(folder)
         expected, seconds = undisturbed(folder)
-        print(f"undisturbed: {seconds:.1f} s", flush=True)
+        say(f"undisturbed: {seconds:.1f} s")
         while total["kills"] < options.kills:
             try:
                 killed = one_round(folder, seed, expected, seconds)
                 total.update(killed)
-                print(f"seed {seed}: right after {dict(killed)}, {time.monotonic() - began:.0f} s", flush=True)
+                say(f"seed {seed}: right after {dict(killed)}, {time.monotonic() - began:.0f} s")
             except (AssertionError, TimeoutError) as error:
                 wrong += 1
-                print(f"seed {seed}: WRONG: {error}", flush=True)
+                say(f"seed {seed}: WRONG: {error}")
                 for name in os.listdir(folder):
                     if not name.startswith(("A.", "B.")):
                         path = folder / name
@@ -239,7 +245,7 @@ def main() -> int:
             seed += 1
     finally:
         shutil.rmtree(folder)
-    print(f"{seed - options.seed} jobs, {dict(total)}: {wrong} wrong, {time.monotonic() - began:.0f} s")
+    say(f"{seed - options.seed} jobs, {dict(total)}: {wrong} wrong, {time.monotonic() - began:.0f} s")
     return 1 if wrong else 0
 
 

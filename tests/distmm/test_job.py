@@ -226,5 +226,3 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     d = save(tmp_path / "D.npy", np.ones((M, N)))
     refuse(InputError, "knows no beta", tmp_path, a, b, d, client=client, beta=1, check="full")
     np.testing.assert_array_equal(np.load(c), [[0, 1], [2, 3]])
-
-

@@ -121,7 +121,9 @@ def test_a_deadline_stops_the_job(client: Client, here: np.ndarray) -> None:
     np.testing.assert_allclose(values(), here)
 
 
-@pytest.mark.parametrize(("text", "expected"), [("90", 90), ("55m", 3300), ("1h30m", 5400), ("01:30:00", 5400), ("2:05", 125)])
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90), ("55m", 3300), ("1h30m", 5400), ("01:30:00", 5400), ("2:05", 125)]
+)
 def test_times_are_read_as_people_and_slurm_write_them(text: str, expected: float) -> None:
     assert seconds(text) == expected
 
@@ -219,7 +221,9 @@ def mend(client: Client, cause: Callable[[], None], cure: Callable[[], None], me
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        with pytest.raises(InputError, match=rf"(?s){message}.*kept in .*C\.zarr\.job; go on with: distmm resume C\.zarr"):
+        with pytest.raises(
+            InputError, match=rf"(?s){message}.*kept in .*C\.zarr\.job; go on with: distmm resume C\.zarr"
+        ):
             multiply(client)
     finally:
         done.set()
@@ -272,7 +276,11 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     stopped(client)
     manifest = Path("C.zarr.job/manifest.json")
     content = json.loads(manifest.read_text())
-    for bad, message in [(json.dumps({**content, "format": 99}), "knows 1"), ("[1]", "no JSON object"), ("{", "cannot be read")]:
+    for bad, message in [
+        (json.dumps({**content, "format": 99}), "knows 1"),
+        ("[1]", "no JSON object"),
+        ("{", "cannot be read"),
+    ]:
         manifest.write_text(bad)
         with pytest.raises(InputError, match=message):
             job.resume("C.zarr", client=client)
