@@ -1,19 +1,20 @@
-"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, at any time."""
+"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, any time."""
 
 from __future__ import annotations
 
 import os
 import platform
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import dask
 import numpy as np
 from distributed import Client
 
+from distmm import gpu
 from distmm.errors import InputError
 from distmm.geometry import even_edges, slices
 from distmm.job.folder import Folder, Json, read_json
@@ -130,7 +131,7 @@ def damaged(
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
-    """Check a C by its certificate: each block against its checksum, then A, B and C as they are now, by Freivalds' test.
+    """Check a C by its certificate: each block by its checksum, then A, B and C as they are now by Freivalds' test.
 
     Parameters
     ----------
@@ -199,11 +200,4 @@ def described(plan: Plan, client: Client) -> Json:
 
 def _device(kind: str) -> str:
     """Name of this worker's host and device. Runs on workers."""
-    import socket
-
-    if kind != "cuda":
-        return f"{socket.gethostname()}: CPU"
-    import cupy
-
-    name: Any = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"]
-    return f"{socket.gethostname()}: {name.decode()}"
+    return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

@@ -1,4 +1,4 @@
-"""What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker for each finished block.
+"""What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker a finished block.
 
     C.zarr.job/manifest.json      what is computed, from what, how it is cut; one entry for each run
     C.zarr.job/lock.3             who works on it (see `distmm.job.lock`)

@@ -1,4 +1,4 @@
-"""The client's side of a job that runs: submit waves, collect written blocks, have bad ones made again, stop cleanly."""
+"""The client's side of a job: submit waves, collect written blocks, have bad ones made again, stop cleanly."""
 
 from __future__ import annotations
 

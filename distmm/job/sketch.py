@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from distmm import gpu
 from distmm.tolerance import Tolerance, in_type, stands_out
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors"]
@@ -103,13 +104,16 @@ def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch]
 
 
 def _times(block: Block, x: np.ndarray, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the block times `x`, and the sums of squares of its rows (none for integers), piece by piece."""
-    xp: Any = np
-    piece = CPU_PIECE
-    if not isinstance(block, np.ndarray):
-        import cupy
+    """Return the block times `x`, and the sums of squares of its rows (none for integers), in host memory."""
+    xp = gpu.namespace(block)
+    if xp is np:
+        return _by_pieces(np, block, x, work, CPU_PIECE)
+    with gpu.working("product"):
+        values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
+        return values.get(), rows.get()
 
-        xp, piece = cupy, GPU_PIECE
+
+def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
     m, k = block.shape
     step = max(1, piece // max(1, k * work.itemsize))
     right = xp.asarray(x.astype(work))
@@ -120,7 +124,7 @@ def _times(block: Block, x: np.ndarray, work: np.dtype) -> tuple[np.ndarray, np.
             values[i : i + step] = part @ right
             if work.kind != "u":
                 rows[i : i + step] = (part.real**2 + part.imag**2 if work.kind == "c" else part * part).sum(axis=1)
-    return (values, rows) if xp is np else (values.get(), rows.get())
+    return values, rows
 
 
 def judge(

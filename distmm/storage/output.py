@@ -39,7 +39,7 @@ class Output:
 
     @classmethod
     def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:
-        """Check that ``nbytes`` can be written under a name, and choose the draft if it is not given; nothing is written.
+        """Check that ``nbytes`` can be written under a name, and choose a draft if none is given; nothing is written.
 
         Raises
         ------

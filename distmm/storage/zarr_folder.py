@@ -94,7 +94,7 @@ class ZarrTarget(Target):
         return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # A chunk of zeros is a chunk too: without this one it would not be written, and could not be told from a lost one.
+        # A chunk of zeros is a chunk too: left out, as Zarr would, it could not be told from a lost one.
         stored = zarr.open_array(self.output.draft, mode="r+").with_config({"write_empty_chunks": True})
         stored[rows, cols] = block
 

@@ -20,7 +20,8 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.job import folder, lock, run
+from distmm.job import folder, lock
+from distmm.job import job as one_run
 from distmm.job.stop import seconds
 from distmm.plan import Plan
 
@@ -30,8 +31,8 @@ SIZE, BLOCKS = 120, (30, 20, 30)
 @pytest.fixture(autouse=True)
 def _four_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen blocks of C in waves of four."""
-    plan = run._plan
-    monkeypatch.setattr(run, "_plan", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
+    plan = one_run._plan
+    monkeypatch.setattr(one_run, "_plan", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
 
 
 @pytest.fixture
@@ -192,8 +193,8 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
         die() if path.endswith("C.zarr.certificate.json") else folder.write_json(path, content)
 
     where, name, instead = {
-        "before C has its name": (run.Output, "commit", die),
-        "before the certificate has": (run, "write_json", never_beside_c),
+        "before C has its name": (one_run.Output, "commit", die),
+        "before the certificate has": (one_run, "write_json", never_beside_c),
         "before the folder goes": (folder.Folder, "remove", die),
     }[moment]
     with monkeypatch.context() as patch:
