@@ -243,7 +243,7 @@ def _plan(
         multiples=multiples,
         precision=precision,
         kernel=kernel,
-        resident=(a.resident, b.resident),
+        operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
     )
 
 

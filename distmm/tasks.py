@@ -124,7 +124,7 @@ def _step(
 
 
 def warm(choice: KernelChoice, edge: int) -> None:
-    """Load (or compile) the kernel for blocks of this edge and use it on small ones, as a chain does. Runs on workers."""
+    """Load (or compile) the kernel for blocks of this edge and use it once, as a chain does. Runs on workers."""
     kernel = _kernel(choice, edge, edge, edge, ())
     block = np.zeros((WARM, WARM), choice.dtype)
     a, b = kernel.prepare_a(block), kernel.prepare_b(block)
