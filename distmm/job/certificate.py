@@ -76,7 +76,7 @@ def certificate(
     return {
         "format": FORMAT,
         "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
-        **{name: manifest[name] for name in ("spec", "output", "blocks", "seed", "runs")},
+        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
         "vectors": VECTORS if tolerance is not None else 0,
         "bound": bound,
         "largest_residual": max(residuals, default=None),

@@ -84,6 +84,7 @@ class Loop:
         self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
         self.lonely_since: float | None = None
         self.looked = 0.0
+        self.steps = plan.blocking.tasks(plan.grid.layers) // max(1, plan.blocking.c_blocks)  # of one block of C
 
     def run(self, missing: Iterable[Block]) -> None:
         """Compute and write the missing blocks.
@@ -98,7 +99,7 @@ class Loop:
             What workers met on the disk.
         """
         queue = deque(_waves(self.plan, set(missing)))
-        self.total = sum(len(blocks) for _, blocks in queue) * len(self.plan.blocking.steps)
+        self.total = sum(len(blocks) for _, blocks in queue) * self.steps
         try:
             while queue or self.pending:
                 if self.stop.reason is not None:
@@ -128,7 +129,7 @@ class Loop:
         if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))):
             return False
         last = self.waves[-1]
-        blocks = last.steps // len(self.plan.blocking.steps)
+        blocks = last.steps // self.steps
         return len(self.pending) <= min(self.plan.cluster.workers, blocks // 2)
 
     def _submit(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> None:
@@ -151,7 +152,7 @@ class Loop:
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
         layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
-        submitted = _Submitted(product, len(blocks) * len(blocking.steps))
+        submitted = _Submitted(product, len(blocks) * self.steps)
         self.waves.append(submitted)
         futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
         for future, block in zip(futures, blocks, strict=True):
@@ -185,7 +186,7 @@ class Loop:
         plan = replace(self.plan, grid=replace(self.plan.grid, shift=attempt))
         writer = replace(self.writer, plan=plan, attempt=attempt, confirm=record["crc32c"])
         self._submit(wave, (block,), plan, writer)
-        self.total += len(plan.blocking.steps)
+        self.total += self.steps
 
     def _event(self, event: str, block: Block) -> None:
         self.client.log_event(TOPIC, {"event": event, "job": self.job, "i": block[0], "j": block[1]})

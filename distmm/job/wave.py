@@ -183,11 +183,17 @@ class WritingLayer(Layer):  # type: ignore[misc]
         """Block columns that are sketched."""
         return tuple(sorted({j for _, j in self.blocks}))
 
+    @cached_property
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Layer of the grid and step of the chain to which each panel belongs."""
+        plan = self.writer.plan
+        parts = plan.blocking.parts(plan.grid.layers)
+        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+
     def _place(self, i: int, j: int, panel: int) -> Placement:
-        blocking = self.writer.plan.blocking
-        step = panel // blocking.panels
-        order = self.wave.index * len(blocking.steps) + step
-        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order)
+        layer, step = self.steps[panel]
+        order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
+        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
 
     def _sketches(self) -> Iterator[Placed]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))

@@ -31,8 +31,8 @@ SIZE, BLOCKS = 120, (30, 20, 30)
 @pytest.fixture(autouse=True)
 def _four_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sixteen blocks of C in waves of four."""
-    plan = one_run._plan
-    monkeypatch.setattr(one_run, "_plan", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
+    plan = one_run.planned
+    monkeypatch.setattr(one_run, "planned", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
 
 
 @pytest.fixture
