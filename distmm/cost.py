@@ -24,6 +24,10 @@ LOOKAHEAD = 2
 # CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
 SCHEDULER_SECONDS = 0.35e-3
 
+# Time that the scheduler takes to make a task of a new graph, before it hands out the first one: 60 to 90 us for making
+# and ordering them, and our plugin's part.
+INSERT_SECONDS = 0.15e-3
+
 # Idle time of a worker around one task: measured at 256 tasks a GPU with one task at a time. With several at a time
 # the next product waits on the GPU's queue already.
 TASK_GAP_SECONDS = 3.4e-3
@@ -297,7 +301,9 @@ def cost(
         "scheduler": tasks * SCHEDULER_SECONDS,
     }
     bound_by = max(seconds, key=lambda name: seconds[name])
+    loads = (len(blocking.m) + len(blocking.n)) * len(blocking.k) * math.prod(map(len, blocking.batch))
     exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
+    exposed += (tasks + loads) / len(waves) * INSERT_SECONDS
     a_items = problem.m * problem.k * math.prod(problem.a_batch)
     b_items = problem.k * problem.n * math.prod(problem.b_batch)
     return Cost(

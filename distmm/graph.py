@@ -89,15 +89,16 @@ class Product(Placed):
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
         return tuple(None if name == "plan" else value for name, value in slots)
 
-    def operands(self) -> Iterator[tuple[Key, int]]:
-        """Key and home rank of every block of A and B that this step reads."""
-        if self.func is not tasks.multiply:  # a sum of partial blocks of C
-            return
-        where = self.placement
-        for blocks in self.args[3:5]:
-            for ref in blocks.args:
-                *batch, row, column = ref.key[1:]
-                yield ref.key, where.grid.owner(row, column, tuple(batch), where.layer)
+    def operands(self) -> Iterator[Key]:
+        """Key of every block of A and B that this step reads."""
+        if self.func is tasks.multiply:  # the others sum partial blocks of C
+            for blocks in self.args[3:5]:
+                yield from (ref.key for ref in blocks.args)
+
+    def home(self, operand: Key) -> int:
+        """Rank of the worker at which a block of A or B that this step reads lives."""
+        *batch, row, column = operand[1:]
+        return self.placement.grid.owner(row, column, tuple(batch), self.placement.layer)
 
 
 class ProductLayer(Layer):

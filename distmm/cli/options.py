@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit",
+    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
     "Precision", "PrecisionOption", "TransA", "TransB", "Workers", "edges", "element", "sizes", "stop",
 ]  # fmt: skip
 
@@ -98,6 +98,12 @@ Blocks = Annotated[
 ]
 TransA = Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")]
 TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")]
+Plan = Annotated[
+    str | None,
+    typer.Option(
+        "--plan", help="How to cut, as **distmm plan** says it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
+    ),
+]
 CheckOption = Annotated[
     Check,
     typer.Option("--check", help="freivalds: random vectors, quick; full: every element, for small sizes."),

@@ -22,12 +22,14 @@ def plan(
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     blocks: options.Blocks = None,
+    plan: options.Plan = None,
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
-    Exit code 2 where it does not fit, with the memory that is missing.
+    C goes to disk as it is made. Exit code 2 where that does not fit, with the memory that is missing. The last line is
+    the plan as --plan takes it.
 
     ```text
     distmm plan A.zarr B.npy
@@ -42,7 +44,7 @@ def plan(
     with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
         planned = distmm.plan(
             left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
-            blocks=edges, client=client,
+            blocks=edges, plan=plan, out=True, client=client,
         )  # fmt: skip
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()

@@ -88,6 +88,7 @@ class PlacementPlugin(SchedulerPlugin):
             if not isinstance(ts.run_spec, Product):  # it reads what products read and make, and waits for that alone
                 self._place(ts, ts.run_spec.placement.rank)
                 self._order(ts, ts.run_spec.placement.order)
+        seen: set[object] = set()  # operands
         # Ascending: an operand that several steps read waits for the first one, and has its priority.
         for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
             where, plan = ts.run_spec.placement, ts.run_spec.plan
@@ -95,27 +96,33 @@ class PlacementPlugin(SchedulerPlugin):
                 self.plans[where.product] = plan
             window = self.windows.setdefault(where.product, Window(plan.lookahead if plan is not None else LOOKAHEAD))
             held = window.add(where.order, ts.key)
-            held.tasks[ts.key] = where.rank
+            rank = where.rank
+            slot = self._slot(rank)
+            held.tasks[ts.key] = rank
             self._hold(ts, where.order)
             if ts.key in self.done[where.product]:  # it was let go, and is wanted again
                 self.done[where.product].discard(ts.key)
                 self.forgotten[where.product] -= 1
             else:
                 self.total[where.product] += 1
-            for operand, rank in ts.run_spec.operands():
-                source, slot = scheduler.tasks[operand], self._slot(where.rank)
-                if not self.uses[operand, slot]:
+            for operand in ts.run_spec.operands():
+                uses = self.uses[operand, slot]
+                self.uses[operand, slot] = uses + 1
+                if not uses:
                     held.copies.add((operand, slot))
-                self.uses[operand, slot] += 1
+                if operand in seen:
+                    continue
+                seen.add(operand)
+                source, home = scheduler.tasks[operand], ts.run_spec.home(operand)
                 holder = next(iter(source.who_has or ()), None)
-                self.home[operand] = holder.address if holder else self.ranks[self._slot(rank)]
+                self.home[operand] = holder.address if holder else self.ranks[self._slot(home)]
+                waits = self._serves_only(source, where.product)
                 for maker in self._makers(source, new):
-                    new.discard(maker.key)
                     self._hold(maker, where.order)
-                    if self._serves_only(source, where.product):
-                        held.tasks[maker.key] = rank
+                    if waits:
+                        held.tasks[maker.key] = home
                     else:
-                        self._place(maker, rank)
+                        self._place(maker, home)
             self.opening.add(where.product)
         self._open()
 
@@ -234,13 +241,13 @@ class PlacementPlugin(SchedulerPlugin):
         if finish == "forgotten":
             self.forgotten[product] += 1
             if self.forgotten[product] == self.total[product]:
-                self.scheduler.log_event(TOPIC, list({operand[0] for operand, _ in ts.run_spec.operands()}))
+                self.scheduler.log_event(TOPIC, list({operand[0] for operand in ts.run_spec.operands()}))
                 for table in (self.plans, self.total, self.done, self.forgotten, self.windows):
                     table.pop(product, None)
 
     def _release_operands(self, task: Product) -> None:
         slot = self._slot(task.placement.rank)
-        for operand, _ in task.operands():
+        for operand in task.operands():
             self.uses[operand, slot] -= 1
             if self.uses[operand, slot] <= 0:
                 del self.uses[operand, slot]

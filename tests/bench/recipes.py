@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-JAX_SECONDS = 120  # patience with its process
+JAX_SECONDS = 300  # patience with its process: it tries several algorithms on matrices of the full size
 
 
 def jax_in_a_process(sizes: list[int], precisions: list[str]) -> list[dict[str, Any]]:

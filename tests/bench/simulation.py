@@ -83,8 +83,8 @@ class Result:
     """What one simulated product took.
 
     `seconds` from the graph's arrival to the last block of C; `ideal`: operations / (GPUs x rate); `fetched` bytes
-    between workers; `peak` bytes on a worker; `live` tasks that the scheduler knew at once; `first_task` real seconds
-    from the graph's arrival to the first task that is sent to a worker.
+    between workers; `peak` bytes on a worker; `live` tasks that the scheduler knew at once; `first_task` real
+    seconds of a CPU from the call to the first task that is sent to a worker.
     """
 
     seconds: float
@@ -236,7 +236,7 @@ class Simulation:
 
     def _sent(self, worker: VirtualWorker, message: dict[str, Any]) -> None:
         if self.first_task is None and message["op"] == "compute-task":
-            self.first_task = time.perf_counter()
+            self.first_task = time.process_time()
         worker.receive(message)
 
     def later(self, seconds: float, do: Callable[[], None]) -> None:
@@ -270,9 +270,8 @@ class Simulation:
         await self.plugin.start(self.scheduler)
         self.scheduler.plugins[self.plugin.name] = self.plugin
         self.scheduler.clients["sim"] = ClientState("sim")
-        started = time.perf_counter()
-        a, b = (Matrix(shape, problem.dtype) for shape in ((problem.m, problem.k), (problem.k, problem.n)))
-        c = matmul(a, b, plan=plan)
+        started = time.process_time()
+        c = product(plan)
         layer = c.dask.layers[c.name]
         assert isinstance(layer, ProductLayer)
         self.a = layer.operands[0]
@@ -307,11 +306,22 @@ class Simulation:
         return keys
 
 
+def product(plan: Plan) -> da.Array:
+    """Return the lazy product that a plan describes, of matrices that are shapes."""
+    problem = plan.problem
+    a, b = (Matrix(shape, problem.dtype) for shape in ((problem.m, problem.k), (problem.k, problem.n)))
+    return matmul(a, b, plan=plan)
+
+
 def simulate(plan: Plan, virtual: Machine) -> Result:
     """Run `plan` on virtual workers."""
 
     async def run() -> Result:
-        return await Simulation(virtual, plan.cluster.workers).run(plan)
+        simulation = Simulation(virtual, plan.cluster.workers)
+        try:
+            return await simulation.run(plan)
+        finally:
+            simulation.scheduler.http_server.stop()  # opened by its making, though nobody starts it
 
     # The memory manager reads the workers' real memory, of which there is none.
     config = {**SCHEDULER_CONFIG, "distributed.scheduler.active-memory-manager.start": False}

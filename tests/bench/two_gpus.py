@@ -200,6 +200,7 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=131072, help="bfloat16 on one GPU")
     parser.add_argument("--parts", nargs="+", default=["jax", "xt", "resident", "host", "large"])
     parser.add_argument("--json", default=None)
+    parser.add_argument("--jax-sizes", type=int, nargs="+", default=None, help="by default those of --sizes")
     parser.add_argument("--host-sizes", type=int, nargs="+", default=None, help="by default those of --sizes")
     options = parser.parse_args()
     parts, sizes = set(options.parts), options.sizes
@@ -208,7 +209,7 @@ def main() -> None:
     gpus = clusters.gpu_count()
     if "jax" in parts:
         with going_on("JAX"):
-            for row in recipes.jax_in_a_process(sizes, ["highest", "default"]):
+            for row in recipes.jax_in_a_process(options.jax_sizes or sizes, ["highest", "default"]):
                 note(row.pop("case"), row.pop("size", 0), row.pop("seconds", None), **row)
     largest = max(host_sizes)
     if parts & {"xt", "host", "large"}:

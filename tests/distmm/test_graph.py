@@ -93,10 +93,7 @@ def test_short_tasks_take_several_panels_in_order() -> None:
     tasks = products(matmul(a, a.T))
     assert len(tasks) < 64
     taken = [
-        key[-1]
-        for task in sorted(tasks, key=lambda t: t.placement.step)
-        for key, _ in task.operands()
-        if key[0] == a.name
+        key[-1] for task in sorted(tasks, key=lambda t: t.placement.step) for key in task.operands() if key[0] == a.name
     ]
     assert taken == list(range(64))
 
@@ -104,7 +101,7 @@ def test_short_tasks_take_several_panels_in_order() -> None:
 def test_batches_share_the_blocks_of_a_broadcast_operand() -> None:
     b = da.ones((8, 8), chunks=4)
     a = da.ones((3, 8, 8), chunks=(1, 4, 4))
-    keys = {key for task in products(matmul(a, b)) for key, _ in task.operands()}
+    keys = {key for task in products(matmul(a, b)) for key in task.operands()}
     assert {key for key in keys if key[0] == b.name} == {(b.name, p, j) for p in range(2) for j in range(2)}
 
 

@@ -1,0 +1,29 @@
+"""The simulation on few GPUs; `tests/bench/simulation.py` makes the table of distmm/README.md."""
+
+from __future__ import annotations
+
+import pytest
+from dask._task_spec import Task
+
+from tests.bench import simulation
+from tests.bench.simulation import Machine
+
+
+@pytest.mark.parametrize(("gpus", "size"), [(4, 131072), (16, 200_000)])
+def test_the_planners_own_plans_keep_gpus_busy_move_the_bound_and_hold_what_they_say(gpus: int, size: int) -> None:
+    virtual = Machine()
+    plan = simulation.planned(size, gpus, "float32", virtual)
+    result = simulation.simulate(plan, virtual)
+    assert result.ideal / result.seconds > 0.9
+    assert result.fetched == plan.bytes_moved == plan.cost.bytes_bound
+    assert plan.cost.peak_bytes / 1.25 <= result.peak <= plan.cost.peak_bytes
+    assert result.seconds <= 1.1 * plan.cost.seconds
+
+
+def test_a_large_product_has_few_tasks_and_starts_at_once() -> None:
+    virtual = Machine(rate=6e14)  # float16 on an H200
+    plan = simulation.planned(400_000, 64, "float16", virtual)
+    plan.validate()
+    graph = simulation.product(plan)
+    tasks = [task for layer in graph.dask.layers.values() for task in layer.values() if isinstance(task, Task)]
+    assert len(tasks) <= 50 * 64
