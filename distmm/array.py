@@ -18,6 +18,7 @@ from distmm.operands import Operand, as_matrix, check_pair, wrap
 from distmm.plan import TILE, Plan, make_plan
 from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
+from distmm.telemetry import client as telemetry
 
 __all__ = ["gemm", "matmul", "plan"]
 
@@ -137,6 +138,7 @@ def gemm(
         )
     if client is not None:
         cluster.install(client)
+        telemetry.install(client)
 
     on, blocking = plan.cluster.device, plan.blocking
     choice = KernelChoice(on, dtype, plan.precision, plan.kernel)

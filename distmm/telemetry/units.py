@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["duration", "rate", "scaled", "size"]
+__all__ = ["duration", "prefix", "rate", "scaled", "size"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def scaled(value: float, unit: str) -> str:
     """Three significant digits with a decimal prefix, as in ``1.23 GB`` (1 GB = 1e9 bytes)."""
+    scale, letter = prefix(value)
+    return f"{value / scale:.3g} {letter}{unit}"
+
+
+def prefix(value: float) -> tuple[float, str]:
+    """Scale and letter of the decimal prefix with which `value` is written, as ``(1e9, "G")``."""
     power = 0
     # 999.5 prints as 1000 with three digits: that is the next prefix already.
-    while abs(value) >= 999.5 and power < len(PREFIXES) - 1:
-        value, power = value / 1000, power + 1
-    return f"{value:.3g} {PREFIXES[power]}{unit}"
+    while abs(value) >= 999.5 * 1000**power and power < len(PREFIXES) - 1:
+        power += 1
+    return 1000.0**power, PREFIXES[power]
 
 
 def size(nbytes: float) -> str:

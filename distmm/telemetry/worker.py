@@ -1,0 +1,116 @@
+"""Worker plugin: what only the worker knows, sent along with its heartbeats and shown on its ``/metrics``.
+
+Bytes are counted as blocks arrive, for the product whose task asked for them, so that they can be compared with the
+plan's bound to the byte whatever else the cluster does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from distributed import Worker, WorkerPlugin
+from distributed.diagnostics import nvml
+
+from distmm.graph import Product
+from distmm.telemetry import metrics
+from distmm.telemetry.events import Device
+
+__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "heartbeat_of", "own_gpu"]
+
+# Name of the entry in a heartbeat's metrics.
+METRIC = "distmm"
+
+# Products whose bytes go into a heartbeat: as many as the scheduler keeps records of, and some to spare.
+KEPT = 16
+
+
+def own_gpu(worker: Worker) -> Device | None:
+    """Read the GPU that dask-cuda gave this worker, through NVML; None on CPU workers.
+
+    Other workers see GPUs too, all the same one: what they would report is not theirs.
+    """
+    if not any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values()):
+        return None
+    if not nvml.device_get_count():
+        return None
+    now, fixed = nvml.real_time(), nvml.one_time()
+    if now["memory-used"] is None or fixed["memory-total"] is None:
+        return None  # a device that does not tell, such as a MIG slice without permission
+    return Device(now["memory-used"], fixed["memory-total"], (now["utilization"] or 0) / 100)
+
+
+class WorkerTelemetry(WorkerPlugin):
+    """Bytes received and kernel seconds of product tasks, and the state of the worker's GPU.
+
+    Parameters
+    ----------
+    gpu : callable, optional
+        Reads the worker's GPU; None for what has none.
+    """
+
+    name = "distmm-telemetry"
+
+    def __init__(self, gpu: Callable[[Worker], Device | None] = own_gpu) -> None:
+        self.gpu = gpu
+        self.received: OrderedDict[str, int] = OrderedDict()  # product -> bytes
+        self.received_total = 0
+        self.kernel_seconds = 0.0
+        self.steps = 0
+
+    def setup(self, worker: Worker) -> None:
+        """Report with every heartbeat."""
+        self.worker = worker
+        worker.metrics[METRIC] = heartbeat
+        metrics.expose(self)
+
+    def teardown(self, worker: Worker) -> None:
+        """Report no more."""
+        worker.metrics.pop(METRIC, None)
+        metrics.withdraw(self)
+
+    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
+        """Count a block that arrived from a peer, and a product task that is done."""
+        if finish != "memory":
+            return
+        ts = self.worker.state.tasks[key]
+        if start == "flight":
+            for product in {task.placement.product for task in map(_product, ts.dependents) if task}:
+                self._receive(product, ts.nbytes or 0)
+        elif _product(ts):
+            self.steps += 1
+            self.kernel_seconds += sum(s["stop"] - s["start"] for s in ts.startstops if s["action"] == "compute")
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """What Prometheus is told."""
+        return metrics.of_worker(self)
+
+    def _receive(self, product: str, nbytes: int) -> None:
+        self.received_total += nbytes
+        self.received[product] = self.received.get(product, 0) + nbytes
+        self.received.move_to_end(product)
+        while len(self.received) > KEPT:
+            self.received.popitem(last=False)
+
+
+def _product(ts: Any) -> Product | None:
+    return ts.run_spec if isinstance(ts.run_spec, Product) else None
+
+
+def heartbeat(worker: Worker) -> dict[str, Any]:
+    """Return what the worker's plugin knows, as plain numbers."""
+    plugin = worker.plugins.get(WorkerTelemetry.name)
+    if plugin is None:
+        return {}
+    device = plugin.gpu(worker)
+    return {
+        "received": dict(plugin.received),
+        "kernel_seconds": plugin.kernel_seconds,
+        "device": (device.used, device.total, device.utilization) if device else None,
+    }
+
+
+def heartbeat_of(dask_worker: Worker) -> dict[str, Any]:
+    """Return what the next heartbeat will say. Runs on workers (``client.run``)."""
+    return heartbeat(dask_worker)
