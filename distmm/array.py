@@ -143,8 +143,8 @@ def gemm(
     on, blocking = plan.cluster.device, plan.blocking
     choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
     epilogue = Epilogue(dtype, a.kind, alpha, beta)
-    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on)
-    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on)
+    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
+    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
     chunks = (*blocking.batch, blocking.m, blocking.n)
     c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
     token = tokenize(a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name, plan, choice, epilogue)

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
+from distmm.runtime import cluster
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
 
@@ -32,6 +33,9 @@ SCHEDULER_CONFIG = {"distributed.scheduler.work-stealing": False, "distributed.s
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8
+
+# Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
+GPU_THREADS = 3
 
 # More CPU processes than this only cut the machine's memory into smaller pieces; the other cores serve their kernels.
 MOST_CPU_WORKERS = 4
@@ -125,10 +129,11 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
     with (
         dask.config.set({**SCHEDULER_CONFIG, **config}),
-        make(threads_per_worker=1, dashboard_address=address, **arguments) as cluster,
-        Client(cluster) as client,
+        make(dashboard_address=address, **arguments) as local_cluster,
+        Client(local_cluster) as client,
     ):
         client.register_plugin(_IgnoreInterrupts())
+        cluster.warm_up(client)
         yield client
 
 
@@ -151,7 +156,12 @@ def _cpu(workers: int | None, limit: int | None) -> Recipe:
     threads = str(max(1, CPU_COUNT // count))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     config = {f"distributed.nanny.pre-spawn-environ.{name}": threads for name in names}
-    arguments = {"n_workers": count, "processes": True, "memory_limit": limit or MEMORY_LIMIT // count}
+    arguments = {
+        "n_workers": count,
+        "threads_per_worker": 1,
+        "processes": True,
+        "memory_limit": limit or MEMORY_LIMIT // count,
+    }
     return LocalCluster, arguments, config
 
 
@@ -165,6 +175,7 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         )
     arguments = {
         "n_workers": workers or count,
+        "threads_per_worker": GPU_THREADS,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
         # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
@@ -172,7 +183,9 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         "rmm_allocator_external_lib_list": "cupy",
         "device_memory_limit": 0,  # no spilling: the plan bounds the memory
     }
-    return LocalCUDACluster, arguments, {}
+    # Pinned memory of the client counts as the worker's, which Dask would pause and kill for it.
+    config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
+    return LocalCUDACluster, arguments, config
 
 
 def _free_address(address: str) -> str:

@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from distmm.cost import ClusterSpec, Cost, cost, shortest_task
+from distmm.cost import LOOKAHEAD, ClusterSpec, Cost, cost, shortest_task
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, Wave, even_edges
 
-__all__ = ["PRECISIONS", "Plan", "make_plan"]
+__all__ = ["LOOKAHEAD", "PRECISIONS", "Plan", "make_plan"]
 
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
@@ -48,6 +48,7 @@ class Plan:
     precision: str = "highest"
     kernel: str | None = None
     resident: tuple[bool, bool] = (False, False)  # A and B are in the workers' memory already
+    lookahead: int = LOOKAHEAD  # steps whose blocks of A and B may be in memory at once
     wave_cuts: tuple[int, int, int] = (1, 1, 1)  # waves along the batch blocks, block rows and block columns of C
 
     @cached_property

@@ -13,15 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from distmm import gpu
+from distmm.host import Lent
+
 if TYPE_CHECKING:
     from distributed import Worker
 
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe"]
+__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
+
+WARM = 256  # edge of the operands that a kernel is tried on
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
@@ -83,17 +88,65 @@ def multiply(
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = _kernel(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-1], batch)
-    for a, b in zip(a_blocks, b_blocks, strict=True):
-        c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
+    pairs = list(zip(a_blocks, b_blocks, strict=True))
+    if choice.device == "cpu":
+        return _step(kernel, c, [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs], epilogue, c0)
+
+    def on_gpu() -> Block:
+        operands = [
+            (
+                gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
+                gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
+            )
+            for a, b in pairs
+        ]
+        with gpu.working("product"):
+            return _step(kernel, c, operands, epilogue, c0)
+
+    out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def _step(
+    kernel: Kernel, c: Block | None, operands: list[tuple[Any, Any]], epilogue: Epilogue | None, c0: Block | None
+) -> Block:
+    """Add the products of prepared operands to `c`, and finish the last one."""
+    *others, (a, b) = operands
+    for left, right in others:
+        c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:
-        return c
-    out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
-    return to_host(out) if epilogue.kind == "numpy" else out
+        return kernel.multiply(a, b, c, wait=False)
+    if epilogue.alpha == 1 and epilogue.beta == 0:
+        return kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False)
+    d = kernel.multiply(a, b, c, wait=False)
+    return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+
+
+def warm(choice: KernelChoice, m: int, k: int, n: int) -> None:
+    """Load (or compile) the kernel for blocks of these sizes and use it once, on small operands. Runs on workers."""
+    a, b = np.zeros((min(m, WARM), min(k, WARM)), choice.dtype), np.zeros((min(k, WARM), min(n, WARM)), choice.dtype)
+    kernel = _kernel(choice, m, k, n, ())
+    kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+
+
+def small_block() -> Block:
+    """Return a block that travels between GPUs as large ones do. Runs on workers."""
+    import cupy
+
+    return cupy.zeros((WARM, WARM), "f4")
+
+
+def touch(block: Block) -> None:
+    """Have a block brought here. Runs on workers."""
 
 
 def to_host(block: Block) -> Block:
     """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
-    return block.get() if hasattr(block, "get") and hasattr(block, "__cuda_array_interface__") else block
+    if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
+        return block
+    from distmm.host import device
+
+    return device.fetch(block)
 
 
 def to_device(block: Block) -> Block:
@@ -104,7 +157,9 @@ def to_device(block: Block) -> Block:
 
 
 def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Block:
-    """Read one block of an array-like (Zarr array, memory-mapped or HDF5 matrix) into host or GPU memory."""
+    """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
+    if device == "cuda" and isinstance(source, Lent):
+        return source.to_device(index)
     block = np.asarray(source[index])
     return to_device(block) if device == "cuda" else block
 

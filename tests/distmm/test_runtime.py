@@ -204,6 +204,9 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
                 plugin.uses,
                 plugin.home,
                 plugin.used_up,
+                plugin.windows,
+                plugin.copies,
+                plugin.opening,
             )
         )
 
