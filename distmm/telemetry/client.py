@@ -39,15 +39,18 @@ def figures(client: Client, product: str) -> Figures | None:
 
 def read(client: Client, product: str) -> Record | None:
     """Everything that is known of a product, with the latest figures of all workers; None for an unknown one."""
-    heartbeats = client.run(worker.heartbeat_of, on_error="ignore")
+    statements = client.run(worker.statement, on_error="ignore")
 
     def ask(dask_scheduler: Scheduler) -> Record | None:
         telemetry = dask_scheduler.plugins.get(Telemetry.name)
         if telemetry is None:
             return None
-        for address, heartbeat in heartbeats.items():
-            telemetry.take(address, heartbeat)
-        return telemetry.records.get(product)  # type: ignore[no-any-return]
+        record: Record | None = telemetry.records.get(product)
+        if record is not None:
+            record.transfers.clear()  # the workers tell of all of them again
+            for address, said in statements.items():
+                telemetry.take(address, said)
+        return record
 
     return client.run_on_scheduler(ask)  # type: ignore[no-any-return]
 

@@ -34,7 +34,7 @@ PANES = {"/individual-distmm-blocks": "blocks"} | {
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
 
 # Incidents that the page shows, the last ones.
-SHOWN_INCIDENTS = 6
+SHOWN_INCIDENTS = 4
 
 
 def install(scheduler: Scheduler) -> None:
@@ -91,7 +91,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     from distmm.telemetry.panes import QUANTITIES, Bars, Blocks
 
     newest = "the newest product"
-    choice = Select(value=newest, options=[newest], width=320, title="")
+    choice = Select(value=newest, options=[newest], width=320, title="", stylesheets=[FIELD])
     head = Div(sizing_mode="stretch_width", name="distmm-head")
     blocks = Blocks(sizing_mode="stretch_both", min_height=420, name="distmm-blocks")
     bars = [
@@ -144,6 +144,8 @@ def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], pa
     doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
 
 
+FIELD = ".bk-input { background-color: var(--distmm-bar, #fff); color: var(--distmm-ink, #000); }"
+
 # The dashboard itself knows light only. Figures are drawn on canvases, which no style sheet reaches: their colours are
 # set here, by what the browser prefers, or by ?theme=dark in the address (JupyterLab's theme is its own).
 COLOUR = """
@@ -191,13 +193,13 @@ def _head(record: Record | None, now: float) -> str:
         ("state", f.state, f.state in ("failed", "cancelled")),
         ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
         ("steps", f"{f.done} of {f.total}", False),
-        ("rate", f"{units.scaled(f.rate, 'FLOP/s')}, {share:.0%} of the plan's", False),
+        ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({share:.0%})", False),
         ("time left" if left else "took", left or units.duration(f.seconds), False),
-        ("moved", f"{units.size(f.moved)}, 2-D bound {units.size(f.bound)}", False),
+        ("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})", False),
         ("failed", str(f.failed), f.failed > 0),
         ("interrupted", str(f.interrupted), False),
         ("computed again", str(f.again), False),
-        ("from disk", f"{f.resumed} blocks", False),
+        ("from disk", str(f.resumed), False),
         ("failed checks", str(f.refuted), f.refuted > 0),
     ]
     done = f.done / max(1, f.total)
@@ -212,7 +214,7 @@ def _head(record: Record | None, now: float) -> str:
     return (
         _paragraph(str(record.plan))
         + bar
-        + '<div style="display:flex;flex-wrap:wrap;gap:4px 24px;margin:8px 0">'
+        + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
         + "".join(_tile(*tile) for tile in tiles)
         + f"</div>{incidents}"
     )
@@ -226,5 +228,5 @@ def _tile(label: str, value: str, alarming: bool) -> str:
     color = theme.WRONG if alarming else f"var(--distmm-ink,{theme.LIGHT['ink']})"
     return (
         f'<div><div style="font-size:12px;color:var(--distmm-muted,{theme.LIGHT["muted"]})">{escape(label)}</div>'
-        f'<div style="font-size:17px;color:{color}">{escape(value)}</div></div>'
+        f'<div style="font-size:16px;color:{color}">{escape(value)}</div></div>'
     )

@@ -74,7 +74,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a worker's heartbeat says: bytes in blocks and in the process, bytes received for the product, its GPU."""
+    """What a heartbeat says: bytes in blocks and in the process, bytes received for the product since the last, GPU."""
 
     time: float
     worker: str

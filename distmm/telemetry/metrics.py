@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -73,12 +73,11 @@ def counts(record: Record) -> Counter[str]:
 
 def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
     """Readings of the products on one scheduler."""
-    totals = telemetry.past.copy()
+    # Counters are there, at 0, before anything happens: Prometheus sees no increase in a series that begins at 1.
+    totals = Counter({name: 0 for name, (kind, label, _) in SERIES.items() if kind == "counter" and not label})
+    totals.update(telemetry.past)
     for record in telemetry.records.values():
         totals.update(counts(record))
-    for name, (kind, label, _) in SERIES.items():
-        if kind == "counter" and not label and name in totals:
-            yield name, "", totals.pop(name)
     for key, value in totals.items():
         series, _, worker = key.partition("/")
         yield series, worker, value
@@ -125,15 +124,19 @@ class _Collector:
 
     def collect(self) -> Iterator[Metric]:
         """Read all sources now."""
-        families: dict[str, Metric] = {}
-        for source in self.sources:
+        readings: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for source in list(self.sources):
             for name, value_of_label, value in source.readings():
-                kind, label, meaning = SERIES[name]
-                if name not in families:
-                    make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-                    families[name] = make(name, meaning, labels=[label] if label else [])
-                families[name].add_metric([value_of_label] if label else [], value)
-        yield from families.values()
+                # Two clusters of one process count together: a series may be given once only.
+                before = readings[name].get(value_of_label, 0) if SERIES[name][0] == "counter" else 0
+                readings[name][value_of_label] = before + value
+        for name, values in readings.items():
+            kind, label, meaning = SERIES[name]
+            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            family = make(name, meaning, labels=[label] if label else [])
+            for value_of_label, value in values.items():
+                family.add_metric([value_of_label] if label else [], value)
+            yield family
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -128,21 +127,21 @@ class Quantity:
 
 QUANTITIES = {
     "rate": Quantity(
-        "Rate: now (bar), while busy (mark), the kernel's in the plan (line)",
+        "Rate now; mark: while busy; line: the kernel in the plan",
         "FLOP/s",
         lambda lane, now: lane.rate(now),
         lambda lane, now: lane.busy_rate,
         lambda record: record.plan.cluster.rate,
     ),
     "memory": Quantity(
-        "Memory: blocks (bar), GPU or process (mark), blocks at the plan's peak (line)",
+        "Memory of blocks; mark: GPU or process; line: plan",
         "B",
         lambda lane, now: lane.samples[-1][1] if lane.samples and lane.left is None else 0,
         lambda lane, now: lane.samples[-1][2] if lane.samples and lane.left is None else 0,
         lambda record: record.plan.cost.peak_bytes,
     ),
     "transfers": Quantity(
-        "Received from other workers (bar), even share of the 2-D bound (line)",
+        "Received from workers; line: share of the 2-D bound",
         "B",
         lambda lane, now: lane.received,
         lambda lane, now: math.nan,
@@ -175,11 +174,11 @@ class Bars(Pane):
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the bars, in the decimal unit that fits the largest."""
         q = self.quantity
-        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=_natural)} if record else {}
+        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)} if record else {}
         bar = np.array([q.bar(lane, now) for lane in lanes.values()], dtype=float)
         mark = np.array([q.mark(lane, now) for lane in lanes.values()], dtype=float)
         limit = float(q.limit(record)) if record else 0.0
-        top = max(bar.max(initial=0.0), np.nan_to_num(mark).max(initial=0.0), limit, 1e-9)
+        top = max(bar.max(initial=0.0), np.nan_to_num(mark).max(initial=0.0), limit, 1.0)
         scale, prefix = units.prefix(top)
         self.source.data = {
             "x": np.arange(len(lanes)) + 0.5,
@@ -204,8 +203,3 @@ class Bars(Pane):
         long = max((len(name) for name in names), default=0) * min(count, NAMED_WORKERS) > 60
         self.root.xaxis.major_label_orientation = 0.8 if long else "horizontal"
 
-
-def _natural(name: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key with which worker 10 comes after worker 9."""
-    parts = re.split(r"(\d+)", name)
-    return tuple((0, int(part)) if part.isdigit() else (1, part) for part in parts if part)

@@ -58,9 +58,9 @@ class Lane:
     flops: float = 0.0
     seconds: float = 0.0
     steps: int = 0
-    received_before: int = 0  # by processes of this name that are gone
-    received_since: int = 0
-    left: float | None = None
+    received: int = 0
+    left: float | None = None  # when it left, while no process has come in its place
+    lost: float | None = None  # when it left for the first time
     device: Device | None = None
     peak_blocks: int = 0
     recent: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_RUNS))
@@ -76,11 +76,6 @@ class Lane:
         if not runs:
             return 0.0
         return sum(flops for *_, flops in runs) / max(1e-9, now - min(start for start, *_ in runs))
-
-    @property
-    def received(self) -> int:
-        """Bytes received for the product."""
-        return self.received_before + self.received_since
 
     @property
     def busy_rate(self) -> float:
@@ -243,8 +238,7 @@ class Record:
                 self._tell(time, "step lost, computed again" if finished else "run interrupted, repeated")
             case Left(time, worker):
                 lane = self.lane(worker)
-                lane.left = time
-                lane.received_before, lane.received_since = lane.received, 0
+                lane.left, lane.lost = time, lane.lost or time
                 self._tell(time, f"worker {worker} lost")
             case Dropped(time, chain, step, error):
                 if error:
@@ -253,7 +247,7 @@ class Record:
                 self.ended = "failed" if self.failed else "cancelled"
             case Sample(worker=worker, received=received):
                 lane = self.lane(worker)
-                lane.received_since = max(lane.received_since, received)
+                lane.received += received
                 lane.sample(event)
             case Note(time, kind, chains, message):
                 getattr(self, kind)[list(chains)] = True

@@ -6,8 +6,8 @@ It only listens. Placement, priority and release are the business of `distmm.run
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 from distributed import SchedulerPlugin
@@ -17,7 +17,7 @@ from tornado.ioloop import PeriodicCallback
 
 from distmm.graph import Product
 from distmm.runtime.scheduler import PlacementPlugin
-from distmm.telemetry import dashboard, metrics
+from distmm.telemetry import dashboard, metrics, targets
 from distmm.telemetry.events import TOPIC, Again, Device, Dropped, Left, Note, Run, Sample, Transfer
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
@@ -44,7 +44,10 @@ class Telemetry(SchedulerPlugin):
         self.records: dict[str, Record] = {}
         self.past: Counter[str] = Counter()  # what the records that are gone had counted (see `metrics`)
         self.names: dict[str, str] = {}  # address -> name of the worker
+        self.known: Counter[str] = Counter()  # product -> tasks that the scheduler knows
+        self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
         self.repeating: set[object] = set()  # keys whose run ended without a result
+        self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
 
     async def start(self, scheduler: Scheduler) -> None:
         """Listen; show the page and the series; have each worker report what only it knows."""
@@ -57,6 +60,7 @@ class Telemetry(SchedulerPlugin):
         self._sampling.start()
         metrics.expose(self)
         dashboard.install(scheduler)
+        targets.install(scheduler)
         reporter = WorkerTelemetry()
         await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
 
@@ -73,43 +77,27 @@ class Telemetry(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Note the loss in the products that are under way."""
         name = self.names.pop(worker, worker)
+        self.received = {key: total for key, total in self.received.items() if key[0] != worker}
         for record in self.active(time.time()):
             if name in record.lanes:
                 record.add(Left(time.time(), name))
-
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[object], **kwargs: Any) -> None:
-        """Open the records of new products, and note which steps are wanted."""
-        placing = scheduler.plugins.get(PlacementPlugin.name)
-        for key in tasks:
-            ts = scheduler.tasks[key]
-            if not isinstance(ts.run_spec, Product) or ts.state not in ("released", "waiting"):
-                continue
-            where = ts.run_spec.placement
-            record = self.records.get(where.product)
-            if record is None or record.complete or record.ended:
-                if ts.run_spec.plan is None:  # a graph that the client has expanded: its tasks know no plan
-                    continue
-                record = self._open(Record(where.product, ts.run_spec.plan, time.time()))
-            ranks = placing.ranks if placing else []
-            owner = self._name(ranks[where.rank % len(ranks)]) if ranks else ""
-            record.want(record.chain(where.batch, where.i, where.j), where.step, owner)
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a product task's state means."""
         ts = self.scheduler.tasks.get(key)
         if ts is None or not isinstance(ts.run_spec, Product):
             return
-        where = ts.run_spec.placement
-        record = self.records.get(where.product)
+        now, task = time.time(), ts.run_spec
+        record = self._wanted(task, now) if start == "released" and finish != "forgotten" else None
+        record = record or self.records.get(task.placement.product)
         if record is None:
             return
-        chain, step = record.chain(where.batch, where.i, where.j), where.step
-        now = time.time()
+        chain, step = _place(record, task)
         if finish == "memory":
             self.repeating.discard(key)
-            worker = self._name(kwargs.get("worker", ""))
-            for event in _events(chain, step, worker, kwargs.get("startstops") or ()):
-                record.add(event)
+            for entry in kwargs.get("startstops") or ():
+                if entry["action"] == "compute":
+                    record.add(Run(chain, step, self._name(kwargs["worker"]), entry["start"], entry["stop"]))
         elif start == "processing" and finish == "released":
             self.repeating.add(key)
         elif start == "released" and finish != "forgotten":
@@ -121,8 +109,30 @@ class Telemetry(SchedulerPlugin):
             record.add(Dropped(now, chain, step, (ts.exception_text or "error").splitlines()[0]))
         elif finish == "forgotten":
             self.repeating.discard(key)
+            self.known[record.product] -= 1
             if not record.done[chain, step] and not record.ended:
                 record.add(Dropped(now, chain, step, ""))
+
+    def _wanted(self, task: Product, now: float) -> Record | None:
+        """Note that a step is to be done; open the record of its product with the first one."""
+        product = task.placement.product
+        record = self.records.get(product)
+        if record is None or (not self.known[product] and (record.complete or record.ended)):
+            if task.plan is None:  # a graph that the client has expanded: its tasks know no plan
+                return None
+            record = self._open(Record(product, task.plan, now))
+        chain, step = _place(record, task)
+        self.known[product] += not record.wanted[chain, step]
+        if not record.wanted[chain, step] or record.ended:
+            record.want(chain, step, self._owner(task))
+            self.arrays[product] |= {product, task.key[0], *(operand[0] for operand, _ in task.operands())}
+        return record
+
+    def _owner(self, task: Product) -> str:
+        """Name of the worker that is to run a task."""
+        placing = self.scheduler.plugins.get(PlacementPlugin.name)
+        ranks = placing.ranks if placing else ()
+        return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Take what a job reports (see `distmm.telemetry.client.report`)."""
@@ -131,24 +141,30 @@ class Telemetry(SchedulerPlugin):
             record.add(Note(time.time(), msg["kind"], chains, msg.get("message", "")))
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
-        """Take what a worker says of itself into the records of the products under way."""
+        """Take what a worker says of itself into the records of the products under way.
+
+        It says how many bytes of each array it has received since it started. What is new goes to the newest product
+        under way that uses the array.
+        """
         ws, now = self.scheduler.workers.get(address), time.time()
-        if ws is None:
+        if ws is None or not heartbeat:
             return
-        device = Device(*heartbeat["device"]) if heartbeat.get("device") else None
-        received = heartbeat.get("received", {})
-        for record in self.active(now):
-            if self._name(address) in record.lanes or record.product in received:
-                record.add(
-                    Sample(
-                        now,
-                        self._name(address),
-                        ws.nbytes,
-                        ws.metrics.get("memory", 0),
-                        received.get(record.product, 0),
-                        device,
-                    )
-                )
+        received: Counter[str] = Counter()
+        active = list(self.active(now))
+        for array, total in heartbeat["received"].items():
+            before = self.received.get((address, array), 0)
+            self.received[address, array] = total
+            user = next((r.product for r in reversed(active) if array in self.arrays[r.product]), "")
+            received[user] += total - before if total >= before else total
+        device = Device(*heartbeat["device"]) if heartbeat["device"] else None
+        name, process = self._name(address), ws.metrics.get("memory", 0)
+        for record in active:
+            if name in record.lanes or received[record.product]:
+                record.add(Sample(now, name, ws.nbytes, process, received[record.product], device))
+        for array, start, stop in heartbeat.get("transfers", ()):
+            for record in active:
+                if array in self.arrays[record.product] and start >= record.submitted:
+                    record.add(Transfer(name, start, stop))
 
     def figures(self, product: str) -> Figures | None:
         """How far a product is; None for one that is not known."""
@@ -166,26 +182,24 @@ class Telemetry(SchedulerPlugin):
                 yield record
 
     def _sample(self) -> None:
-        for ws in self.scheduler.workers.values():
+        for ws in list(self.scheduler.workers.values()):
             self.take(ws.address, ws.metrics.get(METRIC, {}))
 
     def _open(self, record: Record) -> Record:
         # A product that comes again under its old name starts a new record, at the end.
-        if record.product in self.records:
-            self.past.update(metrics.counts(self.records.pop(record.product)))
+        outdated = [product for product in self.records if product == record.product] or list(self.records)[: 1 - KEPT]
+        for product in outdated:
+            self.past.update(metrics.counts(self.records.pop(product)))
+            self.arrays.pop(product)
+            self.known.pop(product)
         self.records[record.product] = record
-        while len(self.records) > KEPT:
-            self.past.update(metrics.counts(self.records.pop(next(iter(self.records)))))
         return record
 
     def _name(self, address: str) -> str:
         return self.names.get(address, address.rpartition("//")[2])
 
 
-def _events(chain: int, step: int, worker: str, startstops: Iterable[dict[str, Any]]) -> Iterator[Run | Transfer]:
-    """What the worker measured of one run of a step: transfers of its inputs first, then the run itself."""
-    for entry in startstops:
-        if entry["action"] == "transfer":
-            yield Transfer(worker, entry["start"], entry["stop"])
-        elif entry["action"] == "compute":
-            yield Run(chain, step, worker, entry["start"], entry["stop"])
+def _place(record: Record, task: Product) -> tuple[int, int]:
+    """Chain and step of a task."""
+    where = task.placement
+    return record.chain(where.batch, where.i, where.j), where.step

@@ -1,8 +1,10 @@
-"""Figures as people read them: decimal prefixes, three digits, a unit."""
+"""Figures as people read them: decimal prefixes, three digits, a unit; and names in the order they expect."""
 
 from __future__ import annotations
 
-__all__ = ["duration", "prefix", "rate", "scaled", "size"]
+import re
+
+__all__ = ["duration", "natural", "prefix", "rate", "scaled", "size"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -41,3 +43,9 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key with which worker 10 comes after worker 9."""
+    parts = re.split(r"(\d+)", name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)

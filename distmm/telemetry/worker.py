@@ -1,7 +1,7 @@
 """Worker plugin: what only the worker knows, sent along with its heartbeats and shown on its ``/metrics``.
 
-Bytes are counted as blocks arrive, for the product whose task asked for them, so that they can be compared with the
-plan's bound to the byte whatever else the cluster does.
+Bytes are counted as blocks arrive, by the array that they belong to, so that those of a product can be compared with
+the plan's bound, to the byte, whatever else the cluster does.
 """
 
 from __future__ import annotations
@@ -17,13 +17,16 @@ from distmm.graph import Product
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
 
-__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "heartbeat_of", "own_gpu"]
+__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "statement"]
 
 # Name of the entry in a heartbeat's metrics.
 METRIC = "distmm"
 
-# Products whose bytes go into a heartbeat: as many as the scheduler keeps records of, and some to spare.
+# Arrays whose bytes go into a heartbeat, those of the last transfers: a product has four (A, B, C and its steps).
 KEPT = 16
+
+# Transfers that a worker tells of for a report.
+MOST_TRANSFERS = 10_000
 
 
 def own_gpu(worker: Worker) -> Device | None:
@@ -54,10 +57,9 @@ class WorkerTelemetry(WorkerPlugin):
 
     def __init__(self, gpu: Callable[[Worker], Device | None] = own_gpu) -> None:
         self.gpu = gpu
-        self.received: OrderedDict[str, int] = OrderedDict()  # product -> bytes
+        self.received: OrderedDict[str, int] = OrderedDict()  # array -> bytes
         self.received_total = 0
         self.kernel_seconds = 0.0
-        self.steps = 0
 
     def setup(self, worker: Worker) -> None:
         """Report with every heartbeat."""
@@ -76,26 +78,25 @@ class WorkerTelemetry(WorkerPlugin):
             return
         ts = self.worker.state.tasks[key]
         if start == "flight":
-            for product in {task.placement.product for task in map(_product, ts.dependents) if task}:
-                self._receive(product, ts.nbytes or 0)
-        elif _product(ts):
-            self.steps += 1
+            self._receive(_array(key), ts.nbytes or 0)
+        elif isinstance(ts.run_spec, Product):
             self.kernel_seconds += sum(s["stop"] - s["start"] for s in ts.startstops if s["action"] == "compute")
 
     def readings(self) -> Iterator[metrics.Reading]:
         """What Prometheus is told."""
         return metrics.of_worker(self)
 
-    def _receive(self, product: str, nbytes: int) -> None:
+    def _receive(self, array: str, nbytes: int) -> None:
         self.received_total += nbytes
-        self.received[product] = self.received.get(product, 0) + nbytes
-        self.received.move_to_end(product)
+        self.received[array] = self.received.get(array, 0) + nbytes
+        self.received.move_to_end(array)
         while len(self.received) > KEPT:
             self.received.popitem(last=False)
 
 
-def _product(ts: Any) -> Product | None:
-    return ts.run_spec if isinstance(ts.run_spec, Product) else None
+def _array(key: Any) -> str:
+    """Name of the array that a key belongs to."""
+    return str(key[0] if isinstance(key, tuple) else key)
 
 
 def heartbeat(worker: Worker) -> dict[str, Any]:
@@ -111,6 +112,8 @@ def heartbeat(worker: Worker) -> dict[str, Any]:
     }
 
 
-def heartbeat_of(dask_worker: Worker) -> dict[str, Any]:
-    """Return what the next heartbeat will say. Runs on workers (``client.run``)."""
-    return heartbeat(dask_worker)
+def statement(dask_worker: Worker) -> dict[str, Any]:
+    """Return what the next heartbeat will say, and the last transfers. Runs on workers (``client.run``)."""
+    log = list(dask_worker.transfer_incoming_log)[-MOST_TRANSFERS:]
+    transfers = [(_array(key), entry["start"], entry["stop"]) for entry in log for key in list(entry["keys"])[:1]]
+    return heartbeat(dask_worker) | {"transfers": transfers}

@@ -15,7 +15,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker, wait
+from distributed import Client, LocalCluster, Scheduler, secede, wait
 
 from distmm import matmul
 from distmm.cost import ClusterSpec
@@ -56,17 +56,22 @@ def shown(browser: Any, pane: str) -> None:
     browser.until("Bokeh.documents[0].is_idle", 60)
 
 
-def shut(client: Client, array: da.Array) -> da.Array:
-    """Persist an array whose blocks cannot be made until the gate is open; no worker waits for it meanwhile."""
-    return client.persist(array, optimize_graph=False, resources={"gate": 1})
+def shut(array: da.Array, gate: Path) -> da.Array:
+    """Blocks that are not done until the gate, a file, is there; other tasks run on their workers meanwhile."""
 
+    def wait_for_gate(block: np.ndarray) -> np.ndarray:
+        secede()
+        deadline = time.monotonic() + 120
+        while not gate.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return block
 
-async def open_gate(dask_worker: Worker) -> None:
-    await dask_worker.set_resources(gate=1)
+    return array.map_blocks(wait_for_gate, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
 
 
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
-    cluster: Client, browser: Any, pictures: Path
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path
 ) -> None:
     browser.open(address(cluster, "/status"))
     browser.until("document.querySelector('.navbar a[href=distmm]') !== null")
@@ -76,7 +81,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     assert "No product yet" in browser.evaluate(MODEL.format("head") + ".text")
 
     A, B = (da.random.default_rng(seed).random((8 * 64,) * 2, chunks=64, dtype="f4") for seed in (1, 2))
-    A = da.concatenate([A[:, :256], shut(cluster, A[:, 256:])], axis=1)  # the second half of each chain has to wait
+    A = da.concatenate([A[:, :256], shut(A[:, 256:], tmp_path / "gate")], axis=1)  # the second half of each chain has to wait
     C = matmul(A, B, client=cluster)
     product = C.name
     C = cluster.persist(C)
@@ -96,7 +101,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     pids = cluster.run(os.getpid)
     os.kill(next(iter(pids.values())), signal.SIGKILL)
     browser.until(f"{MODEL.format('head')}.text.includes('lost')", 60)
-    cluster.run(open_gate)
+    (tmp_path / "gate").touch()
     wait(C, timeout=120)
     browser.until(f"Array.from({DATA.format('blocks')}.done).every(done => done == 1)")
     browser.until(f"Array.from({DATA.format('blocks')}.edge).includes('{theme.AGAIN}')")
@@ -127,11 +132,10 @@ def synthetic(workers: int) -> Record:
             for step in range(record.steps):
                 record.want(chain, step, owner)
                 if step < 6 + 4 * rng.random() and chain >= 32:
-                    start = now - 58 + 6 * step + rng.random()
-                    record.add(Run(chain, step, owner, start, start + 1.6))
+                    record.add(Run(chain, step, owner, now - 3, now - 3 + record.step_flops[chain, step] / 1.8e14))
     for at, name in enumerate(names):
-        blocks = int(6e10 + 2e10 * rng.random())
-        record.add(Sample(now, name, blocks, 4 * 10**9, int(plan.bytes_moved / workers * 0.7 * rng.random())))
+        blocks = int(plan.cost.peak_bytes * (0.6 + 0.3 * rng.random()))
+        record.add(Sample(now, name, blocks, blocks + 10**9, int(plan.bytes_moved / workers * 0.7 * rng.random())))
         if at % 40 == 7:
             record.add(Left(now, name))
     for chain in (100, 101, 102):
