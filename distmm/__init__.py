@@ -10,7 +10,8 @@ True
 from importlib.metadata import PackageNotFoundError, version
 
 from distmm.array import gemm, matmul, plan
-from distmm.errors import DistmmError, DoesNotFitError, InputError, WrongResultError
+from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
+from distmm.job import multiply, resume, status
 from distmm.plan import Plan
 from distmm.verify import Verdict, verify
 
@@ -24,10 +25,14 @@ __all__ = [
     "DoesNotFitError",
     "InputError",
     "Plan",
+    "Stopped",
     "Verdict",
     "WrongResultError",
     "gemm",
     "matmul",
+    "multiply",
     "plan",
+    "resume",
+    "status",
     "verify",
 ]

@@ -121,11 +121,13 @@ class Grid:
 
     So ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
     sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
-    the ranks, so that many small products spread over all workers.
+    the ranks, so that many small products spread over all workers; so does `shift`, for a product that is to be done
+    again on other workers.
     """
 
     rows: int
     columns: int
+    shift: int = 0
 
     def __post_init__(self) -> None:
         if self.rows < 1 or self.columns < 1:
@@ -140,7 +142,7 @@ class Grid:
 
     def owner(self, i: int, j: int, batch: tuple[int, ...] = ()) -> int:
         """Rank of the worker at which block (i, j) lives."""
-        return ((i % self.rows) * self.columns + j % self.columns + sum(batch)) % self.size
+        return ((i % self.rows) * self.columns + j % self.columns + sum(batch) + self.shift) % self.size
 
     @staticmethod
     def all_of(workers: int) -> tuple[Grid, ...]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -11,14 +14,16 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
-from distmm.storage.output import Output, Target
+from distmm.storage.output import Output, Target, fsync
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
 
 
 @dataclass(frozen=True)
 class ZarrMatrix(Matrix):
-    """One Zarr array."""
+    """One Zarr array, sharded or not. `metadata` is the SHA-256 of its metadata."""
+
+    metadata: str = field(kw_only=True)
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -39,7 +44,13 @@ class ZarrMatrix(Matrix):
             raise InputError(
                 f"{path}: its metadata are damaged: chunks {chunks} for shape {shape}; write the array again"
             )
-        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]))
+        described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]), metadata=digest)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the hash of the metadata too."""
+        return {**super().fingerprint(), "metadata": self.metadata}
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
@@ -48,6 +59,8 @@ class ZarrMatrix(Matrix):
 @dataclass(frozen=True)
 class ZarrTarget(Target):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
+
+    chunks: tuple[int, int]
 
     @staticmethod
     def check_replaceable(path: str) -> None:
@@ -63,14 +76,32 @@ class ZarrTarget(Target):
     @classmethod
     def create(cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int]) -> Self:
         """Write the metadata; chunks are in elements."""
+        chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
         zarr.create_array(
             output.draft,
             shape=shape,
-            chunks=(max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))),
+            chunks=chunks,
             dtype=dtype,
             compressors=None,  # the mantissas of a product do not compress: raw chunks go at the speed of the disk
         )
-        return cls(output, shape, dtype)
+        return cls(output, shape, dtype, chunks)
+
+    @classmethod
+    def reopen(cls, output: Output) -> Self:
+        """Go on with a draft that `create` has made."""
+        stored = ZarrMatrix.open(output.draft)
+        assert stored.chunks is not None
+        return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        zarr.open_array(self.output.draft, mode="r+")[rows, cols] = block
+        # A chunk of zeros is a chunk too: without this one it would not be written, and could not be told from a lost one.
+        stored = zarr.open_array(self.output.draft, mode="r+").with_config({"write_empty_chunks": True})
+        stored[rows, cols] = block
+
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return once the chunks written are on the disk, and their names."""
+        for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
+            folder = os.path.join(self.output.draft, "c", str(i))
+            for j in range(cols.start // self.chunks[1], -(-cols.stop // self.chunks[1])):
+                fsync(os.path.join(folder, str(j)))
+            fsync(folder)
