@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock
-from distmm.job.loop import TOPIC, Loop
+from distmm.job.loop import Loop
 from distmm.job.spec import Check, Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.wave import Writer
@@ -28,7 +28,10 @@ from distmm.plan import Plan
 from distmm.runtime import cluster
 from distmm.storage import create_output, locate, open_matrix, reopen_output
 from distmm.storage.output import Output
-from distmm.telemetry import units
+from distmm.telemetry import client as telemetry
+from distmm.telemetry import report, units
+from distmm.telemetry.events import TOPIC
+from distmm.telemetry.record import Figures
 from distmm.tolerance import Tolerance
 from distmm.verify import check_possible, verify
 
@@ -36,7 +39,7 @@ __all__ = ["Summary", "multiply", "resume"]
 
 Path = str | os.PathLike[str]
 Announce = Callable[[Plan, float], None]
-Report = Callable[[int, int], None]
+Progress = Callable[[Figures], None]
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,8 @@ class Summary:
         Largest error of a block over its bound; None where nothing was checked.
     certificate : str or None
         Where the certificate is; None where nothing was checked.
+    report : str or None
+        Where the report of this run is; None where it had nothing to do.
     """
 
     path: str
@@ -79,6 +84,7 @@ class Summary:
     recomputed: int
     residual: float | None
     certificate: str | None
+    report: str | None
 
     @property
     def flops_per_second(self) -> float:
@@ -97,6 +103,7 @@ class Summary:
             ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
+            *([] if self.report is None else [("report", self.report)]),
         ]
 
 
@@ -121,7 +128,7 @@ def multiply(
     seed: int | None = None,
     stop: Stop | None = None,
     announce: Announce | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Multiply matrices on disk into a third: ``C = alpha * op(A) @ op(B) + beta * C``, and go on where a job stopped.
 
@@ -158,7 +165,7 @@ def multiply(
     announce : callable, optional
         Called with the plan, and the operations that are left to do, before work starts.
     progress : callable, optional
-        Called with steps done and steps in all of this run, a few times a second.
+        Called with how far the job is (`distmm.telemetry.record.Figures`), a few times a second.
 
     Returns
     -------
@@ -201,7 +208,7 @@ def resume(
     device: cluster.Device = "auto",
     stop: Stop | None = None,
     announce: Announce | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Go on with an unfinished job, from what stands beside C alone.
 
@@ -235,7 +242,7 @@ class _Job:
     seed: int | None
 
     def run(
-        self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Report,
+        self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
         anew: bool,
     ) -> Summary:  # fmt: skip
         """Take the lock and do what is missing."""
@@ -282,7 +289,6 @@ class _Job:
         if folder.exists() and not anew:
             manifest = _manifest(folder)
             manifest["runs"].append(run)
-            client.log_event(TOPIC, {"event": "resume", "path": folder.target, "run": len(manifest["runs"])})
         else:
             _clear(folder, lock)
             m, _, n = plan.block_shape
@@ -304,7 +310,7 @@ class _Job:
         return manifest
 
     def _compute(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None, progress: Report
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None, progress: Progress
     ) -> tuple[Plan, Json, Tolerance | None, Loop | None, int, float, int]:
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
@@ -315,8 +321,9 @@ class _Job:
         if os.path.exists(folder.pending_certificate):  # killed while C was getting its name
             return plan, manifest, tolerance, None, len(blocks), 0.0, 0
         target = reopen_output(self.out, folder.draft, self.overwrite)
-        done = self._trusted(client, plan)
         cluster.install(client)
+        telemetry.install(client)
+        done = self._trusted(client, plan)
         writer = Writer(folder, lock.number, target, plan, tolerance, manifest["seed"], spec.alpha, spec.beta)
         loop = Loop(client, spec, plan, writer, stop, progress)
         missing = blocks - done
@@ -330,6 +337,7 @@ class _Job:
         finally:
             if loop.rejected:
                 write_json(folder.manifest, {**manifest, "rejected": manifest["rejected"] + len(loop.rejected)})
+            _report(client, folder, loop)
         manifest["rejected"] += len(loop.rejected)
         seconds = time.perf_counter() - started
         return plan, manifest, tolerance, loop, len(done), seconds, cluster.bytes_moved(client) - moved
@@ -340,7 +348,7 @@ class _Job:
         draft = open_matrix(folder.draft) if markers else None
         bad = {} if draft is None else damaged(client, draft, (plan.blocking.m, plan.blocking.n), markers.values())
         for i, j in bad:
-            client.log_event(TOPIC, {"event": "certificate-failure", "path": folder.target, "i": i, "j": j})
+            client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
             os.unlink(folder.marker(i, j))
         return set(markers) - set(bad)
 
@@ -352,11 +360,20 @@ class _Job:
         )
         if isinstance(error, (Stopped, WrongResultError)):
             return type(error)(f"{error}; {kept}")
-        where = f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+        where = (
+            f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
+        )
         return InputError(f"{where}; {kept}, once the cause is gone")
 
     def _finish(
-        self, plan: Plan, manifest: Json, tolerance: Tolerance | None, loop: Loop | None, kept: int, seconds: float, moved: int
+        self,
+        plan: Plan,
+        manifest: Json,
+        tolerance: Tolerance | None,
+        loop: Loop | None,
+        kept: int,
+        seconds: float,
+        moved: int,
     ) -> Summary:
         """Certify C and give it its name; each step can be repeated after a kill."""
         folder, spec = self.folder, self.spec
@@ -394,13 +411,33 @@ class _Job:
             raise WrongResultError(f"{verdict.message}; the result is kept as {kept}")
 
 
+def _report(client: Client, folder: Folder, loop: Loop) -> None:
+    """Write what was seen of this run beside C, whether it came to its end or not.
+
+    Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
+    """
+    if client.status != "running":
+        return
+    with suppress(OSError, TimeoutError):
+        record = telemetry.read(client, loop.job)
+        if record is not None:
+            residuals = [block["residual"] for block in loop.records.values() if block["residual"] is not None]
+            rows = [
+                ("blocks", f"{len(loop.records)} written in this run, {len(loop.rejected)} rejected and made again"),
+                ("largest error", f"{max(residuals):.2g} of its bound" if residuals else "not measured"),
+                ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
+            ]
+            report.write(folder.report, record, title=folder.target, certificate=rows)
+
+
 def _summary(folder: Folder, content: Json, **figures: Any) -> Summary:
     c = open_matrix(content["output"]["name"])
     checked = content["spec"]["check"] != "none"
     residual = content["largest_residual"] or 0.0
     return Summary(
         path=folder.target, shape=c.shape, dtype=c.dtype, blocks=len(content["done"]),
-        residual=residual if checked else None, certificate=folder.certificate if checked else None, **figures,
+        residual=residual if checked else None, certificate=folder.certificate if checked else None,
+        report=folder.report if figures["plan"] is not None and os.path.exists(folder.report) else None, **figures,
     )  # fmt: skip
 
 
@@ -458,5 +495,5 @@ def _absolute(out: str) -> str:
     return file if dataset is None else f"{file}:{dataset}"
 
 
-def _unseen(done: int, total: int) -> None:
+def _unseen(figures: Figures) -> None:
     """Report to nobody."""

@@ -69,16 +69,14 @@ class Chart:
 
 def _round_step(extent: float) -> float:
     """Distance of ticks, 1, 2 or 5 times a power of ten, for five to ten of them."""
-    power = 10 ** math.floor(math.log10(extent / 5))
+    power = 10.0 ** math.floor(math.log10(extent / 5))
     return next(power * factor for factor in (1, 2, 5, 10) if extent / (power * factor) <= 10)
 
 
 Interval = tuple[float, float]
 
 
-def timeline(
-    seconds: float, lanes: Sequence[tuple[str, Iterable[Interval], Iterable[Interval], float | None]]
-) -> str:
+def timeline(seconds: float, lanes: Sequence[tuple[str, Iterable[Interval], Iterable[Interval], float | None]]) -> str:
     """Draw what each worker did when.
 
     Parameters
@@ -139,7 +137,8 @@ def bars(values: Sequence[tuple[str, float]], limit: tuple[float, str], unit: st
     chart.parts.clear()  # no time axis
     height = chart.scale(top, unit)
     width = (WIDTH - LEFT - 10) / max(1, len(values))
-    stride = math.ceil(60 / width)
+    longest = max((len(name) for name, _ in values), default=0)
+    stride = math.ceil((7 * longest + 10) / width)
     for at, (name, value) in enumerate(values):
         x = LEFT + width * (at + 0.5)
         told = f"{name}: {units.scaled(value, unit)}"

@@ -1,18 +1,14 @@
-"""The client's side of telemetry: start it, ask how far a product is, report what only a job knows."""
+"""The client's side of telemetry: start it, ask how far a product is, fetch all that is known of it."""
 
 from __future__ import annotations
-
-from collections.abc import Iterable
-from typing import Literal
 
 from distributed import Client, Scheduler
 
 from distmm.telemetry import worker
-from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["figures", "install", "note", "read"]
+__all__ = ["figures", "install", "read"]
 
 
 def install(client: Client) -> None:
@@ -27,7 +23,7 @@ def figures(client: Client, product: str) -> Figures | None:
     ----------
     client : distributed.Client
     product : str
-        Name of C as a Dask array.
+        Name of C as a Dask array, or of a job.
     """
 
     def ask(dask_scheduler: Scheduler) -> Figures | None:
@@ -53,25 +49,3 @@ def read(client: Client, product: str) -> Record | None:
         return record
 
     return client.run_on_scheduler(ask)  # type: ignore[no-any-return]
-
-
-def note(
-    client: Client,
-    product: str,
-    kind: Literal["resumed", "certified", "refuted"],
-    blocks: Iterable[tuple[int, ...]],
-    message: str = "",
-) -> None:
-    """Report what the scheduler cannot see: blocks that were on disk already, or that passed or failed their check.
-
-    Parameters
-    ----------
-    client : distributed.Client
-    product : str
-        Name of C as a Dask array.
-    kind : {"resumed", "certified", "refuted"}
-    blocks : iterable of (*batch, i, j)
-    message : str, optional
-    """
-    event = {"product": product, "kind": kind, "blocks": [list(map(int, b)) for b in blocks], "message": message}
-    client.log_event(TOPIC, event)

@@ -77,7 +77,7 @@ def _panes_handler() -> type[Any]:
 
 
 def _records(scheduler: Scheduler) -> dict[str, Record]:
-    """Records of the last products, the newest last."""
+    """Return the records of the last products, the newest last."""
     plugin = scheduler.plugins.get("distmm-telemetry")
     return plugin.records if plugin else {}
 
@@ -107,13 +107,16 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         for pane in panes:
             pane.update(record, now)
 
-    choice.on_change("value", lambda attribute, old, new: update())
+    choice.on_change("value", lambda *_: update())
     right = column(*(pane.root for pane in bars), sizing_mode="stretch_width")
     doc.add_root(
         column(
-            choice, head, row(blocks.root, right, sizing_mode="stretch_both"),
-            sizing_mode="stretch_both", name="distmm",
-        )  # fmt: skip
+            choice,
+            head,
+            row(blocks.root, right, sizing_mode="stretch_both"),
+            sizing_mode="stretch_both",
+            name="distmm",
+        )
     )
     doc.title = "Dask: distmm"
     doc.template = env.get_template("simple.html")
@@ -129,7 +132,9 @@ def _pane(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document)
     pane = Blocks(**sizing) if name == "blocks" else Bars(name, **sizing)
     doc.add_root(pane.root)
     doc.title = f"Dask: distmm {name}"
-    _keep_up(scheduler, doc, lambda: pane.update(next(reversed(_records(scheduler).values()), None), time.time()), [pane])
+    _keep_up(
+        scheduler, doc, lambda: pane.update(next(reversed(_records(scheduler).values()), None), time.time()), [pane]
+    )
 
 
 def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Any]) -> None:
@@ -183,7 +188,7 @@ colour();
 
 
 def _head(record: Record | None, now: float) -> str:
-    """What the product is and how far it is, as HTML."""
+    """Say what the product is and how far it is, as HTML."""
     if record is None:
         return _paragraph("No product yet. This page fills when C = A @ B starts on this cluster.")
     f = record.figures(now)
@@ -212,7 +217,7 @@ def _head(record: Record | None, now: float) -> str:
         for incident in record.incidents[-SHOWN_INCIDENTS:]
     )
     return (
-        _paragraph(str(record.plan))
+        _paragraph(f"{record.title}: {record.plan}" if record.title != record.product else str(record.plan))
         + bar
         + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
         + "".join(_tile(*tile) for tile in tiles)

@@ -7,12 +7,13 @@ dashboard, Prometheus, progress and report read that record. All times are secon
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-__all__ = ["TOPIC", "Again", "Device", "Dropped", "Event", "Left", "Note", "Run", "Sample", "Transfer"]
+__all__ = ["TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Left", "Run", "Sample", "Transfer"]
 
-# Topic of Dask's structured events under which jobs and workers report what the scheduler cannot see (`Note`).
-TOPIC = "distmm"
+# Topic of Dask's structured events under which jobs say what the scheduler cannot see: dictionaries with "event" and
+# "job". "begin" ("path", "kept": blocks on disk) and "wave" ("product") tell which products are one; "certified" and
+# "certificate-failure" ("i", "j") tell of checks.
+TOPIC = "distmm-job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,16 +86,12 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
-    """What a job reports about its product.
-
-    "resumed": `chains` were on disk already; "certified": `chains` passed their check; "refuted": they failed it.
-    """
+class Checked:
+    """A job has compared the block that a chain made with its certificate."""
 
     time: float
-    kind: Literal["resumed", "certified", "refuted"]
-    chains: tuple[int, ...]
-    message: str = ""
+    chain: int
+    passed: bool
 
 
-Event = Run | Transfer | Again | Left | Dropped | Sample | Note
+Event = Run | Transfer | Again | Left | Dropped | Sample | Checked

@@ -28,7 +28,7 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
-    "distmm_products": ("counter", "", "Products that were submitted."),
+    "distmm_products": ("counter", "", "Products that were begun; a job is one."),
     "distmm_failures": ("counter", "", "Product tasks that were given up after an error."),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
@@ -56,13 +56,12 @@ Reading = tuple[str, str, float]  # series, value of its label, value
 
 
 def counts(record: Record) -> Counter[str]:
-    """What a record has counted, by series and label ("distmm_flops/worker-0")."""
+    """Return what a record has counted, by series and label ("distmm_flops/worker-0")."""
     found: Counter[str] = Counter(
         distmm_products=1,
         distmm_failures=record.failed,
         distmm_interruptions=record.interrupted,
         distmm_recomputations=int(record.again.sum()),
-        distmm_resumes=int(record.resumed.any()),
         distmm_certificate_failures=record.refutations,
     )
     for name, lane in record.lanes.items():
@@ -72,7 +71,7 @@ def counts(record: Record) -> Counter[str]:
 
 
 def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
-    """Readings of the products on one scheduler."""
+    """Read the products on one scheduler."""
     # Counters are there, at 0, before anything happens: Prometheus sees no increase in a series that begins at 1.
     totals = Counter({name: 0 for name, (kind, label, _) in SERIES.items() if kind == "counter" and not label})
     totals.update(telemetry.past)
@@ -82,8 +81,8 @@ def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
         series, _, worker = key.partition("/")
         yield series, worker, value
     now = time.time()
-    for product, record in telemetry.records.items():
-        figures = record.figures(now)
+    for record in telemetry.records.values():
+        product, figures = record.title, record.figures(now)
         yield "distmm_blocks", product, figures.blocks
         yield "distmm_blocks_done", product, figures.blocks_done
         yield "distmm_progress_ratio", product, figures.done / max(1, figures.total)
@@ -99,7 +98,7 @@ def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
 
 
 def of_worker(plugin: WorkerTelemetry) -> Iterator[Reading]:
-    """Readings of one worker."""
+    """Read one worker."""
     worker = plugin.worker
     name = str(worker.name).rpartition("//")[2]
     yield "distmm_received_bytes", name, plugin.received_total
@@ -141,7 +140,7 @@ class _Collector:
 
 @cache
 def _collector() -> _Collector:
-    """The one of this process, registered on first use."""
+    """Return the one of this process, registered on first use."""
     collector = _Collector()
     REGISTRY.register(collector)
     return collector

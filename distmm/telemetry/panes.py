@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bokeh.core.properties import without_property_validation
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
 from bokeh.plotting import figure
 
@@ -63,7 +62,6 @@ class Blocks(Pane):
             HoverTool(tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")])
         )
 
-    @without_property_validation
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the cells."""
         if record is None:
@@ -130,21 +128,21 @@ QUANTITIES = {
         "Rate now; mark: while busy; line: the kernel in the plan",
         "FLOP/s",
         lambda lane, now: lane.rate(now),
-        lambda lane, now: lane.busy_rate,
+        lambda lane, _: lane.busy_rate,
         lambda record: record.plan.cluster.rate,
     ),
     "memory": Quantity(
         "Memory of blocks; mark: GPU or process; line: plan",
         "B",
-        lambda lane, now: lane.samples[-1][1] if lane.samples and lane.left is None else 0,
-        lambda lane, now: lane.samples[-1][2] if lane.samples and lane.left is None else 0,
+        lambda lane, _: lane.samples[-1][1] if lane.samples and lane.left is None else 0,
+        lambda lane, _: lane.samples[-1][2] if lane.samples and lane.left is None else 0,
         lambda record: record.plan.cost.peak_bytes,
     ),
     "transfers": Quantity(
         "Received from workers; line: share of the 2-D bound",
         "B",
-        lambda lane, now: lane.received,
-        lambda lane, now: math.nan,
+        lambda lane, _: lane.received,
+        lambda *_: math.nan,
         lambda record: record.plan.cost.bytes_bound / record.plan.grid.size,
     ),
 }
@@ -170,7 +168,6 @@ class Bars(Pane):
         self.root.add_layout(self.limit)
         self.root.add_tools(HoverTool(renderers=[bars], tooltips=[("worker", "@name"), ("", "@text")]))
 
-    @without_property_validation
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the bars, in the decimal unit that fits the largest."""
         q = self.quantity
@@ -202,4 +199,3 @@ class Bars(Pane):
         self.root.xaxis.major_label_overrides = {x + 0.5: names[x] for x in range(0, count, stride)}
         long = max((len(name) for name in names), default=0) * min(count, NAMED_WORKERS) > 60
         self.root.xaxis.major_label_orientation = 0.8 if long else "horizontal"
-

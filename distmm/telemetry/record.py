@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.plan import Plan
-from distmm.telemetry.events import Again, Device, Dropped, Event, Left, Note, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
 
 __all__ = ["Figures", "Incident", "Lane", "Record"]
 
@@ -115,10 +116,14 @@ class Record:
     Parameters
     ----------
     product : str
-        Name of C as a Dask array.
+        Name of C as a Dask array, or the name of a job, whose waves are products of their own.
     plan : Plan
     submitted : float
         When the scheduler got its graph.
+    title : str, optional
+        Where a job's C goes. A job computes all blocks but those in `kept`.
+    kept : sequence of int, optional
+        Chains whose blocks were on disk before.
 
     Attributes
     ----------
@@ -128,8 +133,10 @@ class Record:
         Worker that ran the chain's last step so far, or that is to run it.
     """
 
-    def __init__(self, product: str, plan: Plan, submitted: float) -> None:
+    def __init__(self, product: str, plan: Plan, submitted: float, title: str = "", kept: Sequence[int] = ()) -> None:
         self.product, self.plan, self.submitted = product, plan, submitted
+        self.title = title or product
+        self.whole = bool(title) or len(plan.waves) > 1  # more steps will come than have come
         b = plan.blocking
         self.batches = tuple(len(edges) for edges in b.batch)
         self.rows, self.columns = len(b.m), len(b.n)
@@ -138,6 +145,7 @@ class Record:
         self.wanted = np.zeros((self.chains, self.steps), dtype=bool)
         self.again = np.zeros(self.chains, dtype=np.int32)
         self.resumed = np.zeros(self.chains, dtype=bool)
+        self.resumed[list(kept)] = True
         self.certified = np.zeros(self.chains, dtype=bool)
         self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
         self.refutations = 0
@@ -185,7 +193,7 @@ class Record:
     @property
     def expected(self) -> np.ndarray:
         """Steps that are to be done, shape (chains, steps): those that came, and those of waves that are to come."""
-        return self.wanted if len(self.plan.waves) == 1 else np.broadcast_to(~self.resumed[:, None], self.done.shape)
+        return np.broadcast_to(~self.resumed[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
     def complete(self) -> bool:
@@ -227,9 +235,9 @@ class Record:
     def add(self, event: Event) -> None:
         """Take an event into the account."""
         match event:
-            case Run(chain, step, worker, start, stop):
+            case Run():
                 self._run(event)
-            case Transfer(_, start, _):
+            case Transfer():
                 self.transfers.append(event)
             case Again(time, chain, step, finished):
                 self.done[chain, step] = False
@@ -249,16 +257,11 @@ class Record:
                 lane = self.lane(worker)
                 lane.received += received
                 lane.sample(event)
-            case Note(time, kind, chains, message):
-                getattr(self, kind)[list(chains)] = True
-                if kind == "certified":
-                    self.refuted[list(chains)] = False
-                elif kind == "refuted":
-                    self.refutations += len(chains)
-                if kind == "resumed":
-                    self._tell(time, f"resumed with {len(chains)} blocks on disk")
-                elif kind == "refuted":
-                    self._tell(time, f"{', '.join(map(self.block, chains))} failed the check: {message}")
+            case Checked(time, chain, passed):
+                self.certified[chain], self.refuted[chain] = passed, not passed
+                self.refutations += not passed
+                if not passed:
+                    self._tell(time, f"{self.block(chain)} failed its check")
 
     def _run(self, run: Run) -> None:
         flops = float(self.step_flops[run.chain, run.step])

@@ -9,9 +9,9 @@ from __future__ import annotations
 import platform
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Protocol
 
 import dask
 import distributed
@@ -21,29 +21,15 @@ import distmm
 from distmm.telemetry import charts, theme, units
 from distmm.telemetry.record import Lane, Record
 
-__all__ = ["Checked", "html", "write"]
+__all__ = ["html", "write"]
+
+Rows = Sequence[tuple[str, str]]
 
 # Points of the rate's curve, and of a worker's curve of memory.
 RATE_POINTS, MEMORY_POINTS = 200, 120
 
 
-class Checked(Protocol):
-    """Outcome of a check, such as `distmm.verify.Verdict`."""
-
-    @property
-    def ok(self) -> bool:
-        """Whether C passed."""
-
-    @property
-    def message(self) -> str:
-        """What was found, in one sentence."""
-
-    @property
-    def residual(self) -> float:
-        """Largest error, in parts of its bound."""
-
-
-def write(path: str | Path, record: Record, verdict: Checked | None = None, where: str = "") -> Path:
+def write(path: str | Path, record: Record, *, title: str = "", certificate: Rows = ()) -> Path:
     """Write the report of a product, whole or not at all.
 
     Parameters
@@ -51,31 +37,33 @@ def write(path: str | Path, record: Record, verdict: Checked | None = None, wher
     path : str or path
         A file of this name is replaced.
     record : Record
-    verdict : Checked, optional
-        What the check of C found.
-    where : str, optional
-        Where C is.
+    title : str, optional
+        By default the record's.
+    certificate : sequence of (str, str), optional
+        What is known of the check of C, as labels and values.
     """
     path = Path(path)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(html(record, verdict, where), encoding="utf-8")
+    draft.write_text(html(record, title=title, certificate=certificate), encoding="utf-8")
     draft.replace(path)
     return path
 
 
-def html(record: Record, verdict: Checked | None = None, where: str = "") -> str:
+def html(record: Record, *, title: str = "", certificate: Rows = ()) -> str:
     """Return the report of a product as one HTML document; for the parameters see `write`."""
-    begin, lanes = record.started or record.submitted, sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
-    seconds = (record.stopped or record.submitted) - begin
+    begin, lanes = (
+        record.started or record.submitted,
+        sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0])),
+    )
+    seconds = max(1e-3, (record.stopped or begin) - begin)
     plan = record.plan
-    passed = "not checked" if verdict is None else verdict.message
     return PAGE.format(
         light=_variables(theme.LIGHT),
         dark=_variables(theme.DARK),
-        title=escape(where or record.product),
-        summary=_table(_summary(record, verdict)),
+        title=escape(title or record.title),
+        summary=_table(_summary(record)),
         plan=_table(plan.rows()),
-        timeline=charts.timeline(seconds, _activity(record, begin, lanes)),
+        timeline=charts.timeline(seconds, _activity(record, begin, seconds, lanes)),
         rate=charts.lines(
             seconds,
             [("all workers", *_rate(record, begin, seconds))],
@@ -84,7 +72,7 @@ def html(record: Record, verdict: Checked | None = None, where: str = "") -> str
         ),
         memory=charts.lines(
             seconds,
-            [(name, *_memory(lane, begin)) for name, lane in lanes],
+            [(name, *_memory(lane, begin, seconds)) for name, lane in lanes],
             (plan.cost.peak_bytes, "the plan's peak"),
             "B",
         ),
@@ -93,7 +81,7 @@ def html(record: Record, verdict: Checked | None = None, where: str = "") -> str
             (plan.cost.bytes_bound / plan.grid.size, "even share of the 2-D bound"),
             "B",
         ),
-        certificate=_certificate(record, passed),
+        certificate=_certificate(record, certificate),
         incidents=_incidents(record, begin),
         versions=escape(
             f"distmm {distmm.__version__}, dask {dask.__version__}, distributed {distributed.__version__}, "
@@ -102,32 +90,40 @@ def html(record: Record, verdict: Checked | None = None, where: str = "") -> str
     )
 
 
-def _summary(record: Record, verdict: Checked | None) -> list[tuple[str, str]]:
+def _summary(record: Record) -> list[tuple[str, str]]:
     f = record.figures(record.stopped or record.submitted)
     planned = record.plan.cluster.rate * max(1, len(record.lanes))
     peak = max((lane.peak_blocks for lane in record.lanes.values()), default=0)
     busy = sum(lane.seconds for lane in record.lanes.values())
     return [
         ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
-        ("check", "not checked" if verdict is None else "passed" if verdict.ok else "FAILED"),
-        ("time", f"{units.duration(f.seconds)}, the workers busy {busy / max(1e-9, f.seconds * len(record.lanes)):.0%}"),
+        ("checked", f"{int(record.certified.sum())} blocks passed, {f.refuted} failed and were not made right since"),
+        (
+            "time",
+            f"{units.duration(f.seconds)}, the workers busy {busy / max(1e-9, f.seconds * len(record.lanes)):.0%}",
+        ),
         ("rate", f"{units.scaled(f.rate, 'FLOP/s')}, {f.rate / planned:.0%} of the kernels' rate in the plan"),
         ("moved", f"{units.size(f.moved)} between workers, 2-D bound {units.size(f.bound)}"),
-        ("memory", f"{units.size(peak)} of blocks on a worker at most, {units.size(record.plan.cost.peak_bytes)} planned"),
+        (
+            "memory",
+            f"{units.size(peak)} of blocks on a worker at most, {units.size(record.plan.cost.peak_bytes)} planned",
+        ),
         ("trouble", f"{f.failed} steps failed, {f.interrupted} interrupted, {f.again} computed again"),
         ("resumed", f"{f.resumed} blocks were on disk already"),
     ]
 
 
 def _activity(
-    record: Record, begin: float, lanes: list[tuple[str, Lane]]
+    record: Record, begin: float, seconds: float, lanes: list[tuple[str, Lane]]
 ) -> list[tuple[str, list[charts.Interval], list[charts.Interval], float | None]]:
     runs: defaultdict[str, list[charts.Interval]] = defaultdict(list)
     transfers: defaultdict[str, list[charts.Interval]] = defaultdict(list)
     for run in record.runs:
         runs[run.worker].append((run.start - begin, run.stop - begin))
     for transfer in record.transfers:
-        transfers[transfer.worker].append((max(0.0, transfer.start - begin), max(0.0, transfer.stop - begin)))
+        transfers[transfer.worker].append(
+            (max(0.0, transfer.start - begin), min(max(0.0, transfer.stop - begin), seconds))
+        )
     return [
         (name, runs[name], transfers[name], None if lane.lost is None else max(0.0, lane.lost - begin))
         for name, lane in lanes
@@ -150,19 +146,23 @@ def _rate(record: Record, begin: float, seconds: float) -> tuple[np.ndarray, np.
     return (edges[:-1] + edges[1:]) / 2, np.diff(by_edge) / np.diff(edges)
 
 
-def _memory(lane: Lane, begin: float) -> tuple[np.ndarray, np.ndarray]:
-    samples = np.array([(at - begin, blocks) for at, blocks, _ in lane.samples if at >= begin]).reshape(-1, 2)
+def _memory(lane: Lane, begin: float, seconds: float) -> tuple[np.ndarray, np.ndarray]:
+    during = [(at - begin, blocks) for at, blocks, _ in lane.samples if 0 <= at - begin <= seconds]
+    samples = np.array(during).reshape(-1, 2)
     thin = samples[:: max(1, len(samples) // MEMORY_POINTS)]
     return thin[:, 0], thin[:, 1]
 
 
-def _certificate(record: Record, passed: str) -> str:
-    told = [passed]
-    if record.certified.any():
-        told.append(f"{int(record.certified.sum())} blocks passed their own check as they were made.")
-    if record.refutations:
-        told.append(f"{record.refutations} blocks failed theirs, {int(record.refuted.sum())} of them still do.")
-    return "".join(f"<p>{escape(line)}</p>" for line in told)
+def _certificate(record: Record, rows: Rows) -> str:
+    passed = int(record.certified.sum())
+    told = [
+        (
+            "as they were made",
+            f"{passed} blocks passed, {record.refutations} failed" if passed or record.refutations else "not checked",
+        ),
+        *rows,
+    ]
+    return _table(told)
 
 
 def _incidents(record: Record, begin: float) -> str:
@@ -170,8 +170,9 @@ def _incidents(record: Record, begin: float) -> str:
     return _table(rows) if rows else "<p>None.</p>"
 
 
-def _table(rows: list[tuple[str, str]]) -> str:
-    return f"<table>{''.join(f'<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>' for label, text in rows)}</table>"
+def _table(rows: Rows) -> str:
+    lines = (f"<tr><th>{escape(label)}</th><td>{escape(text)}</td></tr>" for label, text in rows)
+    return f"<table>{''.join(lines)}</table>"
 
 
 def _variables(colors: dict[str, str]) -> str:

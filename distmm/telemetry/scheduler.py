@@ -16,9 +16,10 @@ from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
 from distmm.graph import Product
+from distmm.plan import Plan
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, targets
-from distmm.telemetry.events import TOPIC, Again, Device, Dropped, Left, Note, Run, Sample, Transfer
+from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
 
@@ -46,6 +47,8 @@ class Telemetry(SchedulerPlugin):
         self.names: dict[str, str] = {}  # address -> name of the worker
         self.known: Counter[str] = Counter()  # product -> tasks that the scheduler knows
         self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
+        self.jobs: dict[str, str] = {}  # product -> the job that it is a wave of
+        self.begun: dict[str, dict[str, Any]] = {}  # job -> what it said when it began
         self.repeating: set[object] = set()  # keys whose run ended without a result
         self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
 
@@ -89,7 +92,7 @@ class Telemetry(SchedulerPlugin):
             return
         now, task = time.time(), ts.run_spec
         record = self._wanted(task, now) if start == "released" and finish != "forgotten" else None
-        record = record or self.records.get(task.placement.product)
+        record = record or self.records.get(self._key(task))
         if record is None:
             return
         chain, step = _place(record, task)
@@ -115,18 +118,33 @@ class Telemetry(SchedulerPlugin):
 
     def _wanted(self, task: Product, now: float) -> Record | None:
         """Note that a step is to be done; open the record of its product with the first one."""
-        product = task.placement.product
+        product = self._key(task)
         record = self.records.get(product)
         if record is None or (not self.known[product] and (record.complete or record.ended)):
             if task.plan is None:  # a graph that the client has expanded: its tasks know no plan
                 return None
-            record = self._open(Record(product, task.plan, now))
+            record = self._open(self._new(product, task.plan, now))
         chain, step = _place(record, task)
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
             record.want(chain, step, self._owner(task))
-            self.arrays[product] |= {product, task.key[0], *(operand[0] for operand, _ in task.operands())}
+            self.arrays[product] |= {
+                task.placement.product,
+                task.key[0],
+                *(operand[0] for operand, _ in task.operands()),
+            }
         return record
+
+    def _key(self, task: Product) -> str:
+        """Name of the record that a task belongs to."""
+        return self.jobs.get(task.placement.product, task.placement.product)
+
+    def _new(self, product: str, plan: Plan, now: float) -> Record:
+        begun = self.begun.pop(product, None)
+        if begun is None:
+            return Record(product, plan, now)
+        columns = len(plan.blocking.n)
+        return Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
 
     def _owner(self, task: Product) -> str:
         """Name of the worker that is to run a task."""
@@ -135,10 +153,20 @@ class Telemetry(SchedulerPlugin):
         return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take what a job reports (see `distmm.telemetry.client.report`)."""
-        if topic == TOPIC and isinstance(msg, dict) and (record := self.records.get(msg.get("product", ""))):
-            chains = tuple(record.chain(tuple(batch), i, j) for *batch, i, j in msg["blocks"])
-            record.add(Note(time.time(), msg["kind"], chains, msg.get("message", "")))
+        """Take what a job says of itself (see `distmm.telemetry.events.TOPIC`)."""
+        if topic != TOPIC:
+            return
+        match msg:
+            case {"event": "begin", "job": job}:
+                self.begun[job] = msg
+                self.past["distmm_resumes"] += bool(msg["kept"])
+            case {"event": "wave", "job": job, "product": product}:
+                self.jobs[product] = job
+            case {"event": "certified" | "certificate-failure" as event, "job": job, "i": i, "j": j}:
+                if record := self.records.get(job):
+                    record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
+                elif event == "certificate-failure":  # a block on disk, found before the job goes on
+                    self.past["distmm_certificate_failures"] += 1
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
         """Take what a worker says of itself into the records of the products under way.
@@ -172,7 +200,7 @@ class Telemetry(SchedulerPlugin):
         return record.figures(time.time()) if record else None
 
     def readings(self) -> Iterator[metrics.Reading]:
-        """What Prometheus is told."""
+        """Return what Prometheus is told."""
         return metrics.of_scheduler(self)
 
     def active(self, now: float) -> Iterator[Record]:
@@ -191,7 +219,8 @@ class Telemetry(SchedulerPlugin):
         for product in outdated:
             self.past.update(metrics.counts(self.records.pop(product)))
             self.arrays.pop(product)
-            self.known.pop(product)
+            self.known.pop(product, None)
+            self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
         self.records[record.product] = record
         return record
 

@@ -1,4 +1,4 @@
-"""``/distmm-targets.json``: where Prometheus finds the workers, whose ports nobody chose (its HTTP service discovery)."""
+"""``/distmm-targets.json`` tells Prometheus where the workers are, whose ports nobody chose (its HTTP discovery)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
     return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
 
 
-class _Targets(RequestHandler):  # type: ignore[misc]
+class _Targets(RequestHandler):
     def get(self) -> None:
         self.set_header("Content-Type", "application/json")
         self.write(json.dumps(targets(self.server)))

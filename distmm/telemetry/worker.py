@@ -83,7 +83,7 @@ class WorkerTelemetry(WorkerPlugin):
             self.kernel_seconds += sum(s["stop"] - s["start"] for s in ts.startstops if s["action"] == "compute")
 
     def readings(self) -> Iterator[metrics.Reading]:
-        """What Prometheus is told."""
+        """Return what Prometheus is told."""
         return metrics.of_worker(self)
 
     def _receive(self, array: str, nbytes: int) -> None:

@@ -23,7 +23,7 @@ from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, theme
-from distmm.telemetry.events import Again, Left, Note, Run, Sample
+from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 
@@ -81,7 +81,9 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     assert "No product yet" in browser.evaluate(MODEL.format("head") + ".text")
 
     A, B = (da.random.default_rng(seed).random((8 * 64,) * 2, chunks=64, dtype="f4") for seed in (1, 2))
-    A = da.concatenate([A[:, :256], shut(A[:, 256:], tmp_path / "gate")], axis=1)  # the second half of each chain has to wait
+    A = da.concatenate(
+        [A[:, :256], shut(A[:, 256:], tmp_path / "gate")], axis=1
+    )  # the second half of each chain has to wait
     C = matmul(A, B, client=cluster)
     product = C.name
     C = cluster.persist(C)
@@ -115,33 +117,39 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
 
 
 def synthetic(workers: int) -> Record:
-    """The record of a product half done on this many GPUs, with a loss, blocks from disk and a failed check."""
+    """The record of a product half done in 30 s on this many GPUs, with a loss, blocks from disk and a failed check."""
     problem = Problem(131072, 131072, 131072, np.dtype("f4"))
-    spec = ClusterSpec(workers, int(100e9), "cuda", 2e14, 5e10)
+    spec = ClusterSpec(workers, int(250e9), "cuda", problem.flops / workers / 60, 5e10)
     plan = make_plan(problem, spec, edges=(4096, 8192, 4096))
     now = time.time()
-    record = Record(f"distmm-matmul-{workers}", plan, now - 60)
+    kept = range(32)
+    record = Record(f"distmm-matmul-{workers}", plan, now - 31, kept=kept)
     names = [f"node{worker // 8:02d}-gpu{worker % 8}" for worker in range(workers)]
-    for name in names:
-        record.lane(name)
     rng = np.random.default_rng(workers)
-    for i in range(record.rows):
-        for j in range(record.columns):
-            chain = record.chain((), i, j)
-            owner = names[plan.grid.owner(i, j)]
-            for step in range(record.steps):
+    free = dict.fromkeys(names, now - 30)
+    for step in range(record.steps):
+        for i in range(record.rows):
+            for j in range(record.columns):
+                chain, owner = record.chain((), i, j), names[plan.grid.owner(i, j)]
+                if chain in kept:
+                    continue
                 record.want(chain, step, owner)
-                if step < 6 + 4 * rng.random() and chain >= 32:
-                    record.add(Run(chain, step, owner, now - 3, now - 3 + record.step_flops[chain, step] / 1.8e14))
+                seconds = float(record.step_flops[chain, step] / spec.rate * (1 + 0.2 * rng.random()))
+                if free[owner] + seconds < now:
+                    start = free[owner] + 0.05 * seconds
+                    record.add(Run(chain, step, owner, start, start + seconds))
+                    free[owner] = start + seconds
     for at, name in enumerate(names):
-        blocks = int(plan.cost.peak_bytes * (0.6 + 0.3 * rng.random()))
-        record.add(Sample(now, name, blocks, blocks + 10**9, int(plan.bytes_moved / workers * 0.7 * rng.random())))
+        for tenth in range(10):
+            time_, blocks = now - 30 + 3 * tenth, int(plan.cost.peak_bytes * (0.05 * tenth + 0.4 * rng.random()))
+            received = int(plan.bytes_moved / workers * 0.05 * rng.random() * 2)
+            record.add(Transfer(name, time_, time_ + 0.4))
+            record.add(Sample(time_, name, blocks, blocks + 10**9, received))
         if at % 40 == 7:
-            record.add(Left(now, name))
+            record.add(Left(now - 10, name))
     for chain in (100, 101, 102):
         record.add(Again(now, chain, 0, finished=True))
-    record.add(Note(now, "resumed", tuple(range(32))))
-    record.add(Note(now, "refuted", (200,), "row 7 stands out"))
+    record.add(Checked(now, 200, passed=False))
     return record
 
 

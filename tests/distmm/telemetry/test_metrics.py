@@ -145,7 +145,9 @@ def test_what_a_job_reports_is_counted(cluster: Client, query: Callable[[str], l
 def test_shipped_rules_hold(promtool: str) -> None:
     for arguments in (["check", "config", "prometheus.yml"], ["check", "rules", "alerts.yml"]):
         subprocess.run([promtool, *arguments], cwd=MONITORING, check=True, capture_output=True)
-    done = subprocess.run([promtool, "test", "rules", "alerts_test.yml"], cwd=MONITORING, capture_output=True, text=True)
+    done = subprocess.run(
+        [promtool, "test", "rules", "alerts_test.yml"], cwd=MONITORING, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
