@@ -34,6 +34,9 @@ SAMPLE_MILLISECONDS = 500
 # Seconds for which a finished product is still sampled: heartbeats of 256 workers come every 2.3 s.
 LINGER_SECONDS = 10.0
 
+# States of a task that is to be done.
+TO_DO = ("waiting", "no-worker", "queued", "processing")
+
 
 class Telemetry(SchedulerPlugin):
     """The records of the last products on one scheduler, the newest last."""
@@ -91,7 +94,7 @@ class Telemetry(SchedulerPlugin):
         if ts is None or not isinstance(ts.run_spec, Product):
             return
         now, task = time.time(), ts.run_spec
-        record = self._wanted(task, now) if start == "released" and finish != "forgotten" else None
+        record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
         record = record or self.records.get(self._key(task))
         if record is None:
             return
@@ -103,7 +106,7 @@ class Telemetry(SchedulerPlugin):
                     record.add(Run(chain, step, self._name(kwargs["worker"]), entry["start"], entry["stop"]))
         elif start == "processing" and finish == "released":
             self.repeating.add(key)
-        elif start == "released" and finish != "forgotten":
+        elif start == "released" and finish in TO_DO:
             finished = bool(record.done[chain, step])
             if finished or key in self.repeating:
                 record.add(Again(now, chain, step, finished))

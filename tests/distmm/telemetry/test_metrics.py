@@ -3,43 +3,63 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
+import sys
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import dask.array as da
 import pytest
-from distributed import Client, LocalCluster, Worker
+from distributed import Client
 
 from distmm import matmul, plan
-from distmm.telemetry import client as telemetry
 from distmm.telemetry import metrics
-from distmm.telemetry.events import Device
+from distmm.telemetry.events import TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
 
-MONITORING = Path(__file__).parents[3] / "deploy" / "monitoring"
+ROOT = Path(__file__).parents[3]
+MONITORING = ROOT / "deploy" / "monitoring"
 
 
-def gpu(worker: Worker) -> Device:
-    """A GPU where there is none: 60 of 80 GB in use, busy half of the time."""
-    return Device(60 * 10**9, 80 * 10**9, 0.5)
+# A GPU where there is none: 60 of 80 GB in use, busy half of the time. A lambda travels to workers by value.
+GPU = lambda worker: Device(60 * 10**9, 80 * 10**9, 0.5)  # noqa: E731
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Client]:
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address="127.0.0.1:0") as two,
-        Client(two, set_as_default=False) as client,
-    ):
-        client.register_plugin(WorkerTelemetry(gpu))
-        telemetry.install(client)
-        yield client
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A scheduler and two workers started as users do, with the preload: their /metrics are theirs alone."""
+    folder = tmp_path_factory.mktemp("cluster")
+    file = folder / "scheduler.json"
+    dask = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
+    dask += ["--dashboard-address", "127.0.0.1:0", "--scheduler-file", str(file)]
+    worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--scheduler-file", str(file), "--nthreads", "1"]
+    worker += ["--memory-limit", "2GiB", "--host", "127.0.0.1", "--no-nanny"]
+    commands = [[*dask, "--preload", "distmm.telemetry.preload"], [*worker, "--name", "0"], [*worker, "--name", "1"]]
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    environment = {**os.environ, "PYTHONPATH": path, "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False"}
+    with (folder / "log").open("w") as log, ExitStack() as started:
+        for command in commands:
+            process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+            started.callback(process.wait, 30)
+            started.callback(process.terminate)
+        deadline = time.monotonic() + 60
+        while not file.exists() or not file.read_text():
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.1)
+        with Client(scheduler_file=str(file), set_as_default=False) as client:
+            client.wait_for_workers(2, timeout=60)
+            client.register_plugin(WorkerTelemetry(GPU))
+            with client.as_current():
+                yield client
 
 
 def product(client: Client, edge: int) -> tuple[str, Any]:
@@ -134,10 +154,11 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
         time.sleep(0.5)
 
 
-def test_what_a_job_reports_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
-    name, _ = product(cluster, 40)
-    telemetry.note(cluster, name, "resumed", [(0, 0), (0, 1)])
-    telemetry.note(cluster, name, "refuted", [(1, 2)], "row 3 stands out")
+def test_what_a_job_says_of_itself_is_counted(
+    cluster: Client, query: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    cluster.log_event(TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
+    cluster.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})  # damaged on disk
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
 
