@@ -75,7 +75,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a heartbeat says: bytes in blocks and in the process, bytes received for the product since the last, GPU."""
+    """What a heartbeat says: bytes in blocks since the product came, in the process, received for it, and the GPU."""
 
     time: float
     worker: str

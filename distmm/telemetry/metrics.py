@@ -42,10 +42,14 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
-    "distmm_planned_peak_bytes": ("gauge", "", "Peak of the blocks on one worker in the plan of the last product."),
+    "distmm_planned_peak_bytes": (
+        "gauge",
+        "",
+        "Peak of the blocks on one worker: the last product's plan, and what was there.",
+    ),
     # on the workers
-    "distmm_received_bytes": ("counter", "worker", "Bytes of A and B received from other workers."),
-    "distmm_kernel_seconds": ("counter", "worker", "Time in product tasks."),
+    "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),
+    "distmm_kernel_seconds": ("counter", "worker", "Time with a product task running."),
     "distmm_block_bytes": ("gauge", "worker", "Bytes of the blocks that the worker holds."),
     "distmm_gpu_memory_used_bytes": ("gauge", "worker", "Bytes in use on the worker's GPU."),
     "distmm_gpu_memory_bytes": ("gauge", "worker", "Memory of the worker's GPU."),
@@ -94,7 +98,7 @@ def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
     if telemetry.records:
         plan = record.plan
         yield "distmm_planned_flops_per_second", "", plan.cluster.rate
-        yield "distmm_planned_peak_bytes", "", plan.cost.peak_bytes
+        yield "distmm_planned_peak_bytes", "", plan.cost.peak_bytes + max(record.before.values(), default=0)
 
 
 def of_worker(plugin: WorkerTelemetry) -> Iterator[Reading]:

@@ -57,7 +57,8 @@ class Lane:
     """Totals of one worker, and its samples over time."""
 
     flops: float = 0.0
-    seconds: float = 0.0
+    seconds: float = 0.0  # with a step running; several run at once where products are queued ahead
+    until: float = 0.0  # end of the last of them
     steps: int = 0
     received: int = 0
     left: float | None = None  # when it left, while no process has come in its place
@@ -153,6 +154,7 @@ class Record:
         self.failed = 0  # steps that were given up after an error
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
+        self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
         self.runs: deque[Run] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.incidents: list[Incident] = []
@@ -267,7 +269,8 @@ class Record:
         flops = float(self.step_flops[run.chain, run.step])
         lane = self.lane(run.worker)
         lane.flops += flops
-        lane.seconds += run.stop - run.start
+        lane.seconds += max(0.0, run.stop - max(run.start, lane.until))
+        lane.until = max(lane.until, run.stop)
         lane.steps += 1
         lane.left = None
         lane.recent.append((run.start, run.stop, flops))

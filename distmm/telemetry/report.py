@@ -97,7 +97,7 @@ def _summary(record: Record) -> list[tuple[str, str]]:
     busy = sum(lane.seconds for lane in record.lanes.values())
     return [
         ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
-        ("checked", f"{int(record.certified.sum())} blocks passed, {f.refuted} failed and were not made right since"),
+        ("checked", _checked(record)),
         (
             "time",
             f"{units.duration(f.seconds)}, the workers busy {busy / max(1e-9, f.seconds * len(record.lanes)):.0%}",
@@ -154,15 +154,15 @@ def _memory(lane: Lane, begin: float, seconds: float) -> tuple[np.ndarray, np.nd
 
 
 def _certificate(record: Record, rows: Rows) -> str:
+    return _table([("as they were made", _checked(record)), *rows])
+
+
+def _checked(record: Record) -> str:
     passed = int(record.certified.sum())
-    told = [
-        (
-            "as they were made",
-            f"{passed} blocks passed, {record.refutations} failed" if passed or record.refutations else "not checked",
-        ),
-        *rows,
-    ]
-    return _table(told)
+    if not passed and not record.refutations:
+        return "not checked"
+    wrong = f", {int(record.refuted.sum())} of them not made right since" if record.refuted.any() else ""
+    return f"{passed} blocks passed, {record.refutations} failed{wrong}"
 
 
 def _incidents(record: Record, begin: float) -> str:

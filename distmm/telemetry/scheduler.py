@@ -191,7 +191,8 @@ class Telemetry(SchedulerPlugin):
         name, process = self._name(address), ws.metrics.get("memory", 0)
         for record in active:
             if name in record.lanes or received[record.product]:
-                record.add(Sample(now, name, ws.nbytes, process, received[record.product], device))
+                blocks = max(0, ws.nbytes - record.before.get(name, 0))
+                record.add(Sample(now, name, blocks, process, received[record.product], device))
         for array, start, stop in heartbeat.get("transfers", ()):
             for record in active:
                 if array in self.arrays[record.product] and start >= record.submitted:
@@ -217,6 +218,8 @@ class Telemetry(SchedulerPlugin):
             self.take(ws.address, ws.metrics.get(METRIC, {}))
 
     def _open(self, record: Record) -> Record:
+        # What is there already, resident operands included, is not part of what the plan counts.
+        record.before = {self._name(ws.address): ws.nbytes for ws in self.scheduler.workers.values()}
         # A product that comes again under its old name starts a new record, at the end.
         outdated = [product for product in self.records if product == record.product] or list(self.records)[: 1 - KEPT]
         for product in outdated:

@@ -60,6 +60,7 @@ class WorkerTelemetry(WorkerPlugin):
         self.received: OrderedDict[str, int] = OrderedDict()  # array -> bytes
         self.received_total = 0
         self.kernel_seconds = 0.0
+        self.busy_until = 0.0
 
     def setup(self, worker: Worker) -> None:
         """Report with every heartbeat."""
@@ -80,7 +81,10 @@ class WorkerTelemetry(WorkerPlugin):
         if start == "flight":
             self._receive(_array(key), ts.nbytes or 0)
         elif isinstance(ts.run_spec, Product):
-            self.kernel_seconds += sum(s["stop"] - s["start"] for s in ts.startstops if s["action"] == "compute")
+            for entry in ts.startstops:
+                if entry["action"] == "compute":  # tasks overlap where products are queued ahead
+                    self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))
+                    self.busy_until = max(self.busy_until, entry["stop"])
 
     def readings(self) -> Iterator[metrics.Reading]:
         """Return what Prometheus is told."""

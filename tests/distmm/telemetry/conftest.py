@@ -63,7 +63,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     async def _connect(self, port_file: Path) -> WebSocketClientConnection:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not port_file.exists() or not port_file.read_text().strip():
             assert self.process.poll() is None, "Chromium has ended"
             assert time.monotonic() < deadline, "Chromium does not listen"
@@ -75,7 +75,7 @@ class Browser:
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Ask the browser something, and take note of errors on the page meanwhile."""
-        return self.loop.run_until_complete(asyncio.wait_for(self._call(method, params), 60))
+        return self.loop.run_until_complete(asyncio.wait_for(self._call(method, params), 120))
 
     async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
         self.messages += 1
@@ -109,7 +109,7 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 30) -> Any:
+    def until(self, expression: str, seconds: float = 120) -> Any:
         """Wait until a JavaScript expression is true on the page; return its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):

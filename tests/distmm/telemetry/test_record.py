@@ -137,6 +137,15 @@ def test_the_present_rate_of_a_worker_falls_when_it_has_nothing_to_do() -> None:
     assert lane.rate(end + 60) == 0
 
 
+def test_runs_that_overlap_count_once_as_busy_time() -> None:
+    r = record()
+    for start in (1001.0, 1001.5, 1002.0, 1010.0):
+        r.want(0, 0, "w")
+        r.add(Run(0, 0, "w", start, start + 1.0))
+    assert r.lanes["w"].seconds == 3.0
+    assert r.lanes["w"].busy_rate == 4 * r.step_flops[0, 0] / 3
+
+
 def test_samples_are_thinned_and_the_peak_is_kept() -> None:
     r = record()
     for second in range(10 * MOST_SAMPLES):
