@@ -90,6 +90,8 @@ class Telemetry(SchedulerPlugin):
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a product task's state means."""
+        if start not in ("released", "processing") and finish != "forgotten":
+            return  # a result that is let go, a task that is sent to its worker: most transitions
         ts = self.scheduler.tasks.get(key)
         if ts is None or not isinstance(ts.run_spec, Product):
             return
@@ -131,11 +133,10 @@ class Telemetry(SchedulerPlugin):
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
             record.want(chain, step, self._owner(task))
-            self.arrays[product] |= {
-                task.placement.product,
-                task.key[0],
-                *(operand[0] for operand, _ in task.operands()),
-            }
+            arrays = self.arrays[product]
+            if task.placement.product not in arrays:
+                arrays |= {task.placement.product, *(operand[0] for operand, _ in task.operands())}
+            arrays.add(task.key[0])
         return record
 
     def _key(self, task: Product) -> str:
