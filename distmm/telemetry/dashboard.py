@@ -107,7 +107,10 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         for pane in panes:
             pane.update(record, now)
 
-    choice.on_change("value", lambda *_: update())
+    def chosen(attr: str, old: str, new: str) -> None:  # Bokeh insists on these three
+        update()
+
+    choice.on_change("value", chosen)
     right = column(*(pane.root for pane in bars), sizing_mode="stretch_width")
     doc.add_root(
         column(

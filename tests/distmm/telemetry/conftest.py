@@ -113,6 +113,7 @@ class Browser:
         """Wait until a JavaScript expression is true on the page; return its value."""
         deadline = time.monotonic() + seconds
         while not (value := self.evaluate(expression)):
+            assert self.errors == [], self.errors
             assert time.monotonic() < deadline, f"not true within {seconds} s: {expression}; errors: {self.errors}"
             time.sleep(0.1)
         return value

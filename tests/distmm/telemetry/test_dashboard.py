@@ -204,7 +204,7 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
 def test_a_cluster_without_dashboard_computes_all_the_same() -> None:
     with (
         LocalCluster(
-            n_workers=1, processes=False, threads_per_worker=1, dashboard_address=None,
+            n_workers=1, processes=False, threads_per_worker=1, dashboard_address="127.0.0.1:0",
             scheduler_kwargs={"dashboard": False},
         ) as one,
         Client(one, set_as_default=False) as client,
