@@ -212,7 +212,7 @@ def _head(record: Record | None, now: float) -> str:
     ]
     done = f.done / max(1, f.total)
     bar = (
-        f'<div style="height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
+        f'<div style="min-width:90vw;height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
         f'<div style="height:8px;width:{done:.2%};background:{theme.DATA};border-radius:4px"></div></div>'
     )
     incidents = "".join(

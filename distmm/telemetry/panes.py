@@ -153,7 +153,7 @@ class Bars(Pane):
 
     def __init__(self, quantity: str, **sizing: Any) -> None:
         self.quantity = QUANTITIES[quantity]
-        self.source = ColumnDataSource({"x": [], "bar": [], "mark": [], "name": [], "text": []})
+        self.source = ColumnDataSource({"x": [], "bar": [], "mark": [], "size": [], "name": [], "text": []})
         self.names: list[str] = []
         self.root = figure(
             title=self.quantity.title, x_range=Range1d(0, 1), y_range=Range1d(0, 1), tools="", toolbar_location=None,
@@ -162,7 +162,7 @@ class Bars(Pane):
         self.root.xgrid.visible = False
         bars = self.root.vbar(x="x", top="bar", width=0.8, source=self.source, color=theme.DATA)
         self.root.scatter(
-            x="x", y="mark", marker="dash", size=14, line_width=3, source=self.source, color=theme.MARK
+            x="x", y="mark", marker="dash", size="size", line_width=3, source=self.source, color=theme.MARK
         )  # fmt: skip
         self.limit = Span(dimension="width", line_color=theme.LIMIT, line_width=2, line_dash="dashed")
         self.root.add_layout(self.limit)
@@ -181,6 +181,7 @@ class Bars(Pane):
             "x": np.arange(len(lanes)) + 0.5,
             "bar": bar / scale,
             "mark": mark / scale,
+            "size": np.full(len(lanes), min(14.0, max(3.0, 400 / max(1, len(lanes))))),
             "name": list(lanes),
             "text": [units.scaled(value, q.unit) for value in bar],
         }
