@@ -25,5 +25,5 @@ class WrongResultError(DistmmError, ArithmeticError):
     """A product that failed its check (exit code 1)."""
 
 
-class Stopped(DistmmError):
+class Stopped(DistmmError):  # noqa: N818  it is not an error, but an end before the end
     """A job that stopped before its end, and can be gone on with (exit code 75, EX_TEMPFAIL of sysexits.h)."""

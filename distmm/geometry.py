@@ -123,31 +123,37 @@ class Grid:
     sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
     the ranks, so that many small products spread over all workers; so does `shift`, for a product that is to be done
     again on other workers.
+
+    With several `layers`, each is such a grid for a part of k (split-K), and makes a partial sum of every block of C.
     """
 
     rows: int
     columns: int
+    layers: int = 1
     shift: int = 0
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1:
+        if min(self.rows, self.columns, self.layers) < 1:
             raise InputError(
-                f"a grid needs at least one row and one column of workers, not {self.rows} x {self.columns}"
+                f"a grid needs at least one row, column and layer of workers, not {self.rows} x {self.columns} x "
+                f"{self.layers}"
             )
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return self.rows * self.columns
+        return self.rows * self.columns * self.layers
 
-    def owner(self, i: int, j: int, batch: tuple[int, ...] = ()) -> int:
-        """Rank of the worker at which block (i, j) lives."""
-        return ((i % self.rows) * self.columns + j % self.columns + sum(batch) + self.shift) % self.size
+    def owner(self, i: int, j: int, batch: tuple[int, ...] = (), layer: int = 0) -> int:
+        """Rank of the worker at which block (i, j) lives, on a layer."""
+        row, column = i % self.rows, j % self.columns
+        return ((layer * self.rows + row) * self.columns + column + sum(batch) + self.shift) % self.size
 
     @staticmethod
-    def all_of(workers: int) -> tuple[Grid, ...]:
-        """Every grid of exactly `workers` ranks."""
-        return tuple(Grid(r, workers // r) for r in range(1, workers + 1) if workers % r == 0)
+    def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:
+        """Every grid of exactly `workers` ranks in `layers` layers; none where they do not divide evenly."""
+        cells, rest = divmod(workers, layers)
+        return () if rest else tuple(Grid(r, cells // r, layers) for r in range(1, cells + 1) if cells % r == 0)
 
 
 @dataclass(frozen=True)
@@ -194,16 +200,20 @@ class Blocking:
         """Number of blocks of C."""
         return len(self.m) * len(self.n) * math.prod(len(edges) for edges in self.batch)
 
-    @property
-    def steps(self) -> tuple[range, ...]:
-        """Panels of each step of a chain, in ascending k."""
-        count = len(self.k)
-        return tuple(range(p, min(p + self.panels, count)) for p in range(0, count, self.panels))
+    def parts(self, layers: int = 1) -> tuple[tuple[range, ...], ...]:
+        """Panels of each step of a chain, in ascending k, for each of at most `layers` parts of k."""
+        parts = ranges(len(self.k), layers, self.panels)
+        return tuple(tuple(range(p, min(p + self.panels, part.stop)) for p in part[:: self.panels]) for part in parts)
 
     @property
-    def tasks(self) -> int:
-        """Number of product tasks."""
-        return self.c_blocks * len(self.steps)
+    def steps(self) -> tuple[range, ...]:
+        """Panels of each step of the longest chain, in ascending k, where k is not split."""
+        return self.parts()[0]
+
+    def tasks(self, layers: int = 1) -> int:
+        """Count the product tasks: the steps of all chains, and the sums of partial blocks of C."""
+        parts = self.parts(layers)
+        return self.c_blocks * (sum(map(len, parts)) + len(parts) - 1)
 
     @property
     def largest(self) -> tuple[int, int, int]:

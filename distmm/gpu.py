@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import numpy
+
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "prepared", "retrying", "working"]
+__all__ = ["Prepared", "device_name", "namespace", "prepared", "retrying", "working"]
 
-Work = Literal["product", "prepare", "upload", "download"]
+Work = Literal["product", "upload", "download"]
 Result = TypeVar("Result")
 
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
@@ -31,9 +33,7 @@ def _stream(work: Work, device: int) -> Any:
     import cupy
 
     with cupy.cuda.Device(device):
-        # The operands of a product come before the next product: a product that is queued behind one that runs would
-        # else hold up the third one's operands, and with them the third.
-        return cupy.cuda.Stream(non_blocking=True, priority=-1 if work == "prepare" else 0)
+        return cupy.cuda.Stream(non_blocking=True)
 
 
 @contextmanager
@@ -76,12 +76,9 @@ class Prepared:
         key = id(block), form
         known, operand = self._kept.get(key, (None, None))
         if known is None or known() is not block:
-            with working("prepare"):
-                operand = prepare(block)
-            as_it_is = operand is block  # not to be kept: it would keep itself alive
-            entry = weakref.ref(block, lambda gone: self._drop(key, gone))
-            self._kept[key] = entry, None if as_it_is else operand
-        return block if operand is None else operand
+            operand = prepare(_alias(block))
+            self._kept[key] = weakref.ref(block, lambda gone: self._drop(key, gone)), operand
+        return operand
 
     def _drop(self, key: tuple[int, object], gone: weakref.ref[Any]) -> None:
         # Without a lock: garbage is collected in any thread, at any time. The entry may by now be that of a new block.
@@ -94,6 +91,15 @@ class Prepared:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def _alias(block: Any) -> Any:
+    """Return another array in the same memory: an operand that keeps it does not keep the block itself."""
+    import cupy
+
+    if not isinstance(block, cupy.ndarray):
+        return block  # copied to the device anyway
+    return cupy.ndarray(block.shape, block.dtype, block.data, block.strides)
 
 
 prepared = Prepared()  # of this process
@@ -123,3 +129,20 @@ def retrying(work: Callable[[], Result], what: str) -> Result:
         f"the GPU's memory is full: {what} found no room ({reason}); use smaller blocks, more GPUs, or free what other "
         "arrays and programs hold there"
     )
+
+
+def namespace(block: Any) -> Any:
+    """Return the library that a block belongs to: CuPy or NumPy."""
+    if not hasattr(block, "__cuda_array_interface__"):
+        return numpy
+    import cupy
+
+    return cupy
+
+
+def device_name() -> str:
+    """Name of the worker's GPU, as its maker calls it."""
+    import cupy
+
+    name: bytes = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"]
+    return name.decode()

@@ -5,8 +5,8 @@ Stationary C: block ``C[i, j]`` stays with its owner, which runs one chain of st
     D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
 
 each into a new block. The chain is the loop over k of a kernel's tile, continued across tasks: step s starts from the
-bits that step s - 1 left. It also bounds memory by itself, because step s cannot be sent to a worker before step s -
-1 is done.
+bits that step s - 1 left. Where C has too few blocks for all workers, k is split: each layer of the grid runs such a
+chain over its part of k, and a binary tree of fixed shape adds their ends.
 
 Placement and priority do not travel as annotations, which array optimisation drops: every product task carries a
 `Placement`, and the scheduler's plugin (`distmm.runtime.scheduler`) reads it from there, whatever graph the task has
@@ -30,6 +30,7 @@ from distmm.plan import Plan
 __all__ = ["Placed", "Placement", "Product", "ProductLayer", "build"]
 
 Key = tuple[Any, ...]
+Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,12 @@ class Placement:
     j: int
     step: int
     order: int
+    layer: int = 0
 
     @property
     def rank(self) -> int:
-        """Rank of the worker that owns this block of C."""
-        return self.grid.owner(self.i, self.j, self.batch)
+        """Rank of the worker that owns this block of C, on its layer."""
+        return self.grid.owner(self.i, self.j, self.batch, self.layer)
 
 
 class Placed(Task):
@@ -89,11 +91,13 @@ class Product(Placed):
 
     def operands(self) -> Iterator[tuple[Key, int]]:
         """Key and home rank of every block of A and B that this step reads."""
-        grid = self.placement.grid
+        if self.func is not tasks.multiply:  # a sum of partial blocks of C
+            return
+        where = self.placement
         for blocks in self.args[3:5]:
             for ref in blocks.args:
                 *batch, row, column = ref.key[1:]
-                yield ref.key, grid.owner(row, column, tuple(batch))
+                yield ref.key, where.grid.owner(row, column, tuple(batch), where.layer)
 
 
 class ProductLayer(Layer):
@@ -129,8 +133,9 @@ class ProductLayer(Layer):
         return {(self.name, *batch, i, j) for batch, i, j in self.plan.blocking.c_indices(self.wave)}
 
     def __len__(self) -> int:
-        blocks = self.plan.blocking.c_blocks if self.wave is None else self.wave.c_blocks
-        return blocks * len(self.plan.blocking.steps)
+        blocking = self.plan.blocking
+        blocks = blocking.c_blocks if self.wave is None else self.wave.c_blocks
+        return blocks * blocking.tasks(self.plan.grid.layers) // max(1, blocking.c_blocks)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._tasks())
@@ -145,29 +150,45 @@ class ProductLayer(Layer):
         return self._made
 
     def _chains(self, wave: Wave) -> Iterator[Product]:
-        problem, blocking = self.plan.problem, self.plan.blocking
-        a, b, c0 = self.operands
-        steps = blocking.steps
-        step_name = f"distmm-step-{self.name.rpartition('-')[2]}"
-        for batch, i, j in blocking.c_indices(wave):
-            a_batch, b_batch = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            previous: TaskRef | None = None
-            for s, panels in enumerate(steps):
-                last = s == len(steps) - 1
-                key = (self.name, *batch, i, j) if last else (step_name, *batch, i, j, s)
-                yield Product(
-                    key,
-                    tasks.multiply,
-                    Placement(self.name, self.plan.grid, batch, i, j, s, wave.index * len(steps) + s),
-                    self.choice,
-                    previous,
-                    List(*(TaskRef((a, *a_batch, i, p)) for p in panels)),
-                    List(*(TaskRef((b, *b_batch, p, j)) for p in panels)),
-                    self.epilogue if last else None,
-                    TaskRef((c0, *batch, i, j)) if last and c0 is not None else None,
-                    plan=self.plan,
-                )
-                previous = TaskRef(key)
+        plan, (a, b, c0) = self.plan, self.operands
+        parts = plan.blocking.parts(plan.grid.layers)
+        orders = max(map(len, parts)) + (len(parts) - 1).bit_length()  # steps, and levels of the tree
+        token = self.name.rpartition("-")[2]
+
+        def task(chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any) -> Product:
+            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer)
+            last = key[0] == self.name
+            added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
+            return Product(key, func, where, self.choice, *args, self.epilogue if last else None, added, plan=plan)
+
+        for chain in plan.blocking.c_indices(wave):
+            batch, i, j = chain
+            c_key = (self.name, *batch, i, j)
+            a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and the layers that have them
+            first = 0
+            for layer, steps in enumerate(parts):
+                previous: TaskRef | None = None
+                for s, panels in enumerate(steps):
+                    last = len(parts) == 1 and s == len(steps) - 1
+                    key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
+                    a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
+                    b_blocks = List(*(TaskRef((b, *b_batch, p, j)) for p in panels))
+                    yield task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks)
+                    previous = TaskRef(key)
+                partial.append((key, layer))
+                first += len(steps)
+            # A tree of fixed shape: its bits depend on how k was split, and not on who was first.
+            order = max(map(len, parts))
+            while len(partial) > 1:
+                sums: list[tuple[Key, int]] = []
+                for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
+                    key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
+                    yield task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    sums.append((key, layer))
+                    first += 1
+                partial = sums + partial[2 * len(sums) :]
+                order += 1
 
 
 def build(

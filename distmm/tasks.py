@@ -7,6 +7,7 @@ accumulation would then count a product twice.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,7 +27,7 @@ __all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
 
-WARM = 256  # edge of the operands that a kernel is tried on
+WARM = 512  # edge of the operands that a kernel is tried on
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
@@ -93,14 +94,14 @@ def multiply(
         return _step(kernel, c, [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs], epilogue, c0)
 
     def on_gpu() -> Block:
-        operands = [
-            (
-                gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
-                gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
-            )
-            for a, b in pairs
-        ]
         with gpu.working("product"):
+            operands = [
+                (
+                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
+                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
+                )
+                for a, b in pairs
+            ]
             return _step(kernel, c, operands, epilogue, c0)
 
     out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
@@ -122,11 +123,12 @@ def _step(
     return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
 
 
-def warm(choice: KernelChoice, m: int, k: int, n: int) -> None:
-    """Load (or compile) the kernel for blocks of these sizes and use it once, on small operands. Runs on workers."""
-    a, b = np.zeros((min(m, WARM), min(k, WARM)), choice.dtype), np.zeros((min(k, WARM), min(n, WARM)), choice.dtype)
-    kernel = _kernel(choice, m, k, n, ())
-    kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+def warm(choice: KernelChoice, edge: int) -> None:
+    """Load (or compile) the kernel for blocks of this edge and use it once, as a chain does. Runs on workers."""
+    kernel = _kernel(choice, edge, edge, edge, ())
+    block = np.zeros((WARM, WARM), choice.dtype)
+    a, b = kernel.prepare_a(block), kernel.prepare_b(block)
+    kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
 
 
 def small_block() -> Block:
@@ -138,6 +140,24 @@ def small_block() -> Block:
 
 def touch(block: Block) -> None:
     """Have a block brought here. Runs on workers."""
+
+
+def combine(
+    where: object,
+    choice: KernelChoice,
+    left: Block,
+    right: Block,
+    epilogue: Epilogue | None = None,
+    c0: Block | None = None,
+) -> Block:
+    """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; then as `multiply`."""
+    with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
+        c = left + right
+        if epilogue is None:
+            return c
+        kernel = _kernel(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
+        out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+    return to_host(out) if epilogue.kind == "numpy" else out
 
 
 def to_host(block: Block) -> Block:
@@ -214,6 +234,8 @@ def _rmm_pool_bytes() -> int | None:
     except ImportError:
         return None
     resource = rmm.mr.get_current_device_resource()
+    while not hasattr(resource, "pool_size") and hasattr(resource, "upstream_mr"):
+        resource = resource.upstream_mr  # below what logs or counts allocations
     return int(resource.pool_size()) if hasattr(resource, "pool_size") else None
 
 

@@ -104,7 +104,7 @@ class Tolerance:
 def stands_out(rows: np.ndarray) -> np.ndarray:
     """Rows whose ratio exceeds 1, or is far above what is usual.
 
-    The bound of a row allows for the worst signs of the data, which makes it loose: rows that stand out are suspect too.
+    The bound of a row allows for the worst signs of the data, which makes it loose: what stands out is suspect too.
     """
     usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
     return np.asarray(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)

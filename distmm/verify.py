@@ -283,9 +283,7 @@ def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdi
     bad = ratio > 1
     residual = float(ratio.max(initial=0.0))
     if not bad.any():
-        return Verdict(
-            True, residual, f"every element of C is right, the largest error is {residual:.2g} of its bound"
-        )
+        return Verdict(True, residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")
     row, column = (int(x) for x in np.unravel_index(int(np.argmax(bad)), bad.shape))
     where = f"{int(bad.sum())} of {bad.size} elements are off, the first at [{row}, {column}]: "
     return Verdict(

@@ -64,7 +64,9 @@ def element(name: str) -> Any:
     try:
         return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     except TypeError as error:
-        raise typer.BadParameter(f"{name!r} is no type: use float32, float64, int32, complex64, bfloat16, ...") from error
+        raise typer.BadParameter(
+            f"{name!r} is no type: use float32, float64, int32, complex64, bfloat16, ..."
+        ) from error
 
 
 def stop(deadline: str | None) -> Stop:

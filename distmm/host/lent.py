@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import uuid
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from distmm.everywhere import everywhere
 from distmm.host import attach, segments
 
 __all__ = ["TOPIC", "Lent", "lend", "release", "whole"]
@@ -158,7 +158,7 @@ def release(names: Iterable[str]) -> None:
         _kept.pop(name, None)
 
 
-def lend(array: np.ndarray, client: Client, name: str | None = None) -> Lent | None:
+def lend(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> Lent | None:
     """Let the workers of a cluster on this machine use an array of this process.
 
     Parameters
@@ -167,19 +167,23 @@ def lend(array: np.ndarray, client: Client, name: str | None = None) -> Lent | N
         Copied only if neither of its last two dimensions is contiguous.
     client : distributed.Client
     name : str, optional
-        Under which the array is kept alive from when it is sent until `release`.
+        Under which the array is kept alive from when it is sent until `release`; by default its owner sees to that.
+    writable : bool
+        Workers will write to it, so that a copy will not do.
 
     Returns
     -------
     Lent or None
-        None for a small array, one of foreign byte order, and where a worker cannot reach this process's memory: on
-        another machine, of another user, or forbidden by the system.
+        None for a small array, one of foreign byte order or (to be written) with gaps between elements; and where a
+        worker cannot reach this process's memory: on another machine, of another user, or forbidden by the system.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
     if all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True)):
+        if writable:
+            return None
         array = np.ascontiguousarray(array)
-    return whole(array, name or f"distmm-lent-{uuid.uuid4().hex}")
+    return whole(array, name or "")
 
 
 def whole(array: np.ndarray, name: str = "") -> Lent:
@@ -204,7 +208,7 @@ def _within_reach(client: Client) -> bool:
     reached = False
     if attach.allow():
         secret = attach.secret()
-        answers = client.run(attach.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
+        answers = everywhere(client, attach.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
         reached = bool(answers) and all(answers.values())
     _tried[client] = workers, reached
     return reached

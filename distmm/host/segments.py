@@ -19,6 +19,7 @@ from distributed import Client, Worker
 from numpy.typing import DTypeLike
 
 from distmm.errors import InputError
+from distmm.everywhere import everywhere
 from distmm.host import attach
 
 __all__ = ["Segment", "behind", "drop_freed", "empty", "pinned"]
@@ -89,7 +90,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     weakref.finalize(memory, _close, segment)
     attach.populate(segment.address, nbytes)
     if client is not None:
-        client.run(_pin, segment)
+        everywhere(client, _pin, segment)
     return array
 
 

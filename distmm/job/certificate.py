@@ -1,19 +1,20 @@
-"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, at any time."""
+"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, any time."""
 
 from __future__ import annotations
 
 import os
 import platform
+import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
 
 import dask
 import numpy as np
 from distributed import Client
 
+from distmm import gpu
 from distmm.errors import InputError
 from distmm.geometry import even_edges, slices
 from distmm.job.folder import Folder, Json, read_json
@@ -44,7 +45,9 @@ def versions() -> dict[str, str]:
     return found
 
 
-def certificate(manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float) -> Json:
+def certificate(
+    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float
+) -> Json:
     """Compose the certificate of a complete C.
 
     Parameters
@@ -73,7 +76,7 @@ def certificate(manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | N
     return {
         "format": FORMAT,
         "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
-        **{name: manifest[name] for name in ("spec", "output", "blocks", "seed", "runs")},
+        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
         "vectors": VECTORS if tolerance is not None else 0,
         "bound": bound,
         "largest_residual": max(residuals, default=None),
@@ -128,7 +131,7 @@ def damaged(
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
-    """Check a C by its certificate: each block against its checksum, then A, B and C as they are now, by Freivalds' test.
+    """Check a C by its certificate: each block by its checksum, then A, B and C as they are now by Freivalds' test.
 
     Parameters
     ----------
@@ -159,7 +162,9 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     kept = f"all {len(content['done'])} blocks are what was written"
     problem = _gone(spec)
     if problem is not None:
-        return Verdict(True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again")
+        return Verdict(
+            True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again"
+        )
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
     with dask.config.set({} if client is None else {"scheduler": client.get}):
         verdict = verify(
@@ -195,11 +200,4 @@ def described(plan: Plan, client: Client) -> Json:
 
 def _device(kind: str) -> str:
     """Name of this worker's host and device. Runs on workers."""
-    import socket
-
-    if kind != "cuda":
-        return f"{socket.gethostname()}: CPU"
-    import cupy
-
-    name: Any = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"]
-    return f"{socket.gethostname()}: {name.decode()}"
+    return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

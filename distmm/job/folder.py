@@ -1,4 +1,4 @@
-"""What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker for each finished block.
+"""What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker a finished block.
 
     C.zarr.job/manifest.json      what is computed, from what, how it is cut; one entry for each run
     C.zarr.job/lock.3             who works on it (see `distmm.job.lock`)
@@ -94,7 +94,9 @@ class Folder:
             raise InputError(f"{self.path}: cannot be made: {error}; choose another place for C") from error
 
     def remove(self) -> None:
-        """Remove the job with all that has been done."""
+        """Remove the job with all that has been done; the manifest first, so that half of a job is none."""
+        if self.exists():
+            os.unlink(self.manifest)
         shutil.rmtree(self.path)
 
     def marker(self, i: int, j: int) -> str:

@@ -19,6 +19,7 @@ import socket
 import threading
 import time
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -83,7 +84,7 @@ class Lock:
         if found is not None and not found.stale:
             raise InputError(
                 f"{folder}: another job works on this output: process {found.pid} on {found.host}, last seen "
-                f"{found.age:.0f} s ago; wait for it, or stop it (a dead one counts as gone after {STALE_SECONDS:.0f} s)"
+                f"{found.age:.0f} s ago; wait for it, or stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
             )
         number = 0 if found is None else found.number + 1
         content = {
@@ -116,10 +117,8 @@ class Lock:
         """Give the lock up; another job may take it at once."""
         self._released.set()
         self._beat.join()
-        try:
+        with suppress(FileNotFoundError):  # the job is complete, and its folder gone
             os.unlink(_path(self.folder, self.number))
-        except FileNotFoundError:
-            pass  # the job is complete, and its folder gone
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(BEAT_SECONDS):

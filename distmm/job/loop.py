@@ -1,4 +1,4 @@
-"""The client's side of a job that runs: submit waves, collect written blocks, have bad ones made again, stop cleanly."""
+"""The client's side of a job: submit waves, collect written blocks, have bad ones made again, stop cleanly."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import dask
 import dask.array as da
-from dask.graph_manipulation import clone
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler, Worker
 
@@ -18,7 +18,7 @@ from distmm import graph
 from distmm.errors import Stopped, WrongResultError
 from distmm.geometry import Wave
 from distmm.job.folder import Json
-from distmm.job.spec import Spec
+from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
 from distmm.operands import Operand
@@ -30,8 +30,10 @@ from distmm.telemetry.scheduler import Telemetry
 
 __all__ = ["Loop"]
 
-# Seconds between two looks at the cluster: each costs a round trip to the scheduler.
-POLL_SECONDS = 0.2
+# Seconds between two looks at the futures, which tell this process by themselves that they are done, and between two
+# at the cluster, each of which costs a round trip and a line in the scheduler's log.
+POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5
 
 # Seconds that blocks which are complete get to reach the disk when the job stops.
 GRACE_SECONDS = 60.0
@@ -64,7 +66,7 @@ class Loop:
     writer : Writer
     stop : Stop
     progress : callable
-        Called with how far the job is, a few times a second.
+        Called with how far the job is, twice a second.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Loop:
         self.waves: list[_Submitted] = []
         self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
         self.lonely_since: float | None = None
+        self.looked = 0.0
 
     def run(self, missing: Iterable[Block]) -> None:
         """Compute and write the missing blocks.
@@ -103,7 +106,9 @@ class Loop:
                     self._submit(*queue.popleft(), self.plan, self.writer)
                 for future in [future for future in self.pending if future.done()]:
                     self._take(future)
-                self._look()
+                if time.monotonic() - self.looked > LOOK_SECONDS:
+                    self._look()
+                    self.looked = time.monotonic()
                 if self.pending:
                     time.sleep(POLL_SECONDS)
             self._look()
@@ -114,24 +119,28 @@ class Loop:
     def _at_the_tail(self) -> bool:
         """Whether the last wave leaves workers without work: less than half of it, and a block a worker, is to come.
 
-        Earlier, two waves would share the memory that is planned for one.
+        Earlier, two waves would share the memory that is planned for one. The user's own tasks keep their results for
+        as long as a wave that is known needs them: with such operands, nothing of the last wave may be left.
         """
-        if not self.waves:
+        if not self.waves or not self.pending:
             return True
+        if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))):
+            return False
         last = self.waves[-1]
         return len(self.pending) <= min(self.plan.cluster.workers, last.blocks // 2)
 
     def _submit(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> None:
         """Send the graph of some blocks of a wave to the scheduler.
 
-        Each wave loads its operands under new names: with the same ones, the blocks of A and B of this wave would stay
-        in memory for the next one.
+        Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
+        memory for the next one.
         """
         spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
         token = uuid.uuid4().hex
-        a = _fresh(spec.a).blocked((blocking.m, blocking.k), device)
-        b = _fresh(spec.b).blocked((blocking.k, blocking.n), device)
-        c0 = None if spec.c0 is None else _fresh(spec.c0).blocked((blocking.m, blocking.n), "cpu")
+        with dask.config.set(RECHUNK):
+            a = spec.a.blocked((blocking.m, blocking.k), device, self.client)
+            b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
+            c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
         product = f"distmm-matmul-{token}"
         choice = KernelChoice(device, plan.problem.dtype, plan.precision, plan.kernel)
         epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
@@ -176,7 +185,7 @@ class Loop:
         self._submit(wave, (block,), plan, writer)
 
     def _event(self, event: str, **facts: Any) -> None:
-        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.scheduler.Telemetry.log_event`)."""
+        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.TOPIC`)."""
         self.client.log_event(TOPIC, {"event": event, "job": self.job, **facts})
 
     def _look(self) -> None:
@@ -237,7 +246,6 @@ def _waves(plan: Plan, missing: set[Block]) -> Iterable[tuple[Wave, tuple[Block,
             yield wave, blocks
 
 
-def _fresh(operand: Operand) -> Operand:
-    """Return the operand under new keys, so that each wave makes its blocks anew; blocks in memory stay as they are."""
-    lazy = isinstance(operand.source, da.Array) and not operand.resident
-    return replace(operand, source=clone(operand.source)) if lazy else operand
+def _lazy(operand: Operand | None) -> bool:
+    """Whether the blocks are made by tasks of the user's graph, whose keys are the same for every wave."""
+    return operand is not None and isinstance(operand.source, da.Array) and not operand.resident

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from distmm import gpu
 from distmm.tolerance import Tolerance, in_type, stands_out
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors"]
@@ -103,24 +104,27 @@ def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch]
 
 
 def _times(block: Block, x: np.ndarray, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return the block times `x`, and the sums of squares of its rows (none for integers), piece by piece."""
-    if isinstance(block, np.ndarray):
-        xp, piece = np, CPU_PIECE
-    else:
-        import cupy as xp
+    """Return the block times `x`, and the sums of squares of its rows (none for integers), in host memory."""
+    xp = gpu.namespace(block)
+    if xp is np:
+        return _by_pieces(np, block, x, work, CPU_PIECE)
+    with gpu.working("product"):
+        values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
+        return values.get(), rows.get()
 
-        piece = GPU_PIECE
+
+def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
     m, k = block.shape
     step = max(1, piece // max(1, k * work.itemsize))
-    x = xp.asarray(x.astype(work))
+    right = xp.asarray(x.astype(work))
     values, rows = xp.zeros((m, x.shape[1]), work), xp.zeros(m)
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(0, m, step):
             part = block[i : i + step].astype(work)
-            values[i : i + step] = part @ x
+            values[i : i + step] = part @ right
             if work.kind != "u":
                 rows[i : i + step] = (part.real**2 + part.imag**2 if work.kind == "c" else part * part).sum(axis=1)
-    return (values, rows) if xp is np else (values.get(), rows.get())
+    return values, rows
 
 
 def judge(
@@ -170,4 +174,3 @@ def judge(
     row = int(np.argmax(rows)) if rows.size else 0
     suspect = bool(stands_out(rows).any())
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, float(rows.max(initial=0.0)), row)
-

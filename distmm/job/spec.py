@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.base import tokenize
@@ -17,7 +18,10 @@ from distmm.operands import Operand, check_pair, wrap
 from distmm.storage import Matrix, open_matrix
 from distmm.verify import CHECKS
 
-__all__ = ["Check", "Spec", "differences"]
+__all__ = ["RECHUNK", "Check", "Spec", "differences"]
+
+# Peer-to-peer rechunking moves a whole operand at once, outside any plan, and its tasks cannot be made anew for a wave.
+RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
 Json = dict[str, Any]
@@ -79,7 +83,9 @@ class Spec:
         kept = np.dtype(dtype) if dtype is not None else np.result_type(*types, *scalars)
         natural = np.result_type(*types, *scalars)
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
-            raise InputError(f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type")
+            raise InputError(
+                f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
+            )
         return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
 
     @property
@@ -145,7 +151,8 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
     if len(operand.shape) != 2:
         raise InputError(f"{name} has shape {operand.shape}: a job multiplies matrices; use distmm.matmul for stacks")
     if isinstance(source, da.Array) and any(len(set(c[:-1])) > 1 for c in source.chunks):
-        return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
+        with dask.config.set(RECHUNK):
+            return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
     return operand
 
 

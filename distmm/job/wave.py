@@ -142,7 +142,9 @@ class Names:
 class WritingLayer(Layer):  # type: ignore[misc]
     """Sketches and writing tasks for some blocks of a wave; like the product's layer it travels as its parameters."""
 
-    def __init__(self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]) -> None:
+    def __init__(
+        self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
+    ) -> None:
         super().__init__()
         self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
 
@@ -181,11 +183,17 @@ class WritingLayer(Layer):  # type: ignore[misc]
         """Block columns that are sketched."""
         return tuple(sorted({j for _, j in self.blocks}))
 
+    @cached_property
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Layer of the grid and step of the chain to which each panel belongs."""
+        plan = self.writer.plan
+        parts = plan.blocking.parts(plan.grid.layers)
+        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+
     def _place(self, i: int, j: int, panel: int) -> Placement:
-        blocking = self.writer.plan.blocking
-        step = panel // blocking.panels
-        order = self.wave.index * len(blocking.steps) + step
-        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order)
+        layer, step = self.steps[panel]
+        order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
+        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
 
     def _sketches(self) -> Iterator[Placed]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
@@ -194,13 +202,25 @@ class WritingLayer(Layer):  # type: ignore[misc]
         for p in panels:
             for j in self.columns:
                 yield Placed(
-                    (f"{self.name}-b", p, j), sketch.of_b, self._place(p, j, p), TaskRef((names.b, p, j)), writer.seed, j, work
+                    (f"{self.name}-b", p, j),
+                    sketch.of_b,
+                    self._place(p, j, p),
+                    TaskRef((names.b, p, j)),
+                    writer.seed,
+                    j,
+                    work,
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, j)) for j in self.columns))
             for i in sorted({i for i, _ in self.blocks}):
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 yield Placed(
-                    (f"{self.name}-a", i, p), sketch.of_a, self._place(i, p, p), before, TaskRef((names.a, i, p)), right, work
+                    (f"{self.name}-a", i, p),
+                    sketch.of_a,
+                    self._place(i, p, p),
+                    before,
+                    TaskRef((names.a, i, p)),
+                    right,
+                    work,
                 )
 
     def _writing(self) -> Iterator[Placed]:
@@ -217,4 +237,3 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 self.columns.index(j),
                 TaskRef((self.names.c0, i, j)) if judged and self.names.c0 is not None else None,
             )
-

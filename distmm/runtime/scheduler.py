@@ -238,13 +238,18 @@ class PlacementPlugin(SchedulerPlugin):
         """Ask workers to drop operand copies after their last planned use, as Dask's Active Memory Manager would."""
         used_up, self.used_up = self.used_up, set()
         droppable: defaultdict[str, list[object]] = defaultdict(list)
+        dropped: Counter[object] = Counter()
         for key, slot in used_up:
             ts = self.scheduler.tasks.get(key)
             worker = self.scheduler.workers.get(self.ranks[slot])
-            if worker is None or ts is None or ts.state != "memory" or worker not in ts.who_has or len(ts.who_has) < 2:
+            if worker is None or ts is None or ts.state != "memory" or worker not in ts.who_has:
+                continue
+            # One stays: the home may have died, and several copies be dropped at the same time.
+            if len(ts.who_has) - dropped[key] < 2:
                 continue
             # A worker refuses, with an error, to drop the input of a task that it is running.
             if not any(waiter.processing_on is worker for waiter in ts.waiters or ()):
                 droppable[worker.address].append(key)
+                dropped[key] += 1
         for address, keys in droppable.items():
             self.scheduler.request_remove_replicas(address, keys, stimulus_id="distmm-last-use")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import ml_dtypes
 import numpy as np
@@ -18,7 +18,7 @@ from distmm.errors import InputError
 from distmm.storage.matrix import Matrix, check_dtype, modified
 from distmm.storage.output import Target
 
-__all__ = ["FlatTarget", "RawMatrix", "split"]
+__all__ = ["FlatTarget", "RawMatrix", "split", "write_rows"]
 
 EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
 
@@ -63,6 +63,17 @@ class RawMatrix(Matrix):
         return np.array(whole[rows, cols], order="K", subok=False)
 
 
+def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
+    """Write a block into a matrix of `width` columns, in C order, that begins at byte `offset` of a file.
+
+    Plain writes, not a map: a full disk is an OSError here, where a map would kill the worker by SIGBUS.
+    """
+    block = np.ascontiguousarray(block)
+    for i, line in enumerate([block] if block.shape[1] == width else block):
+        file.seek(offset + ((row + i) * width + column) * block.itemsize)
+        file.write(line.reshape(-1).view(np.uint8).data)
+
+
 @dataclass(frozen=True)
 class FlatTarget(Target):
     """A matrix in C order from byte `offset` on of the draft."""
@@ -70,14 +81,8 @@ class FlatTarget(Target):
     offset: int
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # Plain writes, not a map: a full disk is an OSError here, where a map would kill the worker by SIGBUS.
-        block = np.ascontiguousarray(block, dtype=self.dtype)
-        width = self.shape[1]
-        lines = [block] if block.shape[1] == width else list(block)
         with open(self.output.draft, "r+b") as file:
-            for i, line in enumerate(lines):
-                file.seek(self.offset + ((rows.start + i) * width + cols.start) * self.dtype.itemsize)
-                file.write(line.reshape(-1).view(np.uint8).data)
+            write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 
     def sync(self, rows: slice, cols: slice) -> None:
         """Return once what was written is on the disk."""

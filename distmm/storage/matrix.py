@@ -161,9 +161,7 @@ def modified(file: str) -> dict[str, Any]:
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
     """Return the native form of a dtype that can be multiplied; raise InputError for one that cannot."""
     dtype = np.dtype(dtype)
-    if dtype == ml_dtypes.bfloat16:
-        return dtype
-    if dtype.kind not in "biufc" or dtype.char in "gG":
+    if dtype != ml_dtypes.bfloat16 and (dtype.kind not in "biufc" or dtype.char in "gG"):
         raise InputError(
             f"{path}: holds {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
             f"(16, 32, 64 bit) or complex (64, 128 bit) type"

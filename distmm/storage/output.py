@@ -39,7 +39,7 @@ class Output:
 
     @classmethod
     def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:
-        """Check that ``nbytes`` can be written under a name, and choose the draft if it is not given; nothing is written.
+        """Check that ``nbytes`` can be written under a name, and choose a draft if none is given; nothing is written.
 
         Raises
         ------
@@ -141,7 +141,7 @@ class Target(ABC):
         (rows, cols), rest = normalise(key, self.shape)
         if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
             raise IndexError(f"blocks are written to ranges of rows and columns, not to {key!r}")
-        block = np.asarray(block)
+        block = np.asarray(block).astype(self.dtype, copy=False)
         expected = (rows.stop - rows.start, cols.stop - cols.start)
         if block.shape != expected:
             raise ValueError(f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}")

@@ -13,6 +13,7 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage.flat import write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
 from distmm.storage.output import Output, Target, fsync
 
@@ -94,9 +95,22 @@ class ZarrTarget(Target):
         return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # A chunk of zeros is a chunk too: without this one it would not be written, and could not be told from a lost one.
-        stored = zarr.open_array(self.output.draft, mode="r+").with_config({"write_empty_chunks": True})
-        stored[rows, cols] = block
+        # An uncompressed chunk is its elements in C order, the last ones filled up to the full shape. Written by hand
+        # it costs no copies of the block, and a chunk of zeros is written too: missing, it would look like a lost one.
+        height, width = self.chunks
+        whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
+        if any(
+            at.start % edge or (len(at) < edge and at.stop != n) or len(at) > edge
+            for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
+        ):
+            raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
+        folder = os.path.join(self.output.draft, "c", str(rows.start // height))
+        os.makedirs(folder, exist_ok=True)
+        # No truncation: written a second time, by a task that runs twice, a chunk is never anything but right.
+        descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o644)
+        with open(descriptor, "wb") as file:
+            os.ftruncate(descriptor, height * width * self.dtype.itemsize)
+            write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
 
     def sync(self, rows: slice, cols: slice) -> None:
         """Return once the chunks written are on the disk, and their names."""

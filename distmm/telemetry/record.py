@@ -141,7 +141,12 @@ class Record:
         b = plan.blocking
         self.batches = tuple(len(edges) for edges in b.batch)
         self.rows, self.columns = len(b.m), len(b.n)
-        self.chains, self.steps = b.c_blocks, len(b.steps)
+        parts = b.parts(plan.grid.layers)
+        # The sums of partial blocks, where k is split, are steps too, of few operations that no formula counts.
+        depths = np.zeros(b.tasks(plan.grid.layers) // max(1, b.c_blocks))
+        products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
+        depths[: len(products)] = products
+        self.chains, self.steps = b.c_blocks, len(depths)
         self.done = np.zeros((self.chains, self.steps), dtype=bool)
         self.wanted = np.zeros((self.chains, self.steps), dtype=bool)
         self.again = np.zeros(self.chains, dtype=np.int32)
@@ -161,7 +166,6 @@ class Record:
         self.started: float | None = None
         self.stopped: float | None = None
         self.ended: str = ""  # why nothing more will come, where the product is not complete
-        depths = np.array([sum(b.k[p] for p in panels) for panels in b.steps], dtype=float)
         areas = np.outer(b.m, b.n).ravel()
         counts = np.ones(1)
         for edges in b.batch:

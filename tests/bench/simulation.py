@@ -50,7 +50,7 @@ class Machine:
     link : float
         Bytes/s out of, and into, each GPU.
     load : float
-        Bytes/s at which a worker's thread loads blocks of A and B; infinite: they are there already.
+        Bytes/s at which a worker loads blocks of A and B from its host.
     memory : int
         Bytes of each GPU.
     message : float
@@ -60,6 +60,8 @@ class Machine:
         From asking a peer for a block to its first byte.
     gap : float
         Idle GPU around each task.
+    threads : int
+        Tasks that a worker runs at a time: products wait for one another on the GPU, loads go beside them.
     scheduler : float
         The scheduler's CPU time for a task, which it does one after another.
     """
@@ -70,7 +72,8 @@ class Machine:
     memory: int = 110 * 10**9
     message: float = 3e-3
     fetch: float = 2e-3
-    gap: float = 1e-3
+    gap: float = 0.5e-3
+    threads: int = 3
     scheduler: float = 0.35e-3
 
 
@@ -118,8 +121,15 @@ class Comm:
             self.receive(message)
 
 
+@dataclass
+class Server:
+    """What does one thing after another: a GPU, a link; `free` is the time at which it has done all it was given."""
+
+    free: float = 0.0
+
+
 class VirtualWorker:
-    """Dask's own state machine of a worker with one thread, whose tasks and transfers take virtual time."""
+    """Dask's own state machine of a worker, whose tasks and transfers take virtual time."""
 
     EVENTS = {  # noqa: RUF012
         "compute-task": machine.ComputeTaskEvent,
@@ -134,9 +144,13 @@ class VirtualWorker:
         self.simulation, self.address = simulation, address
         # Dask's default limits of what a worker fetches at once.
         self.state = machine.WorkerState(
-            address=address, transfer_incoming_count_limit=10, transfer_message_bytes_limit=50e6, validate=False
+            address=address,
+            nthreads=simulation.machine.threads,
+            transfer_incoming_count_limit=10,
+            transfer_message_bytes_limit=50e6,
+            validate=False,
         )
-        self.busy_in = self.busy_out = 0.0
+        self.gpu, self.host_link, self.inward, self.outward = Server(), Server(), Server(), Server()
         self.held = self.peak = self.fetched = 0
 
     def handle(self, event: machine.StateMachineEvent) -> None:
@@ -161,24 +175,27 @@ class VirtualWorker:
 
     def execute(self, key: Any) -> None:
         ts = self.state.tasks[key]
-        seconds, nbytes = self.simulation.task(ts.run_spec.data)
+        product, seconds, nbytes = self.simulation.task(ts.run_spec.data)
+        server = self.gpu if product else self.host_link
+        server.free = max(server.free, self.simulation.now) + seconds
         done = machine.ExecuteSuccessEvent(
             key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
             stimulus_id=f"done-{key}",
         )  # fmt: skip
-        self.simulation.later(seconds, lambda: self.handle(done))
+        self.simulation.later(server.free - self.simulation.now, lambda: self.handle(done))
 
     def gather(self, instruction: machine.GatherDep) -> None:
         sim, peer = self.simulation, self.simulation.workers[instruction.worker]
         data = {key: peer.state.data[key] for key in instruction.to_gather if key in peer.state.data}
         nbytes = sum(block.nbytes for block in data.values())
-        start = max(sim.now + sim.machine.fetch, self.busy_in, peer.busy_out)
-        self.busy_in = peer.busy_out = start + nbytes / sim.machine.link
+        seconds = nbytes / sim.machine.link
+        for link in (self.inward, peer.outward):
+            link.free = max(link.free, sim.now + sim.machine.fetch) + seconds
         self.fetched += nbytes
         done = machine.GatherDepSuccessEvent(
             worker=peer.address, total_nbytes=instruction.total_nbytes, data=data, stimulus_id=instruction.stimulus_id
         )
-        sim.later(self.busy_in - sim.now, lambda: self.handle(done))
+        sim.later(max(self.inward.free, peer.outward.free) - sim.now, lambda: self.handle(done))
 
 
 class Simulation:
@@ -199,12 +216,12 @@ class Simulation:
     def _add(self, address: str, rank: int, worker: VirtualWorker) -> None:
         scheduler = self.scheduler
         ws = WorkerState(
-            address=address, status=Status.running, pid=0, name=rank, nthreads=1, memory_limit=0, local_directory="",
+            address=address, status=Status.running, pid=0, name=rank, nthreads=self.machine.threads, memory_limit=0, local_directory="",
             services={}, versions={}, nanny="", extra={}, server_id=address, scheduler=scheduler,
         )  # fmt: skip
         scheduler.workers[address], scheduler.aliases[rank] = ws, address
         scheduler.running.add(ws)
-        scheduler.total_nthreads += 1
+        scheduler.total_nthreads += self.machine.threads
         scheduler.stream_comms[address] = Comm(lambda message: self._sent(worker, message))
         scheduler.check_idle_saturated(ws)
         for plugin in list(scheduler.plugins.values()):
@@ -225,8 +242,8 @@ class Simulation:
         self.scheduler_free = max(self.scheduler_free, self.now + self.machine.message) + work
         self.later(self.scheduler_free - self.now, lambda: handler(worker=worker, **message))
 
-    def task(self, spec: Any) -> tuple[float, int]:
-        """Virtual seconds and bytes of a task's result."""
+    def task(self, spec: Any) -> tuple[bool, float, int]:
+        """Whether a task is a product, its virtual seconds, and the bytes of its result."""
         blocking, item = self.plan.blocking, self.plan.problem.dtype.itemsize
         if isinstance(spec, Product):
             where = spec.placement
@@ -234,11 +251,11 @@ class Simulation:
             depth = sum(blocking.k[p] for p in blocking.steps[where.step])
             last = where.step == len(blocking.steps) - 1
             size = item if last else accumulator_dtype(self.plan.problem.dtype).itemsize
-            return 2 * area * depth / self.machine.rate + self.machine.gap, area * size
+            return True, 2 * area * depth / self.machine.rate + self.machine.gap, area * size
         name, row, column = spec.key
         edges = (blocking.m[row], blocking.k[column]) if name == self.a else (blocking.k[row], blocking.n[column])
         nbytes = edges[0] * edges[1] * item
-        return nbytes / self.machine.load, nbytes
+        return False, nbytes / self.machine.load, nbytes
 
     async def run(self, plan: Plan) -> Result:
         """Multiply once, by `plan`."""
@@ -297,7 +314,7 @@ def simulate(plan: Plan, virtual: Machine = Machine()) -> Result:  # noqa: B008
 
 def planned(size: int, gpus: int, dtype: str, virtual: Machine) -> Plan:
     """Plan a square product for virtual GPUs."""
-    spec = ClusterSpec(gpus, virtual.memory, "cuda", virtual.rate, virtual.link)
+    spec = ClusterSpec(gpus, virtual.memory, "cuda", virtual.rate, virtual.link, virtual.load, threads=virtual.threads)
     return make_plan(Problem(size, size, size, np.dtype(dtype)), spec)
 
 
@@ -311,7 +328,9 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("distributed").setLevel(logging.WARNING)
     virtual = Machine(rate=options.rate)
-    print("| GPUs | n | blocks | tasks | task | seconds | of the ideal | moved / bound | peak / plan | live | wall |")  # noqa: T201
+    print(
+        "| GPUs | n | blocks | tasks | task | seconds | of the ideal | moved / bound | peak / plan | live | first task | wall |"
+    )  # noqa: T201
     print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")  # noqa: T201
     for gpus, size in zip(options.gpus, options.size or [int(32768 * g**0.5) for g in options.gpus], strict=True):
         started = time.perf_counter()
@@ -322,7 +341,7 @@ def main() -> None:
         print(  # noqa: T201
             f"| {gpus} | {size} | {m}x{k}x{n} p{plan.blocking.panels} | {plan.cost.tasks} | {task * 1e3:.0f} ms "
             f"| {r.seconds:.2f} | {r.ideal / r.seconds:.1%} | {r.fetched / plan.cost.bytes_bound:.4f} "
-            f"| {r.peak / plan.cost.peak_bytes:.2f} | {r.live} | {time.perf_counter() - started:.0f} s |",
+            f"| {r.peak / plan.cost.peak_bytes:.2f} | {r.live} | {r.first_task:.2f} s | {time.perf_counter() - started:.0f} s |",
             flush=True,
         )
 

@@ -74,7 +74,7 @@ def test_a_large_product_travels_as_a_few_kilobytes() -> None:
     plan = make_plan(problem, spec, blocking=Blocking(edges, edges, edges))
     c = matmul(a, a, plan=plan)
     layer = c.dask.layers[c.name]
-    assert len(layer) > 30_000
+    assert len(layer) > 10_000
     assert len(cloudpickle.dumps(c.dask)) < 8000
     assert not layer.is_materialized()
 
@@ -132,7 +132,7 @@ def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -
     )
     whole, waves = ProductLayer(*what), [ProductLayer(*what, wave) for wave in cut.waves]
     assert len(waves) > (parts != (1, 1, 1))
-    assert sum(map(len, waves)) == len(whole) == cut.blocking.tasks
+    assert sum(map(len, waves)) == len(whole) == cut.blocking.tasks()
     assert {key: task.placement for wave in waves for key, task in wave.items()} == {
         key: task.placement for key, task in whole.items()
     }

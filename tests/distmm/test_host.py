@@ -92,7 +92,9 @@ def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(mine, array[1:6, 100:800])
 
 
-@given(rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096]))
+@given(
+    rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096])
+)
 @settings(max_examples=60, deadline=None)
 def test_pieces_cover_every_byte_once(rows: int, width: int, gap: int, piece: int) -> None:
     old, attach.PIECE = attach.PIECE, piece
