@@ -234,7 +234,9 @@ def _plan(
         raise InputError(
             "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
         )
-    spec = cluster.describe(client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel)
+    spec = cluster.describe(
+        client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel, precision=precision
+    )
     blocking = _users_blocking(problem, a, b) if blocks is None else None
     multiples = _multiples(a, b)
     return make_plan(
@@ -245,6 +247,7 @@ def _plan(
         multiples=multiples,
         precision=precision,
         kernel=kernel,
+        granule=spec.granule,
         operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
     )
 

@@ -27,6 +27,8 @@ __all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
 
+LARGE = 8192  # edge of the blocks of most products
+
 WARM = 512  # edge of the operands that a kernel is tried on
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
@@ -123,9 +125,9 @@ def _step(
     return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
 
 
-def warm(choice: KernelChoice, edge: int) -> None:
-    """Load (or compile) the kernel for blocks of this edge and use it once, as a chain does. Runs on workers."""
-    kernel = _kernel(choice, edge, edge, edge, ())
+def warm(choice: KernelChoice) -> None:
+    """Load (or compile) the kernel for large blocks and use it once, as a chain does. Runs on workers."""
+    kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
     block = np.zeros((WARM, WARM), choice.dtype)
     a, b = kernel.prepare_a(block), kernel.prepare_b(block)
     kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
@@ -184,35 +186,39 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) 
     return to_device(block) if device == "cuda" else block
 
 
-def probe(any_gpu: bool, dask_worker: Worker) -> dict[str, Any]:
-    """Tell what this worker can do: device, free bytes for blocks, threads. Runs on workers (``client.run``).
+def probe(
+    gpus: Literal["none", "own", "any"], dtype: np.dtype, precision: str, kernel: str | None, dask_worker: Worker
+) -> dict[str, Any]:
+    """Tell what this worker can do: device, free bytes for blocks, threads, kernel. Runs on workers (``client.run``).
 
     A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
-    unless `any_gpu`.
+    unless `gpus` is "any".
     """
     import psutil
 
-    owns_gpu = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
-    if owns_gpu or any_gpu:
+    threads, limit = dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
+    rss = psutil.Process().memory_info().rss
+    owned = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
+    gpu = {"problem": "it was not started by dask-cuda"}
+    if gpus == "any" or (gpus == "own" and owned):
         gpu = local_gpu()
         if "problem" not in gpu:
-            return {**gpu, "memory": gpu["memory"] - dask_worker.state.nbytes}
-    else:
-        gpu = {"problem": "it was not started by dask-cuda"}
-    rss = psutil.Process().memory_info().rss
-    limit = dask_worker.memory_manager.memory_limit
+            memory, host = gpu["memory"] - dask_worker.state.nbytes, max(0, limit - rss) if limit else None
+            more = {"memory": memory, "host_memory": host, "threads": threads}
+            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
     # Dask pauses a worker at 80 % of its limit; the interpreter and its libraries take their part, blocks held another.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
-    return {**gpu, "device": "cpu", "threads": dask_worker.state.nthreads, "memory": max(0, memory)}
+    more = {"device": "cpu", "memory": max(0, memory), "threads": threads}
+    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
 
 
-def kernel_problem(choice: KernelChoice) -> str | None:
-    """Return why the kernel that `choice` names cannot be used here; None if it can."""
+def kernel_facts(choice: KernelChoice) -> dict[str, Any]:
+    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none."""
     try:
-        _kernel(choice, 1024, 1024, 1024, ())
+        kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
     except (ValueError, RuntimeError) as error:
-        return str(error)
-    return None
+        return {"no kernel": str(error)}
+    return {"kernel": kernel.name, "granule": kernel.granule}
 
 
 def local_gpu() -> dict[str, Any]:

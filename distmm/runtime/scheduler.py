@@ -49,6 +49,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.windows: dict[str, Window] = {}  # product -> its steps
         self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
         self.opening: set[str] = set()  # products that have finished a step
+        self.resting = False  # Dask's Active Memory Manager, by our wish
 
     async def start(self, scheduler: Scheduler) -> None:
         """Take the workers that are there as ranks, in the order of their names."""
@@ -118,6 +119,19 @@ class PlacementPlugin(SchedulerPlugin):
             self.opening.add(where.product)
         self._open()
 
+    def _rest_memory_manager(self) -> None:
+        """Keep Dask's Active Memory Manager from dropping copies while products are under way.
+
+        Every 2 s it would drop one of each two, perhaps the one at home: then the block would travel again.
+        """
+        manager, busy = self.scheduler.extensions.get("amm"), any(window.left for window in self.windows.values())
+        if manager is not None and busy and manager.running:
+            manager.stop()
+            self.resting = True
+        elif manager is not None and not busy and self.resting:
+            manager.start()
+            self.resting = False
+
     @staticmethod
     def _to_do(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
         """Keys of the tasks that a new graph will run: not those behind results that are there, or on their way."""
@@ -181,6 +195,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.opening.clear()
         self._copy(copied)
         self.scheduler.transitions(ready, stimulus_id="distmm-open")
+        self._rest_memory_manager()
 
     def _copy(self, operands: Iterable[object]) -> None:
         """Ask workers to fetch the blocks of open steps that they will need, so that these travel behind arithmetic."""
