@@ -16,6 +16,7 @@ from distributed import Client
 
 from distmm import gpu
 from distmm.errors import InputError
+from distmm.everywhere import everywhere
 from distmm.geometry import even_edges, slices
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.sketch import VECTORS
@@ -195,7 +196,7 @@ def _edges(content: Json) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 def described(plan: Plan, client: Client) -> Json:
     """Describe the cluster of one run: the plan, and each host with its devices."""
-    return {"plan": str(plan), "devices": sorted(set(client.run(_device, plan.cluster.device).values()))}
+    return {"plan": str(plan), "devices": sorted(set(everywhere(client, _device, plan.cluster.device).values()))}
 
 
 def _device(kind: str) -> str:

@@ -9,12 +9,14 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from distributed import Client
 
 from distmm import clusters
 from distmm.array import _multiples, _users_blocking
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
+from distmm.everywhere import everywhere
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock
@@ -36,9 +38,6 @@ from distmm.tolerance import Tolerance
 from distmm.verify import verify
 
 __all__ = ["Announce", "Job", "Progress", "manifest_of"]
-
-# Edge of the product by which kernels are loaded.
-WARM_EDGE = 256
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
@@ -267,10 +266,11 @@ def planned(
     Where k is split into layers, the bits of C depend on that, and a job that goes on keeps the whole plan.
     """
     a, b, problem = spec.a, spec.b, spec.problem
-    found = cluster.describe(client, problem.dtype, device, kernel=spec.kernel)
+    asked: dict[str, Any] = {"kernel": spec.kernel, "precision": spec.precision}
+    found = cluster.describe(client, problem.dtype, device, **asked)
     # What the libraries take is not free for blocks: they are loaded before the memory is looked at.
-    client.run(_load, KernelChoice(found.device, problem.dtype, spec.precision, spec.kernel))
-    found = cluster.describe(client, problem.dtype, device, kernel=spec.kernel)
+    everywhere(client, _load, KernelChoice(found.device, problem.dtype, spec.precision, spec.kernel))
+    found = cluster.describe(client, problem.dtype, device, **asked)
     found = replace(found, memory=int(found.memory * (1 - SPARE)))
     text = None
     if manifest is not None:
@@ -282,6 +282,7 @@ def planned(
         edges=given.largest if given is not None else blocks,
         text=text,
         multiples=_multiples(a, b),
+        granule=found.granule,
         precision=spec.precision,
         kernel=spec.kernel,
         operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
@@ -293,7 +294,7 @@ def _load(choice: KernelChoice) -> None:
     """Import what tasks of a job need, and use the kernel once. Runs on workers."""
     from distmm.job import wave  # noqa: F401
 
-    warm(choice, WARM_EDGE)
+    warm(choice)
 
 
 def _same(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None) -> None:

@@ -16,6 +16,7 @@ from distributed import Client, Future, Scheduler, Worker
 
 from distmm import graph
 from distmm.errors import Stopped, WrongResultError
+from distmm.everywhere import everywhere
 from distmm.geometry import Wave
 from distmm.job.folder import Json
 from distmm.job.spec import RECHUNK, Spec
@@ -227,7 +228,7 @@ class Loop:
             while not all(future.done() for future in writing) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             self.client.cancel(writing, force=True)
-            while any(self.client.run(_running, on_error="ignore").values()) and time.monotonic() < deadline:
+            while any(everywhere(self.client, _running).values()) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
         except (OSError, TimeoutError):
             return  # the scheduler went away meanwhile, and with it the tasks
