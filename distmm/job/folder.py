@@ -63,6 +63,11 @@ class Folder:
         return f"{self._stem}.report.html"
 
     @property
+    def pending_report(self) -> str:
+        """Where it stands while C is not complete."""
+        return os.path.join(self.path, "report.html")
+
+    @property
     def pending_certificate(self) -> str:
         """Where it waits for C to get its name."""
         return os.path.join(self.path, "certificate.json")

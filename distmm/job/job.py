@@ -218,6 +218,8 @@ class Job:
                 os.unlink(folder.certificate)
         else:
             write_json(folder.certificate, content)
+        if os.path.exists(folder.pending_report):
+            os.replace(folder.pending_report, folder.report)
         folder.remove()
         done = 0 if loop is None else len(loop.records)
         share = done / max(1, plan.blocking.c_blocks)
@@ -249,13 +251,13 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
     with suppress(OSError, TimeoutError):
         record = telemetry.read(client, loop.job)
         if record is not None:
-            residuals = [block["residual"] for block in loop.records.values() if block["residual"] is not None]
+            residuals = [r for block in loop.records.values() if (r := block.get("residual")) is not None]
             rows = [
                 ("blocks", f"{len(loop.records)} written in this run, {len(loop.rejected)} rejected and made again"),
                 ("largest error", f"{max(residuals):.2g} of its bound" if residuals else "not measured"),
                 ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
             ]
-            report.write(folder.report, record, title=folder.target, certificate=rows)
+            report.write(folder.pending_report, record, title=folder.target, certificate=rows)
 
 
 def planned(
@@ -323,7 +325,12 @@ def manifest_of(folder: Folder) -> Json:
 
 def _clear(folder: Folder, lock: Lock) -> None:
     """Remove what an earlier job has left, but not the lock: its manifest first, so that half of it is none."""
-    for path in (folder.manifest, folder.pending_certificate, *(folder.marker(*at) for at in folder.markers())):
+    for path in (
+        folder.manifest,
+        folder.pending_certificate,
+        folder.pending_report,
+        *(folder.marker(*at) for at in folder.markers()),
+    ):
         if os.path.exists(path):
             os.unlink(path)
     Output(folder.target, folder.draft, True).discard()
