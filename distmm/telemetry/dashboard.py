@@ -220,7 +220,7 @@ def _head(record: Record | None, now: float) -> str:
         for incident in record.incidents[-SHOWN_INCIDENTS:]
     )
     return (
-        _paragraph(f"{record.title}: {record.plan}" if record.title != record.product else str(record.plan))
+        _paragraph(f"{record.title}: {record.plan.rows()[0][1]}; plan {record.plan}")
         + bar
         + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
         + "".join(_tile(*tile) for tile in tiles)
