@@ -250,6 +250,8 @@ def cost(
         if where != "resident":
             held += at_home if where == "streamed" else whole
         held += ((at_home if where == "streamed" else whole) * cluster.prepared).astype(np.int64)
+    if result == "out" and len(waves) > 1:  # finished blocks of a wave are being written while the next one begins
+        held += layout.c_bytes(first, item, 1)
     if result == "workers" and len(waves) > 1:
         held += np.sum([layout.c_bytes(wave, item, 1) for wave in waves[1:]], axis=0)
     busiest = math.ceil(blocking.c_blocks / (grid.rows * grid.columns))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -29,7 +29,7 @@ PAUSE_FRACTION = 0.8
 
 LARGE = 8192  # edge of the blocks of most products
 
-WARM = 512  # edge of the operands that a kernel is tried on
+WARM = 512  # their depth where a kernel is only to be loaded; edge of what is sent to try the connections
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
@@ -62,7 +62,9 @@ def _kernel(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, ...]
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
     problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
-    return select.select(problem, here, choice.precision, choice.name)
+    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
+    reproducible = here.kind == "cuda" and choice.name is None
+    return select.select(problem, here, choice.precision, reproducible=reproducible, name=choice.name)
 
 
 def multiply(
@@ -99,8 +101,8 @@ def multiply(
         with gpu.working("product"):
             operands = [
                 (
-                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
-                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
+                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), partial(kernel.prepare_a, wait=False)),
+                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), partial(kernel.prepare_b, wait=False)),
                 )
                 for a, b in pairs
             ]
@@ -128,8 +130,8 @@ def _step(
 def warm(choice: KernelChoice) -> None:
     """Load (or compile) the kernel for large blocks and use it once, as a chain does. Runs on workers."""
     kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
-    block = np.zeros((WARM, WARM), choice.dtype)
-    a, b = kernel.prepare_a(block), kernel.prepare_b(block)
+    a = kernel.prepare_a(np.zeros((LARGE, WARM), choice.dtype))
+    b = kernel.prepare_b(np.zeros((WARM, LARGE), choice.dtype))
     kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
 
 

@@ -33,7 +33,7 @@ VECTORS = 2
 RMS = math.sqrt(7 / 3)
 
 # Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
-CPU_PIECE, GPU_PIECE = 2**20, 2**26
+CPU_PIECE, GPU_PIECE = 2**19, 2**26
 
 Block = Any  # a NumPy or CuPy array
 
@@ -118,12 +118,15 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int)
     step = max(1, piece // max(1, k * work.itemsize))
     right = xp.asarray(x.astype(work))
     values, rows = xp.zeros((m, x.shape[1]), work), xp.zeros(m)
+    converted = xp.empty((min(step, m), k), work)  # one buffer: new memory for each piece costs more than the sums
     with np.errstate(over="ignore", invalid="ignore"):
         for i in range(0, m, step):
-            part = block[i : i + step].astype(work)
+            part = converted[: min(step, m - i)]
+            part[...] = block[i : i + step]
             values[i : i + step] = part @ right
             if work.kind != "u":
-                rows[i : i + step] = (part.real**2 + part.imag**2 if work.kind == "c" else part * part).sum(axis=1)
+                squares = np.vecdot(part, part) if xp is np else xp.sum(xp.abs(part) ** 2, axis=1)
+                rows[i : i + step] = squares.real
     return values, rows
 
 

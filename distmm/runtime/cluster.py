@@ -22,12 +22,18 @@ __all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "
 Device = Literal["auto", "cpu", "gpu"]
 
 # FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
-# n = 4096 on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md).
+# n = 4096 on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of float16, bfloat16 and int8 where
+# a kernel takes them as they are.
 RATES: dict[str, dict[str, float]] = {
     "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
     "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
     "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
-    "register_tiled": {"f4": 4.3e13, "f8": 1.8e13, "c8": 4.7e13, "c16": 2.2e13, "i4": 2.8e13, "i8": 6e12},
+    "register_tiled": {"f4": 5.2e13, "f8": 2.5e13, "c8": 4.6e13, "c16": 2.5e13, "i4": 3.1e13, "i8": 6e12},
+    "fp16x3": {"f4": 2e14},
+    "tf32x3": {"f4": 1.1e14},
+    "hopper_tf32": {"f4": 3e14},
+    "hopper_bf16": {"f4": 5e14},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15},
     "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }

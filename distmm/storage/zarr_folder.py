@@ -13,11 +13,14 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage import bfloat16
 from distmm.storage.flat import write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
 from distmm.storage.output import Output, Target, fsync
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
+
+bfloat16.register()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,9 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import dask
@@ -31,6 +33,7 @@ from tests.bench import recipes
 
 ROWS: list[dict[str, Any]] = []
 START = time.perf_counter()
+LOG: list[str] = []  # file that figures are written to as they come
 
 
 def note(case: str, size: int, seconds: float | None = None, **more: Any) -> None:
@@ -39,7 +42,21 @@ def note(case: str, size: int, seconds: float | None = None, **more: Any) -> Non
     if seconds:
         row["tflops"] = 2 * size**3 / seconds / 1e12
     ROWS.append(row)
-    print(f"{time.perf_counter() - START:6.1f}", json.dumps(row, default=float), flush=True)  # noqa: T201
+    line = json.dumps(row, default=float)
+    print(f"{time.perf_counter() - START:6.1f}", line, flush=True)  # noqa: T201
+    for name in LOG:
+        with open(name, "a") as file:
+            file.write(line + "\n")
+
+
+@contextmanager
+def going_on(part: str) -> Iterator[None]:
+    """Report what fails in a part, and go on with the next one: GPU time is scarce."""
+    try:
+        yield
+    except Exception as error:
+        traceback.print_exc()
+        note(f"{part} failed: {type(error).__name__}: {str(error)[:300]}", 0)
 
 
 def kernel_rate(name: str | None, edge: int, dtype: str = "float32") -> tuple[str, float]:
@@ -183,13 +200,17 @@ def main() -> None:
     parser.add_argument("--large", type=int, default=131072, help="bfloat16 on one GPU")
     parser.add_argument("--parts", nargs="+", default=["jax", "xt", "resident", "host", "large"])
     parser.add_argument("--json", default=None)
+    parser.add_argument("--host-sizes", type=int, nargs="+", default=None, help="by default those of --sizes")
     options = parser.parse_args()
     parts, sizes = set(options.parts), options.sizes
+    host_sizes = options.host_sizes or sizes
+    LOG.extend([options.json] if options.json else [])
     gpus = clusters.gpu_count()
     if "jax" in parts:
-        for row in recipes.jax_in_a_process(sizes, ["highest", "default"]):
-            note(row["case"], row.get("size", 0), row.get("seconds"), **{k: row[k] for k in ("failed",) if k in row})
-    largest = max(sizes)
+        with going_on("JAX"):
+            for row in recipes.jax_in_a_process(sizes, ["highest", "default"]):
+                note(row.pop("case"), row.pop("size", 0), row.pop("seconds", None), **row)
+    largest = max(host_sizes)
     if parts & {"xt", "host", "large"}:
         nbytes = 3 * 4 * largest**2 if parts & {"xt", "host"} else 0
         nbytes = max(nbytes, 2 * 2 * options.large**2) if "large" in parts else nbytes
@@ -200,22 +221,21 @@ def main() -> None:
             fill(array, seed)
         note("host memory filled", largest)
     if "xt" in parts:
-        run_xt(gpus, arena, sizes)
+        with going_on("cuBLASXt"):
+            run_xt(gpus, arena, host_sizes)
     if parts & {"resident", "host"}:
-        with clusters.local(device="gpu", dashboard=None) as client:
+        with going_on("cluster"), clusters.local(device="gpu", dashboard=None) as client:
+            note("cluster and its warm-up", 0)
             client.run(count_allocations)
+            if "host" in parts:
+                run_host(client, arena, host_sizes)
             if "resident" in parts:
                 run_resident(client, sizes)
-            if "host" in parts:
-                run_host(client, arena, sizes)
     if "large" in parts:
-        with clusters.local(device="gpu", workers=1, dashboard=None) as client:
+        with going_on("large"), clusters.local(device="gpu", workers=1, dashboard=None) as client:
             client.run(count_allocations)
             run_large(client, arena, options.large)
     Console(width=150).print(table())
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(ROWS, file, indent=1, default=float)
 
 
 def run_xt(gpus: int, arena: np.ndarray, sizes: list[int]) -> None:
@@ -239,8 +259,9 @@ def run_resident(client: Client, sizes: list[int]) -> None:
     """Measure products of matrices in GPU memory, after the kernels alone."""
     alone = [next(iter(client.scheduler_info(n_workers=-1)["workers"]))]
     for name, dtype in ((None, "float32"), ("cublas", "float32"), (None, "bfloat16")):
-        kernel, rate = client.submit(kernel_rate, name, 16384, dtype, workers=alone).result()
-        note(f"one GPU, kernel {kernel} alone, {dtype}", 16384, 2 * 16384**3 / rate)
+        with going_on(f"kernel {name} {dtype}"):
+            kernel, rate = client.submit(kernel_rate, name, 16384, dtype, workers=alone).result()
+            note(f"one GPU, kernel {kernel} alone, {dtype}", 16384, 2 * 16384**3 / rate)
     seed = 10
     for size in sizes:
         cases: list[tuple[str, int, Callable[..., da.Array]]] = [
@@ -248,13 +269,14 @@ def run_resident(client: Client, sizes: list[int]) -> None:
             ("distmm", size // 4, lambda A, B: distmm.matmul(A, B, client=client)),
             ("distmm", size // 2, lambda A, B: distmm.matmul(A, B, client=client)),
             ("distmm, kernel='cublas'", size // 4, lambda A, B: distmm.matmul(A, B, client=client, kernel="cublas")),
-        ]
+        ]  # blocks of a quarter and of half the size: the plan keeps the chunks of Dask arrays
         if size < 65536:
             cases.append(("dask.array.matmul, first", size // 4, da.matmul))
             cases.append(("dask.array.matmul", size // 4, da.matmul))
         for case, block, product in cases:
             seed += 2
-            resident(client, case, size, block, seed, product)
+            with going_on(case):
+                resident(client, case, size, block, seed, product)
 
 
 def run_host(client: Client, arena: np.ndarray, sizes: list[int]) -> None:
@@ -264,12 +286,19 @@ def run_host(client: Client, arena: np.ndarray, sizes: list[int]) -> None:
     note("host memory pinned by the workers, bytes", arena.nbytes, took=time.perf_counter() - start)
     for size in sizes:
         a, b, c = carve(arena, size, "f4", 3)
-        for how in ({}, {}, {"blocks": (size // 4, size // 4, size // 4)}):
+        for how in (
+            {},
+            {},
+            {"blocks": (size // 4, size // 4, size // 4)},
+            {"blocks": (size // 2, size // 4, size // 4)},
+        ):
             c[:: size // 64] = 0
-            hosted(client, "distmm, host memory, pinned", a, b, c, **how)
-        with Pageable():
+            with going_on("host memory, pinned"):
+                hosted(client, "distmm, host memory, pinned", a, b, c, **how)
+        for how in ({}, {"blocks": (size // 4, size // 4, size // 4)}):
             c[:: size // 64] = 0
-            hosted(client, "distmm, host memory, pageable", a, b, c)
+            with going_on("host memory, pageable"), Pageable():
+                hosted(client, "distmm, host memory, pageable", a, b, c, **how)
 
 
 def run_large(client: Client, arena: np.ndarray, size: int) -> None:

@@ -163,6 +163,7 @@ def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: st
         ["bench", "kernels", "--size", "1x2"],
         ["bench", "kernels", "--dtype", "words"],
         ["bench", "kernels", "--json", "no/such/folder.json"],
+        ["bench", "kernels", "--part", "race", "--device", "cpu"],
         ["info", "--size", "0"],
     ],
 )
@@ -202,7 +203,7 @@ def test_bench_prints_a_table_and_writes_json_and_pictures(tmp_path: Path) -> No
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "NumPy" in result.output
-    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) >= 4
+    assert len(json.loads((tmp_path / "bench.json").read_text())["ladder"]["rows"]) >= 4
     assert sorted(os.listdir(tmp_path)) == ["bench.json", "bench.png", "bench.svg"]
 
 

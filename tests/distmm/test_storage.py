@@ -312,6 +312,20 @@ def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: P
             open_matrix(f"{tmp_path}/A.bin:{wrong}")
 
 
+def test_bfloat16_is_read_from_and_written_to_zarr_only(tmp_path: Path) -> None:
+    values = sample(dtype="float32").astype(ml_dtypes.bfloat16)
+    target = create_output(tmp_path / "C.zarr", values.shape, values.dtype, (5, 4))
+    fill(target, values)
+    target.output.commit()
+    matrix = pickle.loads(pickle.dumps(open_matrix(tmp_path / "C.zarr")))
+    assert (matrix.dtype, matrix.fingerprint()["dtype"]) == (values.dtype, "bfloat16")
+    np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
+    np.testing.assert_array_equal(zarr.open_array(tmp_path / "C.zarr", mode="r")[...], values)
+    for name in ("C.npy", "C.h5"):
+        with pytest.raises(InputError, match="no type bfloat16"):
+            create_output(tmp_path / name, values.shape, values.dtype, (5, 4))
+
+
 def test_sharded_arrays_are_read(tmp_path: Path) -> None:
     values = sample()
     zarr.create_array(tmp_path / "A.zarr", data=values, chunks=(2, 2), shards=(4, 6))
