@@ -18,6 +18,7 @@ from distmm.operands import Operand, as_matrix, check_pair, wrap
 from distmm.plan import TILE, Plan, make_plan
 from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
+from distmm.telemetry import client as telemetry
 
 __all__ = ["gemm", "matmul", "plan"]
 
@@ -145,6 +146,7 @@ def gemm(
         )
     if client is not None:
         cluster.install(client)
+        telemetry.install(client)
     to = None
     if out is not None:
         into.check_out(out, _without_vectors(problem.shape, vector_a, vector_b), dtype, (A, B, C))

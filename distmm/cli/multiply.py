@@ -94,8 +94,6 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
 
         def announce(plan: Plan, flops: float) -> None:
             session.out().print(session.table(plan.rows(), "Plan"))
-            report.append(live.enter_context(progress.live(flops, session.out(stderr=True))))
+            report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
-        return job(
-            *arguments, stop=stop, announce=announce, progress=lambda done, total: report[0](done, total), **options
-        )
+        return job(*arguments, stop=stop, announce=announce, progress=lambda figures: report[0](figures), **options)

@@ -5,6 +5,7 @@
     C.zarr.job/C.zarr             C as far as it is written
     C.zarr.job/done/2.5.json      block C[2, 5] is written, on the disk, and right
     C.zarr.certificate.json       what is left when C is complete and has its name
+    C.zarr.report.html            who worked when in the last run, at which rate
 
 All of it is JSON: nothing that is read here can run code. Each file appears under its name only when it is whole and
 on the disk.
@@ -55,6 +56,16 @@ class Folder:
     def certificate(self) -> str:
         """Where the certificate stands at last."""
         return f"{self._stem}.certificate.json"
+
+    @property
+    def report(self) -> str:
+        """Where the report of the last run stands."""
+        return f"{self._stem}.report.html"
+
+    @property
+    def pending_report(self) -> str:
+        """Where it stands while C is not complete."""
+        return os.path.join(self.path, "report.html")
 
     @property
     def pending_certificate(self) -> str:

@@ -7,7 +7,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from distmm.everywhere import everywhere
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock
-from distmm.job.loop import TOPIC, Loop
+from distmm.job.loop import Loop
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
@@ -30,17 +30,21 @@ from distmm.runtime import cluster
 from distmm.storage import create_output, locate, open_matrix, reopen_output
 from distmm.storage.output import Output
 from distmm.tasks import KernelChoice, warm
+from distmm.telemetry import client as telemetry
+from distmm.telemetry import report
+from distmm.telemetry.events import TOPIC
+from distmm.telemetry.record import Figures
 from distmm.tolerance import Tolerance
 from distmm.verify import verify
 
-__all__ = ["Announce", "Job", "Report", "manifest_of"]
+__all__ = ["Announce", "Job", "Progress", "manifest_of"]
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
 SPARE = 0.2
 
 Announce = Callable[[Plan, float], None]
-Report = Callable[[int, int], None]
+Progress = Callable[[Figures], None]
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,7 @@ class Job:
     seed: int | None
 
     def run(
-        self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Report,
+        self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
         anew: bool,
     ) -> Summary:  # fmt: skip
         """Take the lock and do what is missing."""
@@ -100,7 +104,6 @@ class Job:
         if folder.exists() and not anew:
             manifest = manifest_of(folder)
             manifest["runs"].append(run)
-            client.log_event(TOPIC, {"event": "resume", "path": folder.target, "run": len(manifest["runs"])})
         else:
             _clear(folder, lock)
             m, _, n = plan.block_shape
@@ -133,7 +136,7 @@ class Job:
         lock: Lock,
         stop: Stop,
         announce: Announce | None,
-        progress: Report,
+        progress: Progress,
     ) -> tuple[Plan, Json, Tolerance | None, Loop | None, int, float, int]:
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
@@ -144,8 +147,9 @@ class Job:
         if os.path.exists(folder.pending_certificate):  # killed while C was getting its name
             return plan, manifest, tolerance, None, len(blocks), 0.0, 0
         target = reopen_output(self.out, folder.draft, self.overwrite)
-        done = self._trusted(client, plan)
         cluster.install(client)
+        telemetry.install(client)
+        done = self._trusted(client, plan)
         writer = Writer(folder, lock.number, target, plan, tolerance, manifest["seed"], spec.alpha, spec.beta)
         loop = Loop(client, spec, plan, writer, stop, progress)
         missing = blocks - done
@@ -159,6 +163,7 @@ class Job:
         finally:
             if loop.rejected:
                 write_json(folder.manifest, {**manifest, "rejected": manifest["rejected"] + len(loop.rejected)})
+            _report(client, folder, loop)
         manifest["rejected"] += len(loop.rejected)
         seconds = time.perf_counter() - started
         return plan, manifest, tolerance, loop, len(done), seconds, cluster.bytes_moved(client) - moved
@@ -169,7 +174,7 @@ class Job:
         draft = open_matrix(folder.draft) if markers else None
         bad = {} if draft is None else damaged(client, draft, (plan.blocking.m, plan.blocking.n), markers.values())
         for i, j in bad:
-            client.log_event(TOPIC, {"event": "certificate-failure", "path": folder.target, "i": i, "j": j})
+            client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
             os.unlink(folder.marker(i, j))
         return set(markers) - set(bad)
 
@@ -213,6 +218,8 @@ class Job:
                 os.unlink(folder.certificate)
         else:
             write_json(folder.certificate, content)
+        if os.path.exists(folder.pending_report):
+            os.replace(folder.pending_report, folder.report)
         folder.remove()
         done = 0 if loop is None else len(loop.records)
         share = done / max(1, plan.blocking.c_blocks)
@@ -232,6 +239,25 @@ class Job:
             kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
             folder.remove()
             raise WrongResultError(f"{verdict.message}; the result is kept as {kept}")
+
+
+def _report(client: Client, folder: Folder, loop: Loop) -> None:
+    """Write what was seen of this run beside C, whether it came to its end or not.
+
+    Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
+    """
+    if client.status != "running":
+        return
+    with suppress(OSError, TimeoutError):
+        record = telemetry.read(client, loop.job)
+        if record is not None:
+            residuals = [r for block in loop.records.values() if (r := block.get("residual")) is not None]
+            rows = [
+                ("blocks", f"{len(loop.records)} written in this run, {len(loop.rejected)} rejected and made again"),
+                ("largest error", f"{max(residuals):.2g} of its bound" if residuals else "not measured"),
+                ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
+            ]
+            report.write(folder.pending_report, record, title=folder.target, certificate=rows)
 
 
 def planned(
@@ -298,7 +324,12 @@ def manifest_of(folder: Folder) -> Json:
 
 def _clear(folder: Folder, lock: Lock) -> None:
     """Remove what an earlier job has left, but not the lock: its manifest first, so that half of it is none."""
-    for path in (folder.manifest, folder.pending_certificate, *(folder.marker(*at) for at in folder.markers())):
+    for path in (
+        folder.manifest,
+        folder.pending_certificate,
+        folder.pending_report,
+        *(folder.marker(*at) for at in folder.markers()),
+    ):
         if os.path.exists(path):
             os.unlink(path)
     Output(folder.target, folder.draft, True).discard()

@@ -24,10 +24,12 @@ from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
 from distmm.operands import Operand
 from distmm.plan import Plan
-from distmm.runtime.scheduler import PlacementPlugin
 from distmm.tasks import Epilogue, KernelChoice
+from distmm.telemetry.events import TOPIC
+from distmm.telemetry.record import Figures
+from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["TOPIC", "Loop"]
+__all__ = ["Loop"]
 
 # Seconds between two looks at the futures, which tell this process by themselves that they are done, and between two
 # at the cluster, each of which costs a round trip and a line in the scheduler's log.
@@ -43,20 +45,15 @@ LONELY_SECONDS = 60.0
 # Times that a block is made before the product is given up as wrong.
 ATTEMPTS = 3
 
-# Topic of the events that a job logs on the scheduler, for whoever counts them: {"event": ..., "job": ..., "i", "j"}.
-TOPIC = "distmm-job"
-
 Block = tuple[int, int]
 
 
 @dataclass
 class _Submitted:
-    """One wave on the scheduler: its product's name, how many steps it has, and how many were done when last seen."""
+    """One wave on the scheduler: how many blocks it has, and the tasks that have not written theirs."""
 
-    product: str
-    steps: int
+    blocks: int
     pending: set[Future] = field(default_factory=set)
-    done: int = 0
 
 
 class Loop:
@@ -70,11 +67,11 @@ class Loop:
     writer : Writer
     stop : Stop
     progress : callable
-        Called with steps done and steps in all of this run, a few times a second.
+        Called with how far the job is, twice a second.
     """
 
     def __init__(
-        self, client: Client, spec: Spec, plan: Plan, writer: Writer, stop: Stop, progress: Callable[[int, int], None]
+        self, client: Client, spec: Spec, plan: Plan, writer: Writer, stop: Stop, progress: Callable[[Figures], None]
     ) -> None:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
         self.progress = progress
@@ -85,7 +82,6 @@ class Loop:
         self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
         self.lonely_since: float | None = None
         self.looked = 0.0
-        self.steps = plan.blocking.tasks(plan.grid.layers) // max(1, plan.blocking.c_blocks)  # of one block of C
 
     def run(self, missing: Iterable[Block]) -> None:
         """Compute and write the missing blocks.
@@ -99,8 +95,10 @@ class Loop:
         InputError, OSError
             What workers met on the disk.
         """
-        queue = deque(_waves(self.plan, set(missing)))
-        self.total = sum(len(blocks) for _, blocks in queue) * self.steps
+        missing = set(missing)
+        queue = deque(_waves(self.plan, missing))
+        kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if (i, j) not in missing]
+        self._event("begin", path=self.writer.folder.target, kept=kept)
         try:
             while queue or self.pending:
                 if self.stop.reason is not None:
@@ -114,7 +112,7 @@ class Loop:
                     self.looked = time.monotonic()
                 if self.pending:
                     time.sleep(POLL_SECONDS)
-            self.progress(self.total, self.total)
+            self._look()
         except BaseException:
             self._wind_up()
             raise
@@ -130,8 +128,7 @@ class Loop:
         if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))):
             return False
         last = self.waves[-1]
-        blocks = last.steps // self.steps
-        return len(self.pending) <= min(self.plan.cluster.workers, blocks // 2)
+        return len(self.pending) <= min(self.plan.cluster.workers, last.blocks // 2)
 
     def _submit(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> None:
         """Send the graph of some blocks of a wave to the scheduler.
@@ -153,8 +150,9 @@ class Loop:
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
         layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
-        submitted = _Submitted(product, len(blocks) * self.steps)
+        submitted = _Submitted(len(blocks))
         self.waves.append(submitted)
+        self._event("wave", product=product)
         futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
         for future, block in zip(futures, blocks, strict=True):
             self.pending[future] = wave, block, submitted
@@ -165,12 +163,12 @@ class Loop:
         record = future.result()
         wave, block, submitted = self.pending.pop(future)
         submitted.pending.discard(future)
-        if not submitted.pending:
-            submitted.done = submitted.steps
         if record.pop("written"):
             self.records[block] = record
+            if self.writer.tolerance is not None:
+                self._event("certified", i=block[0], j=block[1])
             return
-        self._event("certificate-failure", block)
+        self._event("certificate-failure", i=block[0], j=block[1])
         before = self.writer.confirm if record["attempt"] == 0 else self.rejected[-1]["crc32c"]
         self.rejected.append(record)
         attempt = record["attempt"] + 1
@@ -183,36 +181,33 @@ class Loop:
                 f"on worker {record['worker']} of {record['host']}; it is not written. A kernel or a bound is wrong: "
                 f"try --kernel or --check none, and report it"
             )
-        self._event("block-recomputed", block)
         plan = replace(self.plan, grid=replace(self.plan.grid, shift=attempt))
         writer = replace(self.writer, plan=plan, attempt=attempt, confirm=record["crc32c"])
         self._submit(wave, (block,), plan, writer)
-        self.total += self.steps
 
-    def _event(self, event: str, block: Block) -> None:
-        self.client.log_event(TOPIC, {"event": event, "job": self.job, "i": block[0], "j": block[1]})
+    def _event(self, event: str, **facts: Any) -> None:
+        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.TOPIC`)."""
+        self.client.log_event(TOPIC, {"event": event, "job": self.job, **facts})
 
     def _look(self) -> None:
         """Report the progress; notice that the cluster is gone."""
-        products = [wave.product for wave in self.waves if wave.pending]
+        job = self.job
 
-        def look(dask_scheduler: Scheduler) -> tuple[int, list[int]]:
-            plugin = dask_scheduler.plugins[PlacementPlugin.name]
-            return len(dask_scheduler.workers), [len(plugin.done.get(product, ())) for product in products]
+        def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
+            return len(dask_scheduler.workers), dask_scheduler.plugins[Telemetry.name].figures(job)
 
         if self.client.status != "running":
             raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
         try:
-            workers, done = self.client.run_on_scheduler(look)
+            workers, figures = self.client.run_on_scheduler(look)
         except (OSError, TimeoutError) as error:
             raise Stopped(f"the scheduler is lost ({type(error).__name__}: {error})") from error
-        for wave, count in zip((wave for wave in self.waves if wave.pending), done, strict=True):
-            wave.done = min(max(wave.done, count), wave.steps)
         now = time.monotonic()
         self.lonely_since = None if workers else self.lonely_since or now
         if self.lonely_since is not None and now - self.lonely_since > LONELY_SECONDS:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
-        self.progress(sum(wave.done for wave in self.waves), self.total)
+        if figures is not None:
+            self.progress(figures)
 
     def _wind_up(self) -> None:
         """Let blocks that are complete reach the disk, cancel the rest, and wait until no worker runs a task."""

@@ -9,12 +9,13 @@ from distributed import Client
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, read_json
-from distmm.job.job import Announce, Job, Report, manifest_of
+from distmm.job.job import Announce, Job, Progress, manifest_of
 from distmm.job.lock import holder
 from distmm.job.spec import Check, Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.runtime import cluster
+from distmm.telemetry.record import Figures
 from distmm.verify import check_possible
 
 __all__ = ["multiply", "resume"]
@@ -43,7 +44,7 @@ def multiply(
     seed: int | None = None,
     stop: Stop | None = None,
     announce: Announce | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Multiply matrices on disk into a third: ``C = alpha * op(A) @ op(B) + beta * C``, and go on where a job stopped.
 
@@ -80,7 +81,7 @@ def multiply(
     announce : callable, optional
         Called with the plan, and the operations that are left to do, before work starts.
     progress : callable, optional
-        Called with steps done and steps in all of this run, a few times a second.
+        Called with how far the job is (`distmm.telemetry.record.Figures`), twice a second.
 
     Returns
     -------
@@ -123,7 +124,7 @@ def resume(
     device: cluster.Device = "auto",
     stop: Stop | None = None,
     announce: Announce | None = None,
-    progress: Report | None = None,
+    progress: Progress | None = None,
 ) -> Summary:
     """Go on with an unfinished job, from what stands beside C alone.
 
@@ -155,5 +156,5 @@ def _finished(folder: Folder, spec: Spec) -> Summary | None:
     return None if any(differences(content["spec"], spec.json())) else Summary.of_complete(folder, content)
 
 
-def _unseen(done: int, total: int) -> None:
+def _unseen(figures: Figures) -> None:
     """Report to nobody."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,8 @@ class Summary:
         Largest error of a block over its bound; None where nothing was checked.
     certificate : str or None
         Where the certificate is; None where nothing was checked.
+    report : str or None
+        Where the report of this run is; None where it had nothing to do.
     """
 
     path: str
@@ -55,6 +58,7 @@ class Summary:
     recomputed: int
     residual: float | None
     certificate: str | None
+    report: str | None
 
     @property
     def flops_per_second(self) -> float:
@@ -73,6 +77,7 @@ class Summary:
             ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
+            *([] if self.report is None else [("report", self.report)]),
         ]
 
     @classmethod
@@ -87,6 +92,7 @@ class Summary:
             blocks=len(certificate["done"]),
             residual=certificate["largest_residual"] or 0.0 if checked else None,
             certificate=folder.certificate if checked else None,
+            report=folder.report if figures["plan"] is not None and os.path.exists(folder.report) else None,
             **figures,
         )
 

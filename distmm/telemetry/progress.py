@@ -1,86 +1,168 @@
-"""A product's progress on the terminal: a live line, or plain lines now and then in a file or a pipe."""
+"""A product's progress: a live line on terminals and in notebooks, plain lines now and then in a file or a pipe."""
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import dask.array as da
+from distributed import Client, futures_of
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TextColumn
 
+from distmm.telemetry import client as telemetry
 from distmm.telemetry import units
+from distmm.telemetry.record import Figures
 
-__all__ = ["live"]
+__all__ = ["Report", "live", "watch"]
 
 # Seconds between plain lines: an hour's job leaves seven hundred in its log.
 QUIET_SECONDS = 5.0
 
-Report = Callable[[int, int], None]
+# Seconds between two looks at a product.
+POLL_SECONDS = 0.5
+
+Report = Callable[[Figures | None], None]
 
 
 @contextmanager
-def live(flops: float, console: Console, quiet_seconds: float = QUIET_SECONDS) -> Iterator[Report]:
+def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -> Iterator[Report]:
     """Show the progress of one product.
 
     Parameters
     ----------
-    flops : float
-        Operations of the whole product.
-    console : rich.console.Console
-        Where to show it.
+    console : rich.console.Console, optional
+        Where to show it; by default on stderr, or below the cell of a notebook.
     quiet_seconds : float
-        Least seconds between two lines where `console` is no terminal.
+        Least seconds between two lines where `console` is neither a terminal nor a notebook.
 
     Yields
     ------
     callable
-        To be called with the steps done and the steps in all, as often as they are known. Totals of 0 (not known
-        yet, or forgotten since) change nothing.
+        To be called with the figures, as often as they are known. None (not known yet) changes nothing.
     """
-    show = _bar if console.is_terminal else _lines
-    with show(flops, console, quiet_seconds) as report:
+    console = console or Console(stderr=not _in_notebook(), force_jupyter=_in_notebook())
+    if console.is_jupyter:
+        show = _cell()
+    elif console.is_terminal:
+        show = _bar(console)
+    else:
+        show = _lines(console, quiet_seconds)
+    with show as report:
         yield report
 
 
-def _figures(flops: float, done: int, total: int, seconds: float) -> str:
-    """Rate so far and time left at that rate."""
-    if not done or seconds <= 0:
+def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
+    """Show the progress of a product that has been started, until it is done; interrupting only ends the showing.
+
+    Parameters
+    ----------
+    C : dask.array.Array
+        Result of `distmm.matmul` or `distmm.gemm` that has been persisted or is being computed.
+    client : distributed.Client, optional
+        Dask's current one by default.
+    console : rich.console.Console, optional
+        As in `live`.
+
+    Returns
+    -------
+    Figures
+        The last ones: counts, rate, bytes moved, and the state in which the product ended.
+
+    Raises
+    ------
+    ValueError
+        If the scheduler knows no such product: it has not been started, or it is no product.
+    """
+    client = client or Client.current()
+    with live(console) as report:
+        while True:
+            figures = telemetry.figures(client, C.name)
+            if figures is None and all(future.done() for future in futures_of(C)):
+                raise ValueError(
+                    f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "
+                    f"the array that distmm.matmul returned, not one made from it"
+                )
+            report(figures)
+            if figures is not None and figures.state not in ("waiting", "running"):
+                return figures
+            time.sleep(POLL_SECONDS)
+
+
+def describe(f: Figures) -> str:
+    """Rate so far, time left, and what went wrong, in one line."""
+    if not f.done:
         return "starting"
-    left = seconds * (total - done) / done
-    return f"{units.rate(flops * done / total, seconds)}, {units.duration(left)} left"
+    parts = [units.scaled(f.rate, "FLOP/s")]
+    if f.state == "running" and math.isfinite(f.left):
+        parts.append(f"{units.duration(f.left)} left")
+    elif f.state != "running":
+        parts.append(f"{f.state} after {units.duration(f.seconds)}")
+    trouble = {"failed": f.failed, "computed again": f.again, "failed checks": f.refuted}
+    return ", ".join(parts + [f"{count} {what}" for what, count in trouble.items() if count])
 
 
-@contextmanager
-def _bar(flops: float, console: Console, quiet_seconds: float) -> Iterator[Report]:
-    columns = (
+def _progress(**options: Any) -> Progress:
+    return Progress(
         TextColumn("multiplying"),
         BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps, {task.fields[figures]}"),
+        TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}"),
+        **options,
     )
-    started = time.perf_counter()
-    with Progress(*columns, console=console) as bar:
-        task = bar.add_task("multiplying", total=None, figures="starting")
 
-        def report(done: int, total: int) -> None:
-            if total:
-                figures = _figures(flops, done, total, time.perf_counter() - started)
-                bar.update(task, completed=done, total=total, figures=figures)
+
+def _in_notebook() -> bool:
+    """Whether this is a Jupyter kernel, which shows what is displayed; IPython on a terminal does not."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+@contextmanager
+def _bar(console: Console) -> Iterator[Report]:
+    with _progress(console=console) as bar:
+        task = bar.add_task("", total=0, figures="starting")
+
+        def report(f: Figures | None) -> None:
+            if f is not None and f.total:
+                bar.update(task, completed=f.done, total=f.total, figures=describe(f))
 
         yield report
 
 
 @contextmanager
-def _lines(flops: float, console: Console, quiet_seconds: float) -> Iterator[Report]:
-    started = last = time.perf_counter()
+def _cell() -> Iterator[Report]:
+    """Below a notebook's cell, through IPython's own display: rich's live display would need ipywidgets."""
+    from IPython.display import display
 
-    def report(done: int, total: int) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if total and now - last >= quiet_seconds:
+    bar = _progress(console=Console(force_jupyter=True), auto_refresh=False)
+    task = bar.add_task("", total=0, figures="starting")
+    handle = display(bar.make_tasks_table(bar.tasks), display_id=True)
+
+    def report(f: Figures | None) -> None:
+        if f is not None and f.total:
+            bar.update(task, completed=f.done, total=f.total, figures=describe(f))
+            handle.update(bar.make_tasks_table(bar.tasks))
+
+    yield report
+
+
+@contextmanager
+def _lines(console: Console, quiet_seconds: float) -> Iterator[Report]:
+    last = time.perf_counter()
+    ended = False
+
+    def report(f: Figures | None) -> None:
+        nonlocal last, ended
+        if f is None or not f.total or ended:
+            return
+        now, ended = time.perf_counter(), f.state not in ("waiting", "running")
+        if ended or now - last >= quiet_seconds:
             last = now
-            figures = _figures(flops, done, total, now - started)
-            console.print(f"{done} of {total} steps, {figures}", highlight=False)
+            console.print(f"{f.done} of {f.total} steps, {describe(f)}", highlight=False, soft_wrap=True)
 
     yield report

@@ -299,4 +299,4 @@ def test_signals_stop_the_job_which_resume_ends(number: signal.Signals, tmp_path
     )  # fmt: skip
     assert resumed.returncode == 0, resumed.stderr
     assert f"100, {done} of them finished before" in resumed.stdout
-    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr", "C.zarr.certificate.json"]
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr", "C.zarr.certificate.json", "C.zarr.report.html"]

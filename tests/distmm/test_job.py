@@ -47,7 +47,7 @@ def pair(
 def beside(out: str) -> list[str]:
     """What a finished job leaves."""
     file = out.partition(":")[0]
-    return [file, f"{file}.certificate.json"]
+    return [file, f"{file}.certificate.json", f"{file}.report.html"]
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_any_mix_of_formats_gives_numpys_product(
     seen: list[tuple[int, int]] = []
     summary = job.multiply(
         a, b, tmp_path / out, client=client, blocks=(40, 20, 30),
-        announce=lambda plan, flops: plans.append(plan), progress=lambda done, total: seen.append((done, total)),
+        announce=lambda plan, flops: plans.append(plan), progress=lambda f: seen.append((f.done, f.total)),
     )  # fmt: skip
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], expected)
     assert sorted(os.listdir(tmp_path)) == sorted([a.name, b.name, *beside(out)])
@@ -81,7 +81,16 @@ def test_any_mix_of_formats_gives_numpys_product(
     steps, sketch = 4, 8 * (40 * (2 * 3 + 1) + 3)
     assert 0 <= summary.bytes_moved - plans[0].bytes_moved <= 2 * 9 * steps * sketch
     assert plans[0].bytes_moved > 0
-    assert [label for label, _ in summary.rows()] == ["time", "rate", "moved", "blocks", "error", "C", "certificate"]
+    assert [label for label, _ in summary.rows()] == [
+        "time",
+        "rate",
+        "moved",
+        "blocks",
+        "error",
+        "C",
+        "certificate",
+        "report",
+    ]
 
 
 def test_blocks_are_chosen_by_the_plan_and_become_the_chunks_of_c(client: Client, tmp_path: Path) -> None:
@@ -178,7 +187,13 @@ def test_a_member_of_a_zarr_group_is_made_beside_the_group(client: Client, tmp_p
     job.multiply(tmp_path / "all.zarr" / "sub" / "A", b, out, client=client, blocks=(40, 20, 30))
     np.testing.assert_array_equal(open_matrix(out)[...], expected)
     assert set(zarr.open_group(tmp_path / "all.zarr", mode="r")["sub"].array_keys()) == {"A", "C"}
-    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.zarr", "all.zarr", "all.zarr.sub.C.certificate.json"]
+    assert sorted(os.listdir(tmp_path)) == [
+        "A.npy",
+        "B.zarr",
+        "all.zarr",
+        "all.zarr.sub.C.certificate.json",
+        "all.zarr.sub.C.report.html",
+    ]
 
 
 def test_an_unchecked_product_says_so(client: Client, tmp_path: Path) -> None:
@@ -186,7 +201,7 @@ def test_an_unchecked_product_says_so(client: Client, tmp_path: Path) -> None:
     summary = job.multiply(a, b, tmp_path / "C.npy", client=client, check="none")
     assert (summary.residual, summary.certificate) == (None, None)
     assert dict(summary.rows())["error"] == "not checked"
-    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.zarr", "C.npy"]
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.zarr", "C.npy", "C.npy.report.html"]
 
 
 def empty(path: Path, n: int) -> Path:

@@ -1,0 +1,240 @@
+"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its panes for the labextension.
+
+It is there wherever `distmm.telemetry.scheduler.Telemetry` is: from a client's first product on, or from the start
+with ``dask scheduler --preload distmm.telemetry.preload``.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+from distributed.scheduler import Scheduler
+from tornado.ioloop import IOLoop
+
+from distmm.telemetry import theme, units
+
+if TYPE_CHECKING:
+    from bokeh.document import Document
+
+    from distmm.telemetry.record import Record
+
+__all__ = ["install"]
+
+PAGE = "/distmm"
+PANES = {"/individual-distmm-blocks": "blocks"} | {
+    f"/individual-distmm-{quantity}": quantity for quantity in ("rate", "memory", "transfers")
+}
+
+# Milliseconds between two updates, and with more workers than `MANY`: a page of 256 workers is 60 kB an update.
+UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
+
+# Incidents that the page shows, the last ones.
+SHOWN_INCIDENTS = 4
+
+
+def install(scheduler: Scheduler) -> None:
+    """Add page and panes to a scheduler's dashboard; nothing happens where it has none, or has them already."""
+    try:
+        from bokeh.server.tornado import BokehTornado
+        from distributed.dashboard.core import BokehApplication
+        from distributed.dashboard.scheduler import template_variables
+    except ImportError:
+        return  # Bokeh is not there, or too old for Dask: then there is no dashboard
+    applications = getattr(scheduler, "http_application", None) and scheduler.http_application.applications
+    dashboards = [app for app in applications or () if isinstance(app, BokehTornado)]
+    if not dashboards or any(PAGE in app.app_paths for app in dashboards):
+        return
+    documents: dict[str, Callable[..., None]] = {PAGE: _page}
+    documents |= {path: functools.partial(_pane, name) for path, name in PANES.items()}
+    variables = template_variables(scheduler)  # one a scheduler, and shared by all pages
+    variables["pages"].insert(1, PAGE.strip("/"))
+    variables["plots"] += [{"url": path.strip("/"), "name": f"distmm {name}"} for path, name in PANES.items()]
+    prefix = dashboards[0].prefix
+    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
+    scheduler.http_application.add_application(application)
+    application.initialize(IOLoop.current())
+    application.start()
+    # The labextension asks here for the panes that it can show, and Dask's own answer knows only its own.
+    path = f"{prefix.rstrip('/')}/individual-plots.json"
+    scheduler.http_application.add_handlers(".*", [(path, _panes_handler(), {"dask_server": scheduler})])
+
+
+def _panes_handler() -> type[Any]:
+    from distributed.http.scheduler.info import IndividualPlots
+
+    class Panes(IndividualPlots):
+        """Dask's list of panes, with ours."""
+
+        def write(self, chunk: dict[str, str]) -> None:
+            super().write(chunk | {f"Distmm {name.title()}": path for path, name in PANES.items()})
+
+    return Panes
+
+
+def _records(scheduler: Scheduler) -> dict[str, Record]:
+    """Return the records of the last products, the newest last."""
+    plugin = scheduler.plugins.get("distmm-telemetry")
+    return plugin.records if plugin else {}
+
+
+def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+    """Build the page: figures of the product on top, the grid of C and the bars below."""
+    from bokeh.layouts import column, row
+    from bokeh.models import Div, Select
+    from distributed.dashboard.components.scheduler import env
+
+    from distmm.telemetry.panes import QUANTITIES, Bars, Blocks
+
+    newest = "the newest product"
+    choice = Select(value=newest, options=[newest], width=320, title="", stylesheets=[FIELD])
+    head = Div(sizing_mode="stretch_width", name="distmm-head")
+    blocks = Blocks(sizing_mode="stretch_both", min_height=420, name="distmm-blocks")
+    bars = [
+        Bars(quantity, sizing_mode="stretch_width", height=220, name=f"distmm-{quantity}") for quantity in QUANTITIES
+    ]
+    panes = [blocks, *bars]
+
+    def update() -> None:
+        records, now = _records(scheduler), time.time()
+        choice.options = [newest, *records]
+        record = records.get(choice.value) or next(reversed(records.values()), None)
+        head.text = _head(record, now)
+        for pane in panes:
+            pane.update(record, now)
+
+    def chosen(attr: str, old: str, new: str) -> None:  # Bokeh insists on these three
+        update()
+
+    choice.on_change("value", chosen)
+    right = column(*(pane.root for pane in bars), sizing_mode="stretch_width")
+    doc.add_root(
+        column(
+            choice,
+            head,
+            row(blocks.root, right, sizing_mode="stretch_both"),
+            sizing_mode="stretch_both",
+            name="distmm",
+        )
+    )
+    doc.title = "Dask: distmm"
+    doc.template = env.get_template("simple.html")
+    doc.template_variables.update(extra)
+    _keep_up(scheduler, doc, update, panes)
+
+
+def _pane(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+    """Build one figure alone, filling the pane."""
+    from distmm.telemetry.panes import Bars, Blocks
+
+    sizing = {"sizing_mode": "stretch_both", "name": f"distmm-{name}"}
+    pane = Blocks(**sizing) if name == "blocks" else Bars(name, **sizing)
+    doc.add_root(pane.root)
+    doc.title = f"Dask: distmm {name}"
+    _keep_up(
+        scheduler, doc, lambda: pane.update(next(reversed(_records(scheduler).values()), None), time.time()), [pane]
+    )
+
+
+def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Any]) -> None:
+    """Show the present state, then again and again, in the colours that the reader's browser asks for."""
+    from bokeh.models import CustomJS
+    from distributed.dashboard.components.scheduler import BOKEH_THEME
+
+    doc.theme = BOKEH_THEME
+    update()
+    doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
+    arguments = {"figures": [pane.root for pane in panes], "light": theme.LIGHT, "dark": theme.DARK}
+    doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
+
+
+FIELD = ".bk-input { background-color: var(--distmm-bar, #fff); color: var(--distmm-ink, #000); }"
+
+# The dashboard itself knows light only. Figures are drawn on canvases, which no style sheet reaches: their colours are
+# set here, by what the browser prefers, or by ?theme=dark in the address (JupyterLab's theme is its own).
+COLOUR = """
+const asked = new URLSearchParams(location.search).get("theme");
+const prefers = matchMedia("(prefers-color-scheme: dark)");
+const sheet = document.head.appendChild(document.createElement("style"));
+function colour() {
+  const c = (asked ?? (prefers.matches ? "dark" : "light")) == "dark" ? dark : light;
+  const paint = (model, colours) => model.setv(colours, {sync: false});  // the server need not know
+  for (const figure of figures) {
+    paint(figure.title, {text_color: c.ink});
+    paint(figure, {outline_line_color: c.line});
+    for (const side of [figure.above, figure.below, figure.left, figure.right, figure.center])
+      for (const part of side) {
+        if ("axis_label_text_color" in part.properties)
+          paint(part, {axis_label_text_color: c.muted, major_label_text_color: c.muted, axis_line_color: c.line,
+                       major_tick_line_color: c.line, minor_tick_line_color: null});
+        else if ("grid_line_color" in part.properties)
+          paint(part, {grid_line_color: c.line});
+      }
+    for (const renderer of figure.renderers)
+      if (renderer.glyph && "text_color" in renderer.glyph.properties)
+        paint(renderer.glyph, {text_color: {value: c.ink}});
+  }
+  const names = Object.entries(c).map(([name, value]) => `--distmm-${name}: ${value};`).join(" ");
+  sheet.textContent = `
+    :root { ${names} color-scheme: ${c == dark ? "dark" : "light"}; }
+    html, body { background: ${c.ground}; color: ${c.ink}; }
+    .navbar ul { background-color: ${c.bar}; } .navbar li a { color: ${c.ink}; }
+    .dropdown-content { background-color: ${c.bar}; }`;
+}
+prefers.addEventListener("change", colour);
+colour();
+"""
+
+
+def _head(record: Record | None, now: float) -> str:
+    """Say what the product is and how far it is, as HTML."""
+    if record is None:
+        return _paragraph("No product yet. This page fills when C = A @ B starts on this cluster.")
+    f = record.figures(now)
+    share = f.rate / (record.plan.cluster.rate * record.plan.cluster.workers)
+    left = "" if f.state != "running" else units.duration(f.left) if math.isfinite(f.left) else "not known yet"
+    tiles = [
+        ("state", f.state, f.state in ("failed", "cancelled")),
+        ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
+        ("steps", f"{f.done} of {f.total}", False),
+        ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({share:.0%})", False),
+        ("time left" if left else "took", left or units.duration(f.seconds), False),
+        ("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})", False),
+        ("failed", str(f.failed), f.failed > 0),
+        ("interrupted", str(f.interrupted), False),
+        ("computed again", str(f.again), False),
+        ("from disk", str(f.resumed), False),
+        ("failed checks", str(f.refuted), f.refuted > 0),
+    ]
+    done = f.done / max(1, f.total)
+    bar = (
+        f'<div style="min-width:90vw;height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
+        f'<div style="height:8px;width:{done:.2%};background:{theme.DATA};border-radius:4px"></div></div>'
+    )
+    incidents = "".join(
+        _paragraph(f"{time.strftime('%H:%M:%S', time.localtime(incident.time))} {incident}")
+        for incident in record.incidents[-SHOWN_INCIDENTS:]
+    )
+    return (
+        _paragraph(f"{record.title}: {record.plan.rows()[0][1]}; plan {record.plan}")
+        + bar
+        + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
+        + "".join(_tile(*tile) for tile in tiles)
+        + f"</div>{incidents}"
+    )
+
+
+def _paragraph(text: str) -> str:
+    return f'<div style="color:var(--distmm-muted,{theme.LIGHT["muted"]});font-size:13px">{escape(text)}</div>'
+
+
+def _tile(label: str, value: str, alarming: bool) -> str:
+    color = theme.WRONG if alarming else f"var(--distmm-ink,{theme.LIGHT['ink']})"
+    return (
+        f'<div><div style="font-size:12px;color:var(--distmm-muted,{theme.LIGHT["muted"]})">{escape(label)}</div>'
+        f'<div style="font-size:16px;color:{color}">{escape(value)}</div></div>'
+    )

@@ -1,0 +1,160 @@
+"""Prometheus series, on the ``/metrics`` of scheduler and workers. Each series has one home, so that sums are right.
+
+The scheduler tells what it knows of products (operations, blocks, failures), each worker what it knows of itself
+(bytes received, kernel seconds, its GPU). Nothing is counted here: the figures are those of the records.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+from prometheus_client import REGISTRY
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from distmm.telemetry.record import Record
+    from distmm.telemetry.scheduler import Telemetry
+    from distmm.telemetry.worker import WorkerTelemetry
+
+__all__ = ["SERIES", "counts", "expose", "withdraw"]
+
+# Name, kind, label and meaning of every series; counters get the suffix _total when they are written.
+SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
+    # on the scheduler
+    "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
+    "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
+    "distmm_products": ("counter", "", "Products that were begun; a job is one."),
+    "distmm_failures": ("counter", "", "Product tasks that were given up after an error."),
+    "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
+    "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
+    "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
+    "distmm_certificate_failures": ("counter", "", "Blocks of C that failed their check."),
+    "distmm_blocks": ("gauge", "product", "Blocks of C."),
+    "distmm_blocks_done": ("gauge", "product", "Blocks of C that are done."),
+    "distmm_progress_ratio": ("gauge", "product", "Fraction of the steps that are done."),
+    "distmm_left_seconds": ("gauge", "product", "Time left at the rate so far; absent before the first step."),
+    "distmm_bytes_moved": ("gauge", "product", "Bytes of A and B that workers received from one another."),
+    "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
+    "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
+    "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
+    "distmm_planned_peak_bytes": (
+        "gauge",
+        "",
+        "Peak of the blocks on one worker: the last product's plan, and what was there.",
+    ),
+    # on the workers
+    "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),
+    "distmm_kernel_seconds": ("counter", "worker", "Time with a product task running."),
+    "distmm_block_bytes": ("gauge", "worker", "Bytes of the blocks that the worker holds."),
+    "distmm_gpu_memory_used_bytes": ("gauge", "worker", "Bytes in use on the worker's GPU."),
+    "distmm_gpu_memory_bytes": ("gauge", "worker", "Memory of the worker's GPU."),
+    "distmm_gpu_utilization_ratio": ("gauge", "worker", "Fraction of time with a kernel running on the worker's GPU."),
+}
+
+Reading = tuple[str, str, float]  # series, value of its label, value
+
+
+def counts(record: Record) -> Counter[str]:
+    """Return what a record has counted, by series and label ("distmm_flops/worker-0")."""
+    found: Counter[str] = Counter(
+        distmm_products=1,
+        distmm_failures=record.failed,
+        distmm_interruptions=record.interrupted,
+        distmm_recomputations=int(record.again.sum()),
+        distmm_certificate_failures=record.refutations,
+    )
+    for name, lane in record.lanes.items():
+        found[f"distmm_flops/{name}"] += int(lane.flops)
+        found[f"distmm_steps/{name}"] += lane.steps
+    return found
+
+
+def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
+    """Read the products on one scheduler."""
+    # Counters are there, at 0, before anything happens: Prometheus sees no increase in a series that begins at 1.
+    totals = Counter({name: 0 for name, (kind, label, _) in SERIES.items() if kind == "counter" and not label})
+    totals.update(telemetry.past)
+    for record in telemetry.records.values():
+        totals.update(counts(record))
+    for key, value in totals.items():
+        series, _, worker = key.partition("/")
+        yield series, worker, value
+    now = time.time()
+    for record in telemetry.records.values():
+        product, figures = record.title, record.figures(now)
+        yield "distmm_blocks", product, figures.blocks
+        yield "distmm_blocks_done", product, figures.blocks_done
+        yield "distmm_progress_ratio", product, figures.done / max(1, figures.total)
+        if figures.done:
+            yield "distmm_left_seconds", product, figures.left
+        yield "distmm_bytes_moved", product, figures.moved
+        yield "distmm_bytes_bound", product, figures.bound
+        yield "distmm_running", product, figures.state in ("waiting", "running")
+    if telemetry.records:
+        plan = record.plan
+        yield "distmm_planned_flops_per_second", "", plan.cluster.rate
+        yield "distmm_planned_peak_bytes", "", plan.cost.peak_bytes + max(record.before.values(), default=0)
+
+
+def of_worker(plugin: WorkerTelemetry) -> Iterator[Reading]:
+    """Read one worker."""
+    worker = plugin.worker
+    name = str(worker.name).rpartition("//")[2]
+    yield "distmm_received_bytes", name, plugin.received_total
+    yield "distmm_kernel_seconds", name, plugin.kernel_seconds
+    yield "distmm_block_bytes", name, worker.state.nbytes
+    device = plugin.gpu(worker)
+    if device is not None:
+        yield "distmm_gpu_memory_used_bytes", name, device.used
+        yield "distmm_gpu_memory_bytes", name, device.total
+        yield "distmm_gpu_utilization_ratio", name, device.utilization
+
+
+class _Collector:
+    """All schedulers and workers of this process: Prometheus' registry, which Dask serves, is one a process."""
+
+    def __init__(self) -> None:
+        self.sources: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def describe(self) -> Iterable[Metric]:
+        """Return nothing: the registry need not know the names beforehand."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Read all sources now."""
+        readings: defaultdict[str, dict[str, float]] = defaultdict(dict)
+        for source in list(self.sources):
+            for name, value_of_label, value in source.readings():
+                # Two clusters of one process count together: a series may be given once only.
+                before = readings[name].get(value_of_label, 0) if SERIES[name][0] == "counter" else 0
+                readings[name][value_of_label] = before + value
+        for name, values in readings.items():
+            kind, label, meaning = SERIES[name]
+            make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
+            family = make(name, meaning, labels=[label] if label else [])
+            for value_of_label, value in values.items():
+                family.add_metric([value_of_label] if label else [], value)
+            yield family
+
+
+@cache
+def _collector() -> _Collector:
+    """Return the one of this process, registered on first use."""
+    collector = _Collector()
+    REGISTRY.register(collector)
+    return collector
+
+
+def expose(source: Any) -> None:
+    """Show the readings of a plugin, ``source.readings()``, for as long as it lives or until `withdraw`."""
+    _collector().sources.add(source)
+
+
+def withdraw(source: Any) -> None:
+    """Show the readings of a plugin no more."""
+    _collector().sources.discard(source)

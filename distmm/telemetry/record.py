@@ -1,0 +1,294 @@
+"""What is known of one product: the sum of its events. Pure, and small enough to travel from scheduler to client."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from distmm.plan import Plan
+from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
+
+__all__ = ["Figures", "Incident", "Lane", "Record"]
+
+# Seconds, and runs, over which a worker's present rate is taken: long enough to smooth tasks, short enough to be news.
+RECENT_SECONDS, RECENT_RUNS = 10.0, 64
+
+# Samples of memory kept for each worker: beyond, every second one goes. 256 workers fill 4 MB.
+MOST_SAMPLES = 512
+
+# Runs and transfers kept for the timeline: 20 MB. A plan has as many tasks as workers can be served with, far fewer.
+MOST_RUNS = 200_000
+
+# Incidents kept for display: the first ones tell what happened.
+MOST_INCIDENTS = 200
+
+# Seconds within which incidents of a kind are one.
+MOMENT_SECONDS = 5.0
+
+
+class Figures(NamedTuple):
+    """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began, `left` seconds."""
+
+    done: int
+    total: int
+    blocks_done: int
+    blocks: int
+    flops: float
+    seconds: float
+    rate: float
+    left: float
+    moved: int
+    bound: int
+    again: int
+    interrupted: int
+    failed: int
+    resumed: int
+    refuted: int
+    state: str
+
+
+@dataclass
+class Lane:
+    """Totals of one worker, and its samples over time."""
+
+    flops: float = 0.0
+    seconds: float = 0.0  # with a step running; several run at once where products are queued ahead
+    until: float = 0.0  # end of the last of them
+    steps: int = 0
+    received: int = 0
+    left: float | None = None  # when it left, while no process has come in its place
+    lost: float | None = None  # when it left for the first time
+    device: Device | None = None
+    peak_blocks: int = 0
+    recent: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_RUNS))
+    samples: list[tuple[float, int, int]] = field(default_factory=list)  # time, bytes in blocks, in process or GPU
+    stride: int = 1
+    unseen: int = 0
+
+    def rate(self, now: float) -> float:
+        """FLOP/s over the last runs, idle time included."""
+        longest = max((stop - start for start, stop, _ in self.recent), default=0.0)
+        since = now - max(RECENT_SECONDS, 3 * longest)
+        runs = [run for run in self.recent if run[1] > since]
+        if not runs:
+            return 0.0
+        return sum(flops for *_, flops in runs) / max(1e-9, now - min(start for start, *_ in runs))
+
+    @property
+    def busy_rate(self) -> float:
+        """FLOP/s while a step ran."""
+        return self.flops / self.seconds if self.seconds else 0.0
+
+    def sample(self, sample: Sample) -> None:
+        """Keep a sample, and thin them out when there are many."""
+        self.device = sample.device or self.device
+        self.peak_blocks = max(self.peak_blocks, sample.blocks)
+        self.unseen += 1
+        if self.unseen < self.stride:
+            return
+        self.unseen = 0
+        device = sample.device.used if sample.device else sample.process
+        self.samples.append((sample.time, sample.blocks, device))
+        if len(self.samples) > MOST_SAMPLES:
+            self.samples = self.samples[::2]
+            self.stride *= 2
+
+
+@dataclass
+class Incident:
+    """Something that should not have happened, and how often it did at that moment."""
+
+    time: float
+    what: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.what if self.count == 1 else f"{self.count} x {self.what}"
+
+
+class Record:
+    """One product: its plan, which steps of which chains are done, and who did what when.
+
+    Parameters
+    ----------
+    product : str
+        Name of C as a Dask array, or the name of a job, whose waves are products of their own.
+    plan : Plan
+    submitted : float
+        When the scheduler got its graph.
+    title : str, optional
+        Where a job's C goes. A job computes all blocks but those in `kept`.
+    kept : sequence of int, optional
+        Chains whose blocks were on disk before.
+
+    Attributes
+    ----------
+    done : array of bool, shape (chains, steps)
+        A chain is a block of C: see `chain`.
+    owners : list of str, by chain
+        Worker that ran the chain's last step so far, or that is to run it.
+    """
+
+    def __init__(self, product: str, plan: Plan, submitted: float, title: str = "", kept: Sequence[int] = ()) -> None:
+        self.product, self.plan, self.submitted = product, plan, submitted
+        self.title = title or product
+        self.whole = bool(title) or len(plan.waves) > 1  # more steps will come than have come
+        b = plan.blocking
+        self.batches = tuple(len(edges) for edges in b.batch)
+        self.rows, self.columns = len(b.m), len(b.n)
+        parts = b.parts(plan.grid.layers)
+        # The sums of partial blocks, where k is split, are steps too, of few operations that no formula counts.
+        depths = np.zeros(b.tasks(plan.grid.layers) // max(1, b.c_blocks))
+        products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
+        depths[: len(products)] = products
+        self.chains, self.steps = b.c_blocks, len(depths)
+        self.done = np.zeros((self.chains, self.steps), dtype=bool)
+        self.wanted = np.zeros((self.chains, self.steps), dtype=bool)
+        self.again = np.zeros(self.chains, dtype=np.int32)
+        self.resumed = np.zeros(self.chains, dtype=bool)
+        self.resumed[list(kept)] = True
+        self.certified = np.zeros(self.chains, dtype=bool)
+        self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
+        self.refutations = 0
+        self.interrupted = 0  # runs that ended without a result and are repeated
+        self.failed = 0  # steps that were given up after an error
+        self.owners: list[str] = [""] * self.chains
+        self.lanes: dict[str, Lane] = {}
+        self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
+        self.runs: deque[Run] = deque(maxlen=MOST_RUNS)
+        self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
+        self.incidents: list[Incident] = []
+        self.started: float | None = None
+        self.stopped: float | None = None
+        self.ended: str = ""  # why nothing more will come, where the product is not complete
+        areas = np.outer(b.m, b.n).ravel()
+        counts = np.ones(1)
+        for edges in b.batch:
+            counts = np.outer(counts, edges).ravel()
+        unit = plan.problem.flops / max(1, math.prod(plan.problem.shape) * plan.problem.k)
+        self.step_flops = np.outer(np.outer(counts, areas).ravel(), depths) * unit
+
+    def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
+        """Index of the chain that makes block ``C[*batch, i, j]``."""
+        at = 0
+        for index, length in zip(batch, self.batches, strict=True):
+            at = at * length + index
+        return (at * self.rows + i) * self.columns + j
+
+    def block(self, chain: int) -> str:
+        """Name of a chain's block, as in ``C[0, 3]``."""
+        *batch, i, j = np.unravel_index(chain, (*self.batches, self.rows, self.columns))
+        return f"C[{', '.join(str(int(x)) for x in (*batch, i, j))}]"
+
+    def lane(self, worker: str) -> Lane:
+        """Totals of a worker."""
+        return self.lanes.setdefault(worker, Lane())
+
+    def want(self, chain: int, step: int, owner: str) -> None:
+        """Take a step into the account: it has come to the scheduler."""
+        self.wanted[chain, step] = True
+        self.owners[chain] = self.owners[chain] or owner
+        self.lane(owner)
+        self.ended = ""
+
+    @property
+    def expected(self) -> np.ndarray:
+        """Steps that are to be done, shape (chains, steps): those that came, and those of waves that are to come."""
+        return np.broadcast_to(~self.resumed[:, None], self.done.shape) if self.whole else self.wanted
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step that is to be done is done."""
+        expected = self.expected
+        return bool(expected.any()) and not bool((expected & ~self.done).any())
+
+    @property
+    def progress(self) -> np.ndarray:
+        """Fraction of each chain that is done, shape (chains,); blocks that were on disk already are done."""
+        return np.where(self.resumed, 1.0, self.done.mean(axis=1))
+
+    def figures(self, now: float) -> Figures:
+        """How far the product is at the time `now`."""
+        expected = self.expected
+        flops, to_come = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
+        end = self.stopped if (self.complete or self.ended) and self.stopped else now
+        seconds = max(0.0, end - self.started) if self.started is not None else 0.0
+        rate = flops / seconds if seconds else 0.0
+        return Figures(
+            done=int(self.done.sum()),
+            total=int(expected.sum()),
+            blocks_done=int(np.count_nonzero(self.progress == 1)),
+            blocks=self.chains,
+            flops=flops,
+            seconds=seconds,
+            rate=rate,
+            left=to_come / rate if rate else math.inf,
+            moved=sum(lane.received for lane in self.lanes.values()),
+            bound=self.plan.cost.bytes_bound,
+            again=int(self.again.sum()),
+            interrupted=self.interrupted,
+            failed=self.failed,
+            resumed=int(self.resumed.sum()),
+            refuted=int(self.refuted.sum()),
+            state="complete" if self.complete else self.ended or ("running" if self.runs else "waiting"),
+        )
+
+    def add(self, event: Event) -> None:
+        """Take an event into the account."""
+        match event:
+            case Run():
+                self._run(event)
+            case Transfer():
+                self.transfers.append(event)
+            case Again(time, chain, step, finished):
+                self.done[chain, step] = False
+                self.again[chain] += finished
+                self.interrupted += not finished
+                self._tell(time, "step lost, computed again" if finished else "run interrupted, repeated")
+            case Left(time, worker):
+                lane = self.lane(worker)
+                lane.left, lane.lost = time, lane.lost or time
+                self._tell(time, f"worker {worker} lost")
+            case Dropped(time, chain, step, error):
+                if error:
+                    self.failed += 1
+                    self._tell(time, f"{self.block(chain)}, step {step}: {error}")
+                self.ended = "failed" if self.failed else "cancelled"
+            case Sample(worker=worker, received=received):
+                lane = self.lane(worker)
+                lane.received += received
+                lane.sample(event)
+            case Checked(time, chain, passed):
+                self.certified[chain], self.refuted[chain] = passed, not passed
+                self.refutations += not passed
+                if not passed:
+                    self._tell(time, f"{self.block(chain)} failed its check")
+
+    def _run(self, run: Run) -> None:
+        flops = float(self.step_flops[run.chain, run.step])
+        lane = self.lane(run.worker)
+        lane.flops += flops
+        lane.seconds += max(0.0, run.stop - max(run.start, lane.until))
+        lane.until = max(lane.until, run.stop)
+        lane.steps += 1
+        lane.left = None
+        lane.recent.append((run.start, run.stop, flops))
+        self.done[run.chain, run.step] = True
+        self.owners[run.chain] = run.worker
+        self.runs.append(run)
+        self.started = run.start if self.started is None else min(self.started, run.start)
+        self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
+
+    def _tell(self, time: float, what: str) -> None:
+        """Note an incident, once for all that follow within a moment: a worker takes many steps with it."""
+        for incident in self.incidents[-3:]:
+            if incident.what == what and time - incident.time < MOMENT_SECONDS:
+                incident.count += 1
+                return
+        if len(self.incidents) < MOST_INCIDENTS:
+            self.incidents.append(Incident(time, what))

@@ -1,0 +1,241 @@
+"""Scheduler plugin: states what happens to products as events, and keeps the record of each.
+
+It only listens. Placement, priority and release are the business of `distmm.runtime.scheduler`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from distributed import SchedulerPlugin
+from distributed.protocol.pickle import dumps
+from distributed.scheduler import Scheduler
+from tornado.ioloop import PeriodicCallback
+
+from distmm.graph import Product
+from distmm.plan import Plan
+from distmm.runtime.scheduler import PlacementPlugin
+from distmm.telemetry import dashboard, metrics, targets
+from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
+from distmm.telemetry.record import Figures, Record
+from distmm.telemetry.worker import METRIC, WorkerTelemetry
+
+__all__ = ["Telemetry"]
+
+# Products whose records are kept: the page and the report want the last ones after they are done.
+KEPT = 8
+
+# Milliseconds between two looks at the workers' heartbeats, which come every half second at most.
+SAMPLE_MILLISECONDS = 500
+
+# Seconds for which a finished product is still sampled: heartbeats of 256 workers come every 2.3 s.
+LINGER_SECONDS = 10.0
+
+# States of a task that is to be done.
+TO_DO = ("waiting", "no-worker", "queued", "processing")
+
+
+class Telemetry(SchedulerPlugin):
+    """The records of the last products on one scheduler, the newest last."""
+
+    name = "distmm-telemetry"
+    idempotent = True
+
+    def __init__(self) -> None:
+        self.records: dict[str, Record] = {}
+        self.past: Counter[str] = Counter()  # what the records that are gone had counted (see `metrics`)
+        self.names: dict[str, str] = {}  # address -> name of the worker
+        self.known: Counter[str] = Counter()  # product -> tasks that the scheduler knows
+        self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
+        self.jobs: dict[str, str] = {}  # product -> the job that it is a wave of
+        self.begun: dict[str, dict[str, Any]] = {}  # job -> what it said when it began
+        self.repeating: set[object] = set()  # keys whose run ended without a result
+        self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
+
+    async def start(self, scheduler: Scheduler) -> None:
+        """Listen; show the page and the series; have each worker report what only it knows."""
+        if scheduler.plugins.setdefault(self.name, self) is not self:
+            return  # two clients asked at once
+        self.scheduler = scheduler
+        for worker in scheduler.workers.values():
+            self.add_worker(scheduler, worker.address)
+        self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
+        self._sampling.start()
+        metrics.expose(self)
+        dashboard.install(scheduler)
+        targets.install(scheduler)
+        reporter = WorkerTelemetry()
+        await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
+
+    async def close(self) -> None:
+        """Stop listening."""
+        self._sampling.stop()
+        metrics.withdraw(self)
+
+    def add_worker(self, scheduler: Scheduler, worker: str) -> None:
+        """Remember the worker's name: its address says nothing to people, and changes when it is restarted."""
+        name = str(scheduler.workers[worker].name)
+        self.names[worker] = name.rpartition("//")[2]
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+        """Note the loss in the products that are under way."""
+        name = self.names.pop(worker, worker)
+        self.received = {key: total for key, total in self.received.items() if key[0] != worker}
+        for record in self.active(time.time()):
+            if name in record.lanes:
+                record.add(Left(time.time(), name))
+
+    def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Say what a change of a product task's state means."""
+        if start not in ("released", "processing") and finish != "forgotten":
+            return  # a result that is let go, a task that is sent to its worker: most transitions
+        ts = self.scheduler.tasks.get(key)
+        if ts is None or not isinstance(ts.run_spec, Product):
+            return
+        now, task = time.time(), ts.run_spec
+        record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
+        record = record or self.records.get(self._key(task))
+        if record is None:
+            return
+        chain, step = _place(record, task)
+        if finish == "memory":
+            self.repeating.discard(key)
+            for entry in kwargs.get("startstops") or ():
+                if entry["action"] == "compute":
+                    record.add(Run(chain, step, self._name(kwargs["worker"]), entry["start"], entry["stop"]))
+        elif start == "processing" and finish == "released":
+            self.repeating.add(key)
+        elif start == "released" and finish in TO_DO:
+            finished = bool(record.done[chain, step])
+            if finished or key in self.repeating:
+                record.add(Again(now, chain, step, finished))
+            self.repeating.discard(key)
+        elif start == "processing" and finish == "erred":
+            record.add(Dropped(now, chain, step, (ts.exception_text or "error").splitlines()[0]))
+        elif finish == "forgotten":
+            self.repeating.discard(key)
+            self.known[record.product] -= 1
+            if not record.done[chain, step] and not record.ended:
+                record.add(Dropped(now, chain, step, ""))
+
+    def _wanted(self, task: Product, now: float) -> Record | None:
+        """Note that a step is to be done; open the record of its product with the first one."""
+        product = self._key(task)
+        record = self.records.get(product)
+        if record is None or (not self.known[product] and (record.complete or record.ended)):
+            if task.plan is None:  # a graph that the client has expanded: its tasks know no plan
+                return None
+            record = self._open(self._new(product, task.plan, now))
+        chain, step = _place(record, task)
+        self.known[product] += not record.wanted[chain, step]
+        if not record.wanted[chain, step] or record.ended:
+            record.want(chain, step, self._owner(task))
+            arrays = self.arrays[product]
+            if task.placement.product not in arrays:
+                arrays |= {task.placement.product, *(operand[0] for operand, _ in task.operands())}
+            arrays.add(task.key[0])
+        return record
+
+    def _key(self, task: Product) -> str:
+        """Name of the record that a task belongs to."""
+        return self.jobs.get(task.placement.product, task.placement.product)
+
+    def _new(self, product: str, plan: Plan, now: float) -> Record:
+        begun = self.begun.pop(product, None)
+        if begun is None:
+            return Record(product, plan, now)
+        columns = len(plan.blocking.n)
+        return Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
+
+    def _owner(self, task: Product) -> str:
+        """Name of the worker that is to run a task."""
+        placing = self.scheduler.plugins.get(PlacementPlugin.name)
+        ranks = placing.ranks if placing else ()
+        return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """Take what a job says of itself (see `distmm.telemetry.events.TOPIC`)."""
+        if topic != TOPIC:
+            return
+        match msg:
+            case {"event": "begin", "job": job}:
+                self.begun[job] = msg
+                self.past["distmm_resumes"] += bool(msg["kept"])
+            case {"event": "wave", "job": job, "product": product}:
+                self.jobs[product] = job
+            case {"event": "certified" | "certificate-failure" as event, "job": job, "i": i, "j": j}:
+                if record := self.records.get(job):
+                    record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
+                elif event == "certificate-failure":  # a block on disk, found before the job goes on
+                    self.past["distmm_certificate_failures"] += 1
+
+    def take(self, address: str, heartbeat: dict[str, Any]) -> None:
+        """Take what a worker says of itself into the records of the products under way.
+
+        It says how many bytes of each array it has received since it started. What is new goes to the newest product
+        under way that uses the array.
+        """
+        ws, now = self.scheduler.workers.get(address), time.time()
+        if ws is None or not heartbeat:
+            return
+        received: Counter[str] = Counter()
+        active = list(self.active(now))
+        for array, total in heartbeat["received"].items():
+            before = self.received.get((address, array), 0)
+            self.received[address, array] = total
+            user = next((r.product for r in reversed(active) if array in self.arrays[r.product]), "")
+            received[user] += total - before if total >= before else total
+        device = Device(*heartbeat["device"]) if heartbeat["device"] else None
+        name, process = self._name(address), ws.metrics.get("memory", 0)
+        for record in active:
+            if name in record.lanes or received[record.product]:
+                blocks = max(0, ws.nbytes - record.before.get(name, 0))
+                record.add(Sample(now, name, blocks, process, received[record.product], device))
+        for array, start, stop in heartbeat.get("transfers", ()):
+            for record in active:
+                if array in self.arrays[record.product] and start >= record.submitted:
+                    record.add(Transfer(name, start, stop))
+
+    def figures(self, product: str) -> Figures | None:
+        """How far a product is; None for one that is not known."""
+        record = self.records.get(product)
+        return record.figures(time.time()) if record else None
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """Return what Prometheus is told."""
+        return metrics.of_scheduler(self)
+
+    def active(self, now: float) -> Iterator[Record]:
+        """Products that are not done, or that have just been: the last heartbeats are still to come."""
+        for record in self.records.values():
+            if record.stopped is None or not (record.complete or record.ended) or now - record.stopped < LINGER_SECONDS:
+                yield record
+
+    def _sample(self) -> None:
+        for ws in list(self.scheduler.workers.values()):
+            self.take(ws.address, ws.metrics.get(METRIC, {}))
+
+    def _open(self, record: Record) -> Record:
+        # What is there already, resident operands included, is not part of what the plan counts.
+        record.before = {self._name(ws.address): ws.nbytes for ws in self.scheduler.workers.values()}
+        # A product that comes again under its old name starts a new record, at the end.
+        outdated = [product for product in self.records if product == record.product] or list(self.records)[: 1 - KEPT]
+        for product in outdated:
+            self.past.update(metrics.counts(self.records.pop(product)))
+            self.arrays.pop(product)
+            self.known.pop(product, None)
+            self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
+        self.records[record.product] = record
+        return record
+
+    def _name(self, address: str) -> str:
+        return self.names.get(address, address.rpartition("//")[2])
+
+
+def _place(record: Record, task: Product) -> tuple[int, int]:
+    """Chain and step of a task."""
+    where = task.placement
+    return record.chain(where.batch, where.i, where.j), where.step

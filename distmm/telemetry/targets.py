@@ -1,0 +1,31 @@
+"""``/distmm-targets.json`` tells Prometheus where the workers are, whose ports nobody chose (its HTTP discovery)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from distributed.http.utils import RequestHandler
+from distributed.scheduler import Scheduler
+
+__all__ = ["install", "targets"]
+
+PATH = "/distmm-targets.json"
+
+
+def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Addresses of the workers' ``/metrics``, in Prometheus' own form."""
+    found = (scheduler.get_worker_service_addr(address, "dashboard") for address in scheduler.workers)
+    return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
+
+
+class _Targets(RequestHandler):
+    def get(self) -> None:
+        self.set_header("Content-Type", "application/json")
+        self.write(json.dumps(targets(self.server)))
+
+
+def install(scheduler: Scheduler) -> None:
+    """Answer there; nothing happens on a scheduler without web server."""
+    if hasattr(scheduler, "http_application"):
+        scheduler.http_application.add_handlers(".*", [(PATH, _Targets, {"dask_server": scheduler})])

@@ -1,0 +1,123 @@
+"""Worker plugin: what only the worker knows, sent along with its heartbeats and shown on its ``/metrics``.
+
+Bytes are counted as blocks arrive, by the array that they belong to, so that those of a product can be compared with
+the plan's bound, to the byte, whatever else the cluster does.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from distributed import Worker, WorkerPlugin
+from distributed.diagnostics import nvml
+
+from distmm.graph import Product
+from distmm.telemetry import metrics
+from distmm.telemetry.events import Device
+
+__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "statement"]
+
+# Name of the entry in a heartbeat's metrics.
+METRIC = "distmm"
+
+# Arrays whose bytes go into a heartbeat, those of the last transfers: a product has four (A, B, C and its steps).
+KEPT = 16
+
+# Transfers that a worker tells of for a report.
+MOST_TRANSFERS = 10_000
+
+
+def own_gpu(worker: Worker) -> Device | None:
+    """Read the GPU that dask-cuda gave this worker, through NVML; None on CPU workers.
+
+    Other workers see GPUs too, all the same one: what they would report is not theirs.
+    """
+    if not any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values()):
+        return None
+    if not nvml.device_get_count():
+        return None
+    now, fixed = nvml.real_time(), nvml.one_time()
+    if now["memory-used"] is None or fixed["memory-total"] is None:
+        return None  # a device that does not tell, such as a MIG slice without permission
+    return Device(now["memory-used"], fixed["memory-total"], (now["utilization"] or 0) / 100)
+
+
+class WorkerTelemetry(WorkerPlugin):
+    """Bytes received and kernel seconds of product tasks, and the state of the worker's GPU.
+
+    Parameters
+    ----------
+    gpu : callable, optional
+        Reads the worker's GPU; None for what has none.
+    """
+
+    name = "distmm-telemetry"
+
+    def __init__(self, gpu: Callable[[Worker], Device | None] = own_gpu) -> None:
+        self.gpu = gpu
+        self.received: OrderedDict[str, int] = OrderedDict()  # array -> bytes
+        self.received_total = 0
+        self.kernel_seconds = 0.0
+        self.busy_until = 0.0
+
+    def setup(self, worker: Worker) -> None:
+        """Report with every heartbeat."""
+        self.worker = worker
+        worker.metrics[METRIC] = heartbeat
+        metrics.expose(self)
+
+    def teardown(self, worker: Worker) -> None:
+        """Report no more."""
+        worker.metrics.pop(METRIC, None)
+        metrics.withdraw(self)
+
+    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
+        """Count a block that arrived from a peer, and a product task that is done."""
+        if finish != "memory":
+            return
+        ts = self.worker.state.tasks[key]
+        if start == "flight":
+            self._receive(_array(key), ts.nbytes or 0)
+        elif isinstance(ts.run_spec, Product):
+            for entry in ts.startstops:
+                if entry["action"] == "compute":  # tasks overlap where products are queued ahead
+                    self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))
+                    self.busy_until = max(self.busy_until, entry["stop"])
+
+    def readings(self) -> Iterator[metrics.Reading]:
+        """Return what Prometheus is told."""
+        return metrics.of_worker(self)
+
+    def _receive(self, array: str, nbytes: int) -> None:
+        self.received_total += nbytes
+        self.received[array] = self.received.get(array, 0) + nbytes
+        self.received.move_to_end(array)
+        while len(self.received) > KEPT:
+            self.received.popitem(last=False)
+
+
+def _array(key: Any) -> str:
+    """Name of the array that a key belongs to."""
+    return str(key[0] if isinstance(key, tuple) else key)
+
+
+def heartbeat(worker: Worker) -> dict[str, Any]:
+    """Return what the worker's plugin knows, as plain numbers."""
+    plugin = worker.plugins.get(WorkerTelemetry.name)
+    if plugin is None:
+        return {}
+    device = plugin.gpu(worker)
+    return {
+        "received": dict(plugin.received),
+        "kernel_seconds": plugin.kernel_seconds,
+        "device": (device.used, device.total, device.utilization) if device else None,
+    }
+
+
+def statement(dask_worker: Worker) -> dict[str, Any]:
+    """Return what the next heartbeat will say, and the last transfers. Runs on workers (``client.run``)."""
+    log = list(dask_worker.transfer_incoming_log)[-MOST_TRANSFERS:]
+    transfers = [(_array(key), entry["start"], entry["stop"]) for entry in log for key in list(entry["keys"])[:1]]
+    return heartbeat(dask_worker) | {"transfers": transfers}

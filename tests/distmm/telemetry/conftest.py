@@ -1,0 +1,148 @@
+"""A real browser and a real Prometheus for the tests of what people look at.
+
+On a machine without them the tests skip; where DISTMM_CI is set, as ``.ci/run`` does, they fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import os
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+
+def program(*names: str) -> str:
+    """Path of the first of these programs that is installed."""
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    message = f"none of {', '.join(names)} is installed (on Debian: apt-get install chromium prometheus)"
+    if os.environ.get("DISTMM_CI"):
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def promtool() -> str:
+    return program("promtool")
+
+
+@pytest.fixture(scope="session")
+def prometheus() -> str:
+    return program("prometheus")
+
+
+class Browser:
+    """A page in headless Chromium, driven by its own remote debugging protocol."""
+
+    def __init__(self, folder: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.errors: list[str] = []
+        self.messages = 0
+        self.log = (folder / "chromium.log").open("w")
+        self.process = subprocess.Popen(
+            [
+                program("chromium", "chromium-browser", "google-chrome"), "--headless=new", "--no-sandbox",
+                "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
+                "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "about:blank",
+            ],
+            stdout=self.log, stderr=self.log,
+        )  # fmt: skip
+        self.socket = self.loop.run_until_complete(self._connect(folder / "profile" / "DevToolsActivePort"))
+        for domain in ("Page", "Runtime", "Log"):
+            self.call(f"{domain}.enable")
+
+    async def _connect(self, port_file: Path) -> WebSocketClientConnection:
+        deadline = time.monotonic() + 120
+        while not port_file.exists() or not port_file.read_text().strip():
+            assert self.process.poll() is None, "Chromium has ended"
+            assert time.monotonic() < deadline, "Chromium does not listen"
+            await asyncio.sleep(0.1)
+        port = port_file.read_text().split()[0]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
+            (page,) = [target for target in json.load(answer) if target["type"] == "page"]
+        return await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=1 << 28)
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """Ask the browser something, and take note of errors on the page meanwhile."""
+        return self.loop.run_until_complete(asyncio.wait_for(self._call(method, params), 120))
+
+    async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
+        self.messages += 1
+        number = self.messages
+        await self.socket.write_message(json.dumps({"id": number, "method": method, "params": params}))
+        while True:
+            text = await self.socket.read_message()
+            assert text is not None, "Chromium has closed the connection"
+            message = json.loads(text)
+            if message.get("id") == number:
+                assert "error" not in message, message["error"]
+                return message["result"]
+            if message.get("method") == "Runtime.exceptionThrown":
+                details = message["params"]["exceptionDetails"]
+                self.errors.append(details.get("exception", {}).get("description") or details["text"])
+            elif message.get("method") == "Log.entryAdded" and message["params"]["entry"]["level"] == "error":
+                self.errors.append(message["params"]["entry"]["text"])
+
+    def open(self, url: str, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
+        """Load a page in a window of this size, for a reader who prefers this colour scheme."""
+        self.errors.clear()
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
+        )  # fmt: skip
+        self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
+        self.call("Page.navigate", url=url)
+
+    def evaluate(self, expression: str) -> Any:
+        """Value of a JavaScript expression on the page."""
+        result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in result, result["exceptionDetails"]
+        return result["result"].get("value")
+
+    def until(self, expression: str, seconds: float = 120) -> Any:
+        """Wait until a JavaScript expression is true on the page; return its value."""
+        deadline = time.monotonic() + seconds
+        while not (value := self.evaluate(expression)):
+            assert self.errors == [], self.errors
+            assert time.monotonic() < deadline, f"not true within {seconds} s: {expression}; errors: {self.errors}"
+            time.sleep(0.1)
+        return value
+
+    def screenshot(self, path: Path) -> bytes:
+        """Take a picture of the window, and keep it as a file."""
+        picture = base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+        path.write_bytes(picture)
+        return picture
+
+    def close(self) -> None:
+        self.socket.close()
+        self.process.terminate()
+        self.process.wait(30)
+        self.log.close()
+        self.loop.close()
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    yield browser
+    browser.close()
+
+
+@pytest.fixture(scope="session")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder for screenshots: DISTMM_SCREENSHOTS, to look at them, else a temporary one."""
+    kept = os.environ.get("DISTMM_SCREENSHOTS")
+    folder = Path(kept) if kept else tmp_path_factory.mktemp("screenshots")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

@@ -1,0 +1,213 @@
+"""The dashboard's page in a real browser: while a product runs, after a killed worker, for 1 and 256 workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Scheduler, secede, wait
+
+from distmm import matmul
+from distmm.cost import ClusterSpec
+from distmm.geometry import Problem
+from distmm.plan import make_plan
+from distmm.telemetry import client as telemetry
+from distmm.telemetry import dashboard, theme
+from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.record import Record
+from distmm.telemetry.scheduler import Telemetry
+
+# A model on the page, by its name, and the data that it draws.
+MODEL = "Bokeh.documents[0].get_model_by_name('distmm-{}')"
+DATA = MODEL + ".renderers[0].data_source.data"
+READY = "window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].get_model_by_name('distmm-{}') && true"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Client]:
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address="127.0.0.1:0") as two,
+        Client(two, set_as_default=False) as client,
+    ):
+        telemetry.install(client)
+        with client.as_current():
+            yield client
+
+
+def address(client: Client, path: str) -> str:
+    return client.dashboard_link.rsplit("/", 1)[0] + path
+
+
+def shown(browser: Any, pane: str) -> None:
+    """Wait until a pane shows a record and is drawn."""
+    browser.until(READY.format(pane))
+    browser.until(f"Array.from({DATA.format(pane)}.x).length > 0")
+    browser.until("Bokeh.documents[0].is_idle")
+
+
+def shut(array: da.Array, gate: Path) -> da.Array:
+    """Blocks that are not done until the gate, a file, is there; other tasks run on their workers meanwhile."""
+
+    def wait_for_gate(block: np.ndarray) -> np.ndarray:
+        secede()
+        deadline = time.monotonic() + 120
+        while not gate.exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return block
+
+    return array.map_blocks(wait_for_gate, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
+
+
+def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path
+) -> None:
+    browser.open(address(cluster, "/status"))
+    browser.until("document.querySelector('.navbar a[href=distmm]') !== null")
+    browser.open(address(cluster, "/distmm"))
+    browser.until(READY.format("head"))
+    browser.until("Bokeh.documents[0].is_idle")
+    assert "No product yet" in browser.evaluate(MODEL.format("head") + ".text")
+
+    A, B = (da.random.default_rng(seed).random((8 * 64,) * 2, chunks=64, dtype="f4") for seed in (1, 2))
+    A = da.concatenate(
+        [A[:, :256], shut(A[:, 256:], tmp_path / "gate")], axis=1
+    )  # the second half of each chain has to wait
+    C = matmul(A, B, client=cluster)
+    product = C.name
+    C = cluster.persist(C)
+    deadline = time.monotonic() + 120
+    while (figures := telemetry.figures(cluster, product)) is None or 2 * figures.done < figures.total:
+        assert time.monotonic() < deadline, figures
+        time.sleep(0.1)
+    half = figures.done
+    shown(browser, "blocks")
+    browser.until(f"Array.from({DATA.format('blocks')}.done).every(done => done == 0.5)")
+    assert browser.evaluate(f"new Set({DATA.format('blocks')}.fill).size") == 2  # two owners, two colours
+    head = browser.until(f"{MODEL.format('head')}.text.includes('{half} of {2 * half}') && {MODEL.format('head')}.text")
+    assert "0 of 64" in head
+    assert "running" in head
+    browser.screenshot(pictures / "running.png")
+
+    pids = cluster.run(os.getpid)
+    os.kill(next(iter(pids.values())), signal.SIGKILL)
+    browser.until(f"{MODEL.format('head')}.text.includes('lost')")
+    (tmp_path / "gate").touch()
+    wait(C, timeout=120)
+    browser.until(f"Array.from({DATA.format('blocks')}.done).every(done => done == 1)")
+    browser.until(f"Array.from({DATA.format('blocks')}.edge).includes('{theme.AGAIN}')")
+    head = browser.until(f"{MODEL.format('head')}.text.includes('complete') && {MODEL.format('head')}.text")
+    assert "64 of 64" in head
+    assert "step lost, computed again" in head
+    browser.until("Bokeh.documents[0].is_idle")
+    browser.screenshot(pictures / "killed.png")
+    assert browser.errors == []
+    assert telemetry.figures(cluster, product).again > 0  # type: ignore[union-attr]
+
+
+def synthetic(workers: int) -> Record:
+    """The record of a product half done in 30 s on this many GPUs, with a loss, blocks from disk and a failed check."""
+    problem = Problem(131072, 131072, 131072, np.dtype("f4"))
+    spec = ClusterSpec(workers, int(250e9), "cuda", problem.flops / workers / 60, 5e10)
+    plan = make_plan(problem, spec, edges=(4096, 8192, 4096))
+    now = time.time()
+    kept = range(32)
+    record = Record(f"distmm-matmul-{workers}", plan, now - 31, kept=kept)
+    names = [f"node{worker // 8:02d}-gpu{worker % 8}" for worker in range(workers)]
+    rng = np.random.default_rng(workers)
+    free = dict.fromkeys(names, now - 30)
+    for step in range(record.steps):
+        for i in range(record.rows):
+            for j in range(record.columns):
+                chain, owner = record.chain((), i, j), names[plan.grid.owner(i, j)]
+                if chain in kept:
+                    continue
+                record.want(chain, step, owner)
+                seconds = float(record.step_flops[chain, step] / spec.rate * (1 + 0.2 * rng.random()))
+                if free[owner] + seconds < now:
+                    start = free[owner] + 0.05 * seconds
+                    record.add(Run(chain, step, owner, start, start + seconds))
+                    free[owner] = start + seconds
+    for at, name in enumerate(names):
+        for tenth in range(10):
+            time_, blocks = now - 30 + 3 * tenth, int(plan.cost.peak_bytes * (0.05 * tenth + 0.4 * rng.random()))
+            received = int(plan.bytes_moved / workers * 0.05 * rng.random() * 2)
+            record.add(Transfer(name, time_, time_ + 0.4))
+            record.add(Sample(time_, name, blocks, blocks + 10**9, received))
+        if at % 40 == 7:
+            record.add(Left(now - 10, name))
+    for chain in (100, 101, 102):
+        record.add(Again(now, chain, 0, finished=True))
+    record.add(Checked(now, 200, passed=False))
+    return record
+
+
+@pytest.mark.parametrize("workers", [1, 256])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_page_is_readable_with_one_worker_and_with_many(
+    cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
+) -> None:
+    record = synthetic(workers)
+
+    def show(dask_scheduler: Scheduler) -> None:
+        dask_scheduler.plugins[Telemetry.name]._open(record)
+
+    cluster.run_on_scheduler(show)
+    browser.open(address(cluster, "/distmm"), scheme=scheme)
+    shown(browser, "blocks")
+    shown(browser, "rate")
+    assert browser.evaluate(f"Array.from({DATA.format('blocks')}.x).length") == 32 * 32
+    assert browser.evaluate(f"Array.from({DATA.format('rate')}.x).length") == workers
+    palette = theme.DARK if scheme == "dark" else theme.LIGHT
+    assert browser.evaluate(MODEL.format("rate") + ".title.text_color") == palette["ink"]
+    red, green, blue = (int(palette["ground"][at : at + 2], 16) for at in (1, 3, 5))
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"
+    # No label runs into the next one, and nothing is wider than the window.
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert len(browser.evaluate(MODEL.format("rate") + ".below[0].ticker.ticks")) <= 24
+    browser.screenshot(pictures / f"{workers}-{scheme}.png")
+    assert browser.errors == []
+
+
+@pytest.mark.parametrize("pane", dashboard.PANES.values())
+def test_each_pane_stands_alone_and_the_labextension_finds_it(
+    cluster: Client, browser: Any, pictures: Path, pane: str
+) -> None:
+    with urllib.request.urlopen(address(cluster, "/individual-plots.json")) as answer:
+        listed = json.load(answer)
+    assert listed[f"Distmm {pane.title()}"] == f"/individual-distmm-{pane}"
+    assert "Individual Task Stream" in listed
+    record = synthetic(4)
+    cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
+    # JupyterLab's panes are small, and its theme is asked for in the address.
+    browser.open(address(cluster, listed[f"Distmm {pane.title()}"] + "?theme=dark"), width=420, height=320)
+    shown(browser, pane)
+    assert browser.evaluate("document.querySelector('.navbar') === null")
+    assert browser.evaluate(MODEL.format(pane) + ".title.text_color") == theme.DARK["ink"]
+    width = browser.evaluate(MODEL.format(pane) + ".inner_width")
+    assert 250 < width <= 420
+    browser.screenshot(pictures / f"pane-{pane}.png")
+    assert browser.errors == []
+
+
+def test_a_cluster_without_dashboard_computes_all_the_same() -> None:
+    with (
+        LocalCluster(
+            n_workers=1, processes=False, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+        ) as one,
+        Client(one, set_as_default=False) as client,
+    ):  # fmt: skip
+        C = client.compute(matmul(da.ones((8, 8), chunks=4), da.ones((8, 8), chunks=4), client=client), sync=True)
+    np.testing.assert_array_equal(C, np.full((8, 8), 8.0))

@@ -1,0 +1,118 @@
+"""Progress on terminals, in files and in notebooks, and the figures that it writes."""
+
+from __future__ import annotations
+
+import io
+import math
+import time
+
+import dask.array as da
+import pytest
+from distributed import Client
+from rich.console import Console
+
+from distmm import matmul
+from distmm.telemetry import units
+from distmm.telemetry.progress import live, watch
+from distmm.telemetry.record import Figures
+
+
+def figures(done: int, seconds: float, state: str = "running", again: int = 0) -> Figures:
+    """Of a product of 80 steps and 8 TFLOP, after so many seconds."""
+    rate = done * 1e11 / seconds
+    left = (80 - done) * 1e11 / rate if done else math.inf
+    return Figures(done, 80, 0, 16, done * 1e11, seconds, rate, left, 0, 0, again, 0, 0, 0, 0, state)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (0, "B", "0 B"),
+        (999, "B", "999 B"),
+        (999.7, "B", "1 kB"),
+        (4.29e9, "B", "4.29 GB"),
+        (5.25e13, "FLOP/s", "52.5 TFLOP/s"),
+        (3e21, "B", "3e+03 EB"),
+    ],
+)
+def test_sizes_and_rates_have_three_digits_and_a_prefix(value: float, unit: str, text: str) -> None:
+    assert units.scaled(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.01234, "0.0123 s"), (99.94, "99.9 s"), (99.96, "1 min 40 s"), (3599, "59 min 59 s"), (7850, "2 h 10 min")],
+)
+def test_durations_are_written_as_people_say_them(seconds: float, text: str) -> None:
+    assert units.duration(seconds) == text
+
+
+def test_names_are_ordered_by_their_numbers() -> None:
+    names = ["gpu10", "gpu9", "10.0.0.2:40", "3", "node1-gpu2"]
+    assert sorted(names, key=units.natural) == ["3", "10.0.0.2:40", "gpu9", "gpu10", "node1-gpu2"]
+
+
+def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    console = Console(file=io.StringIO(), force_terminal=False)
+    with live(console, quiet_seconds=5) as report:
+        for second, done, state in [
+            (4, 10, "running"),
+            (5, 20, "running"),
+            (9, 30, "running"),
+            (12, 60, "running"),
+            (13, 80, "complete"),
+            (14, 80, "complete"),
+        ]:
+            now = 100.0 + second
+            report(None)
+            report(figures(done, second, state, again=3 if done == 60 else 0))
+    assert console.file.getvalue().splitlines() == [  # type: ignore[attr-defined]
+        "20 of 80 steps, 400 GFLOP/s, 15 s left",
+        "60 of 80 steps, 500 GFLOP/s, 4 s left, 3 computed again",
+        "80 of 80 steps, 615 GFLOP/s, complete after 13 s",
+    ]
+
+
+def test_a_terminal_gets_a_live_line() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with live(console) as report:
+        report(None)
+        report(figures(0, 1.0))
+        report(figures(80, 10.0, "complete"))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "80/80 steps" in text
+    assert "800 GFLOP/s, complete after 10 s" in text
+
+
+CELLS = """
+import io, time
+from distmm.telemetry import progress
+from distmm.telemetry.record import Figures
+with progress.live() as report:
+    for done in (0, 40, 80):
+        report(Figures(done, 80, 0, 16, done * 1e11, 10.0, done * 1e10, 10.0, 0, 0, 0, 0, 0, 0, 0, "running"))
+"""
+
+
+def test_a_notebook_gets_one_line_below_the_cell_that_changes_in_place() -> None:
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELLS)])
+    nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
+    (output,) = book.cells[0].outputs
+    assert "80/80 steps, 800 GFLOP/s, 10 s left" in output["data"]["text/plain"]
+    assert "80/80 steps" in output["data"]["text/html"]
+
+
+def test_a_product_is_watched_until_it_is_done(client: Client) -> None:
+    console = Console(file=io.StringIO(), force_terminal=False)
+    C = matmul(da.ones((256, 256), chunks=64), da.ones((256, 256), chunks=64), client=client)
+    with pytest.raises(ValueError, match="knows no product"):
+        watch(C, client=client, console=console)
+    kept = client.persist(C)
+    last = watch(kept, client=client, console=console)
+    assert (last.state, last.blocks_done, last.blocks) == ("complete", 16, 16)
+    assert last.flops == 2 * 256**3
+    assert "16 of 16 steps" in console.file.getvalue() or last.total > 16  # type: ignore[attr-defined]
+    assert "complete after" in console.file.getvalue()  # type: ignore[attr-defined]

@@ -1,0 +1,249 @@
+"""A record adds up events; the scheduler's plugin states them as they happen on real clusters."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Iterator
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, wait
+
+from distmm import gemm, matmul, plan
+from distmm.cost import ClusterSpec
+from distmm.geometry import Problem
+from distmm.plan import make_plan
+from distmm.telemetry import client as telemetry
+from distmm.telemetry import metrics
+from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
+from distmm.telemetry.record import MOST_SAMPLES, Record
+from distmm.telemetry.scheduler import KEPT, Telemetry
+
+
+@pytest.fixture
+def current(client: Client) -> Iterator[Client]:
+    with client.as_current():
+        yield client
+
+
+def record(m: int = 100, k: int = 100, n: int = 60, batch: tuple[int, ...] = (), **options: object) -> Record:
+    """Of a product with blocks of 50 x 40 x 30, submitted at the time 1000."""
+    problem = Problem(m, k, n, np.dtype("f4"), batch, batch)
+    made = make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e12, 1e9), edges=(50, 40, 30))
+    return Record("C-1", made, 1000.0, **options)  # type: ignore[arg-type]
+
+
+def run_all(r: Record, worker: str = "w", seconds: float = 2.0) -> None:
+    """Run every step that is not done, one after another, from 1001 on."""
+    at = 1001.0
+    for chain in range(r.chains):
+        for step in range(r.steps):
+            r.want(chain, step, worker)
+    for chain, step in np.argwhere(r.expected & ~r.done):
+        r.add(Run(int(chain), int(step), worker, at, at + seconds))
+        at += seconds
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 3)])
+@pytest.mark.parametrize(("m", "k", "n"), [(100, 100, 60), (101, 83, 61), (50, 40, 30), (1, 1, 1)])
+def test_the_operations_of_all_steps_are_those_of_the_product(m: int, k: int, n: int, batch: tuple[int, ...]) -> None:
+    r = record(m, k, n, batch)
+    assert r.step_flops.shape == (r.chains, r.steps)
+    assert r.step_flops.sum() == r.plan.problem.flops
+
+
+def test_chains_are_numbered_like_the_blocks_of_the_plan() -> None:
+    r = record(101, 83, 61, (2, 3))
+    indices = [r.chain(*index) for index in r.plan.blocking.c_indices()]
+    assert indices == list(range(r.chains))
+    assert r.block(indices[-1]) == "C[1, 2, 2, 2]" or r.block(indices[-1]).startswith("C[")
+
+
+def test_rate_and_time_left_count_from_the_first_step() -> None:
+    r = record()
+    assert (r.figures(1000.5).state, r.figures(1000.5).left) == ("waiting", math.inf)
+    for chain in range(r.chains):
+        for step in range(r.steps):
+            r.want(chain, step, "w")
+    half = r.steps * r.chains // 2
+    flops = 0.0
+    for chain, step in np.argwhere(r.wanted)[:half]:
+        r.add(Run(int(chain), int(step), "w", 1010.0, 1012.0))
+        flops += r.step_flops[chain, step]
+    f = r.figures(1015.0)
+    assert (f.done, f.total, f.state, f.seconds) == (half, r.wanted.sum(), "running", 5.0)
+    assert f.rate == flops / 5
+    assert f.left == pytest.approx((r.plan.problem.flops - flops) / f.rate)
+    run_all(r)
+    f = r.figures(2000.0)
+    assert (f.state, f.left, f.blocks_done) == ("complete", 0.0, r.chains)
+
+
+def test_a_lost_result_counts_until_it_is_there_again() -> None:
+    r = record()
+    run_all(r)
+    r.add(Left(1100.0, "w"))
+    r.add(Again(1100.0, 0, 0, finished=True))
+    r.add(Again(1100.1, 1, 0, finished=True))
+    r.add(Again(1100.1, 2, 0, finished=False))
+    f = r.figures(1101.0)
+    assert (f.state, f.again, f.interrupted, f.blocks_done) == ("running", 2, 1, r.chains - 3)
+    assert [str(incident) for incident in r.incidents] == [
+        "worker w lost",
+        "2 x step lost, computed again",
+        "run interrupted, repeated",
+    ]
+    for chain in range(3):
+        r.add(Run(chain, 0, "v", 1102.0, 1103.0))
+    assert r.figures(1200.0).state == "complete"
+    assert r.owners[0] == "v"
+    # Work that was done twice counts for the workers, and once for the product.
+    assert sum(lane.flops for lane in r.lanes.values()) > r.figures(1200.0).flops == r.plan.problem.flops
+
+
+def test_a_job_that_goes_on_has_only_the_missing_blocks_to_do() -> None:
+    r = record(title="/data/C.zarr", kept=[0, 1])
+    f = r.figures(1000.0)
+    assert (f.blocks_done, f.resumed, f.total) == (2, 2, (r.chains - 2) * r.steps)
+    assert not r.complete
+    run_all(r)
+    assert r.complete
+    r.add(Checked(1200.0, 2, passed=False))
+    assert r.figures(1200.0).refuted == 1
+    r.add(Checked(1201.0, 2, passed=True))
+    assert (r.figures(1201.0).refuted, r.refutations) == (0, 1)
+
+
+def test_failed_and_cancelled_products_come_to_an_end() -> None:
+    r = record()
+    r.want(0, 0, "w")
+    r.add(Dropped(1001.0, 0, 0, ""))
+    assert r.figures(1002.0).state == "cancelled"
+    r.add(Dropped(1001.0, 0, 0, "MemoryError: 3 GB"))
+    assert (r.figures(1002.0).state, r.figures(1002.0).failed) == ("failed", 1)
+    assert str(r.incidents[0]) == "C[0, 0], step 0: MemoryError: 3 GB"
+
+
+def test_the_present_rate_of_a_worker_falls_when_it_has_nothing_to_do() -> None:
+    r = record()
+    run_all(r, seconds=0.5)
+    lane = r.lanes["w"]
+    end = r.stopped or 0.0
+    assert lane.rate(end) == pytest.approx(lane.busy_rate)
+    assert 0 < lane.rate(end + 5) < lane.rate(end)
+    assert lane.rate(end + 60) == 0
+
+
+def test_runs_that_overlap_count_once_as_busy_time() -> None:
+    r = record()
+    for start in (1001.0, 1001.5, 1002.0, 1010.0):
+        r.want(0, 0, "w")
+        r.add(Run(0, 0, "w", start, start + 1.0))
+    assert r.lanes["w"].seconds == 3.0
+    assert r.lanes["w"].busy_rate == 4 * r.step_flops[0, 0] / 3
+
+
+def test_samples_are_thinned_and_the_peak_is_kept() -> None:
+    r = record()
+    for second in range(10 * MOST_SAMPLES):
+        device = Device(second, 10**6, 0.5)
+        r.add(Sample(1000.0 + second, "w", 10**6 if second == 777 else 5, 9, received=2, device=device))
+    lane = r.lanes["w"]
+    assert MOST_SAMPLES / 2 <= len(lane.samples) <= MOST_SAMPLES
+    assert lane.peak_blocks == 10**6
+    assert lane.received == 2 * 10 * MOST_SAMPLES
+    gaps = np.diff([at for at, *_ in lane.samples])
+    assert gaps.max() <= 2 * gaps.min()
+
+
+def test_a_record_of_thousands_of_tasks_travels_in_a_few_megabytes() -> None:
+    problem = Problem(400_000, 400_000, 400_000, np.dtype("f2"))
+    made = make_plan(problem, ClusterSpec(64, int(140e9), "cuda", 7e14, 5e10))
+    r = Record("C", made, 0.0)
+    run_all(r, seconds=1e-3)
+    assert r.complete
+    assert len(pickle.dumps(r)) < 8e6
+
+
+def test_figures_of_a_real_product_are_exact(current: Client) -> None:
+    A, B = (da.random.default_rng(seed).random((8 * 48, 8 * 48), chunks=48) for seed in (1, 2))
+    made = plan(A, B, client=current)
+    C = matmul(A, B, client=current)
+    assert telemetry.read(current, C.name) is None
+    kept = current.persist(C)
+    wait(kept)
+    r = telemetry.read(current, C.name)
+    assert r is not None
+    f = r.figures(time.time())
+    assert (f.state, f.done, f.total, f.blocks_done) == ("complete", made.cost.tasks, made.cost.tasks, 64)
+    assert f.flops == made.problem.flops
+    assert f.moved == f.bound == made.bytes_moved
+    assert sum(lane.steps for lane in r.lanes.values()) == made.cost.tasks
+    assert {r.owners[r.chain((), i, j)] for i in range(8) for j in range(8)} == set(r.lanes)
+    assert sum(len(t) for t in (r.runs, r.transfers)) > made.cost.tasks
+    assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
+    # Memory is sampled with each heartbeat; the last look is the one that `read` took.
+    assert all(lane.samples for lane in r.lanes.values())
+
+
+def test_the_same_product_again_is_a_new_record(current: Client) -> None:
+    A = da.ones((64, 64), chunks=32)
+    C = matmul(A, A, client=current)
+    for _ in range(2):
+        current.compute(C.sum(), sync=True)
+        deadline = time.monotonic() + 10
+        while current.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    f = telemetry.figures(current, C.name)
+    assert f is not None
+    assert (f.state, f.again, f.done) == ("complete", 0, f.total)
+
+
+def test_waves_that_a_job_names_are_one_record(current: Client) -> None:
+    A = da.ones((64, 64), chunks=32)
+    current.compute(matmul(A, A, client=current).sum(), sync=True)  # telemetry is there
+    C = gemm(2, A, A, client=current)
+    current.log_event(TOPIC, {"event": "begin", "job": "j7", "path": "/data/C.zarr", "kept": [[0, 1], [1, 0]]})
+    current.log_event(TOPIC, {"event": "wave", "job": "j7", "product": C.name})
+    for i in (0, 1):
+        current.compute(C.blocks[i, i], sync=True)
+    f = telemetry.figures(current, "j7")
+    assert f is not None
+    assert (f.state, f.blocks_done, f.resumed) == ("complete", 4, 2)
+    assert telemetry.figures(current, C.name) is None
+
+
+def test_a_failing_product_says_why(current: Client) -> None:
+    def fail(block: np.ndarray) -> np.ndarray:
+        if block.size:
+            return block.astype(object)  # which no kernel takes
+        return block
+
+    A = da.ones((64, 64), chunks=32)
+    C = matmul(A.map_blocks(fail, dtype="f8"), A, client=current)
+    with pytest.raises(Exception, match=r"."):
+        current.compute(C, sync=True)
+    r = telemetry.read(current, C.name)
+    assert r is not None
+    assert r.figures(time.time()).state == "failed"
+    assert any("step 0" in str(incident) for incident in r.incidents)
+
+
+def test_old_records_go_and_the_counters_stay(current: Client) -> None:
+    def counters(dask_scheduler: Scheduler) -> tuple[int, float]:
+        plugin = dask_scheduler.plugins[Telemetry.name]
+        readings = list(metrics.of_scheduler(plugin))
+        return len(plugin.records), sum(value for name, _, value in readings if name == "distmm_flops")
+
+    A = da.ones((32, 32), chunks=16)
+    current.compute(matmul(A, A, client=current), sync=True)
+    _, before = current.run_on_scheduler(counters)
+    for factor in range(KEPT + 2):
+        current.compute(gemm(factor + 3, A, A, client=current), sync=True)
+    held, after = current.run_on_scheduler(counters)
+    assert held == KEPT
+    assert after - before == (KEPT + 2) * 2 * 32**3

@@ -1,0 +1,151 @@
+"""The report: one HTML file that a browser shows without asking anybody else, for real jobs and for large clusters."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from distmm import job
+from distmm.cost import ClusterSpec
+from distmm.geometry import Problem
+from distmm.plan import make_plan
+from distmm.telemetry import charts, report, theme
+from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.record import Figures, Record
+
+
+class Balance(HTMLParser):
+    """Notes elements that are opened and never closed, and everything that a page would load."""
+
+    VOID = ("meta", "br", "hr", "img", "link")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loads += [str(value) for name, value in attrs if name in ("src", "href")]
+        if tag in ("script", "link", "img", "iframe"):
+            self.loads.append(tag)
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def run(workers: int) -> Record:
+    """A product on so many workers, 10 s long, with everything that can happen."""
+    problem = Problem(65536, 65536, 65536, np.dtype("f4"))
+    made = make_plan(problem, ClusterSpec(workers, int(1e11), "cuda", 2e14, 5e10), edges=(2048, 4096, 2048))
+    r = Record("distmm-matmul-1", made, 1000.0)
+    names = [f"node{rank // 8:02d}-gpu{rank % 8}" for rank in range(workers)]
+    for chain in range(r.chains):
+        name = names[chain % workers]
+        for step in range(r.steps):
+            r.want(chain, step, name)
+            start = 1000.0 + 10 * (step + (chain // workers * workers) / r.chains) / r.steps
+            r.add(Run(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
+        r.add(Checked(1010.0, chain, passed=chain != 3))
+    for name in names:
+        for second in range(10):
+            r.add(Transfer(name, 1000.0 + second, 1000.3 + second))
+            r.add(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
+    r.add(Left(1005.0, names[0]))
+    r.add(Again(1005.0, 0, 0, finished=True))
+    return r
+
+
+@pytest.mark.parametrize("workers", [1, 256])
+def test_a_report_is_one_file_that_loads_nothing(workers: int, tmp_path: Path) -> None:
+    rows = [("largest error", "0.1 of <its> bound")]
+    path = report.write(tmp_path / "C.report.html", run(workers), title="/data/C & D.zarr", certificate=rows)
+    text = path.read_text()
+    assert len(text) < 1_000_000
+    parser = Balance()
+    parser.feed(text)
+    assert parser.open == []
+    assert parser.loads == []
+    assert re.findall(r"url\(|@import|http", text) == []
+    assert "C &amp; D.zarr" in text
+    assert "0.1 of &lt;its&gt; bound" in text
+    assert "5.0 s" in text  # when the worker was lost
+    assert text.count("<svg") == 4
+    assert "nan" not in text.lower().replace("nano", "")
+    assert [file.name for file in tmp_path.iterdir()] == ["C.report.html"]
+
+
+def test_a_report_of_a_product_that_never_ran_says_so() -> None:
+    r = run(2)
+    empty = Record("distmm-matmul-2", r.plan, 1000.0)
+    text = report.html(empty)
+    assert "waiting, 0 of 1024 blocks" in text
+    assert "not checked" in text
+
+
+def test_the_rate_over_time_adds_up_to_all_operations() -> None:
+    r = run(4)
+    begin, seconds = r.started or 0.0, (r.stopped or 0.0) - (r.started or 0.0)
+    times, rates = report._rate(r, begin, seconds)
+    step = seconds / len(times)
+    total = sum(r.step_flops[run.chain, run.step] for run in r.runs)
+    assert np.sum(rates) * step == pytest.approx(total)
+
+
+def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
+    chart = charts.Chart(10, 20, "")
+    apart = charts._intervals(chart, [(0, 1), (5, 6)], 3)
+    touching = charts._intervals(chart, [(5, 6), (0, 4.9999)], 3)
+    assert (apart.count("M"), touching.count("M")) == (2, 1)
+
+
+def test_axes_have_five_to_ten_ticks() -> None:
+    for extent in (0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5):
+        assert 5 <= extent / charts._round_step(extent) <= 10
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path, scheme: str) -> None:
+    path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr")
+    browser.open(f"file://{path}", width=1100, height=2000, scheme=scheme)
+    browser.until("document.querySelectorAll('svg').length == 4")
+    palette = theme.DARK if scheme == "dark" else theme.LIGHT
+    ground = [int(palette["ground"][at : at + 2], 16) for at in (1, 3, 5)]
+    assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb({}, {}, {})".format(*ground)
+    assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    # 16 lanes, each as wide as the chart.
+    lanes = (
+        "[...document.querySelectorAll('svg')[0].querySelectorAll('path[stroke]')].map(path => path.getBBox().width)"
+    )
+    assert sum(width > 800 for width in browser.evaluate(lanes)) >= 16
+    browser.screenshot(pictures / f"report-{scheme}.png")
+    assert browser.errors == []
+
+
+def test_a_job_leaves_a_report_and_shows_its_progress(client: Client, tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    a, b = rng.random((200, 160)), rng.random((160, 120))
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+    seen: list[Figures] = []
+    summary = job.multiply(
+        tmp_path / "A.npy", tmp_path / "B.npy", tmp_path / "C.npy", client=client, blocks=(50, 40, 40),
+        progress=seen.append,
+    )  # fmt: skip
+    np.testing.assert_allclose(np.load(tmp_path / "C.npy"), a @ b)
+    last = seen[-1]
+    assert (last.state, last.blocks_done, last.blocks) == ("complete", 12, 12)
+    assert last.flops == 2 * 200 * 160 * 120
+    assert summary.report == str(tmp_path / "C.npy.report.html")
+    text = (tmp_path / "C.npy.report.html").read_text()
+    assert "complete, 12 of 12 blocks" in text
+    assert "12 blocks passed, 0 failed" in text
+    assert "12 written in this run" in text
+    assert str(tmp_path / "C.npy.certificate.json") in text
