@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from distmm.cli import bench, demo, info, multiply, plan, verify
+from distmm.cli import bench, demo, info, multiply, plan, submit, verify
 from distmm.errors import DistmmError, WrongResultError
 
 __all__ = ["app"]
@@ -86,6 +86,6 @@ def distmm(
     """
 
 
-for command in (demo.demo, multiply.multiply, plan.plan, verify.verify, info.info):
+for command in (demo.demo, multiply.multiply, plan.plan, verify.verify, submit.submit, info.info):
     app.command()(command)
 app.add_typer(bench.app, name="bench")

@@ -1,0 +1,150 @@
+"""A real Slurm: products submitted, followed, stopped before the walltime, requeued, cancelled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distmm.errors import InputError
+from distmm.storage import open_matrix
+from distmm.submit import jobfile, slurm as batch, slurm_script
+from typer.testing import CliRunner
+
+pytestmark = pytest.mark.slow
+
+JOB = """\
+[product]
+a = "A.npy"
+b = "B.npy"
+c = "C.zarr"
+[run]
+folder = "run"
+walltime = "5m"
+grace = "1m"
+[workers]
+nodes = 2
+device = "cpu"
+cpus = 1
+memory = "1GB"
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(6)
+    np.save(tmp_path / "A.npy", rng.integers(-9, 9, (300, 200)))
+    np.save(tmp_path / "B.npy", rng.integers(-9, 9, (200, 250)))
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A Python in whose place ``-m distmm multiply`` counts to 2 in a file, once a start, until it has been stopped twice."""
+    client = tmp_path / "client.py"
+    client.write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[ "$2 $3" = "distmm multiply" ] && exec {sys.executable} {client} {tmp_path}/starts\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes.
+STAND_IN = """\
+import os, signal, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write("started\\n")
+if open(sys.argv[1]).read().count("started") == 3:
+    sys.exit(0)
+def stop(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write("stopped\\n")
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+time.sleep(300)
+"""
+
+
+def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, str]:
+    job = jobfile.load(job_file, changes)
+    return job, batch.submit(job, python=str(python))
+
+
+def _until(path: Path, text: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and text in path.read_text()):
+        assert time.monotonic() < deadline, f"{path} does not say {text!r}"
+        time.sleep(0.3)
+
+
+def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
+    from distmm.cli.app import app
+
+    done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", "slurm"])
+    assert done.exit_code == 0, done.output
+    expected = np.load(job_file.parent / "A.npy") @ np.load(job_file.parent / "B.npy")
+    assert np.array_equal(open_matrix(job_file.parent / "C.zarr")[:, :], expected)
+    assert "2 worker(s)" in done.output
+    assert "ssh -N -L 8787:127.0.0.1:" in done.output
+
+
+def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
+    slurm: Path, job_file: Path, stand_in: Path
+) -> None:
+    job, number = _submit(job_file, stand_in, "run.walltime=1m", "run.grace=20s")
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 0, said
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+    assert sum("requeued, to go on" in line for line in said) == 2
+
+
+def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
+    slurm: Path, job_file: Path, stand_in: Path
+) -> None:
+    job, number = _submit(job_file, stand_in)
+    _until(job_file.parent / "starts", "started")
+    subprocess.run(["scancel", number], check=True)
+    assert batch.follow(job, number, lambda line: None) == 75
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"]
+    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
+
+
+def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
+    job, number = _submit(job_file, stand_in)
+    _until(job_file.parent / "starts", "started")
+    steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 3
+    assert any("the workers ended before the product" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("slurm.partition=short", "PartitionTimeLimit.*walltime 5m, partition short"),
+        ("workers.nodes=3", "PartitionNodeLimit|PartitionConfig|BadConstraints"),
+    ],
+)
+def test_a_job_that_can_never_start_is_reported_and_taken_from_the_queue(
+    slurm: Path, job_file: Path, change: str, reason: str
+) -> None:
+    job = jobfile.load(job_file, [change])
+    number = batch.submit(job)
+    with pytest.raises(InputError, match=f"can never start: ({reason})"):
+        batch.follow(job, number, lambda line: None)
+    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
+
+
+def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) -> None:
+    with pytest.raises(InputError, match="sbatch refuses: .*partition"):
+        batch.submit(jobfile.load(job_file, ["slurm.partition=nowhere"]))
