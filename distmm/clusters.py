@@ -21,6 +21,8 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
+from distmm.submit import elastic, jobfile
+from distmm.tls import security
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
 
@@ -80,7 +82,8 @@ def local(
     *,
     workers: int | None = None,
     memory_limit: str | None = None,
-    dashboard: str | None = ":8787",
+    dashboard: str | None = "127.0.0.1:8787",
+    tls: str = "none",
     quiet: bool = False,
 ) -> Iterator[Client]:
     """Start a cluster on this machine, and stop it at the end of the ``with`` block.
@@ -94,7 +97,10 @@ def local(
     memory_limit : str, optional
         Host memory of each worker, such as ``"8GB"``; by default the machine's memory is shared evenly.
     dashboard : str or None
-        Address of the dashboard; a free port is taken where this one is in use. None: no dashboard.
+        Address of the dashboard, ``":8787"`` to show it to other machines; a free port is taken where this one is in
+        use. None: no dashboard.
+    tls : str
+        ``"none"``, ``"temporary"`` certificates, or a folder with some: see `distmm.tls`. UCX is not used with TLS.
     quiet : bool
         Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
 
@@ -122,6 +128,8 @@ def local(
     # The scheduler's web server is always there (it answers /health and /metrics), also without the dashboard's pages.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
+    if tls != "none":
+        arguments |= {"security": security(tls), "protocol": "tls"}
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
     with (
         dask.config.set({**SCHEDULER_CONFIG, **config}),
@@ -190,16 +198,19 @@ def _free_address(address: str) -> str:
 
 
 @contextmanager
-def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Iterator[Client]:
-    """Connect to a cluster that is there, or start a local one.
+def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
+    """Connect to a cluster that is there, or start one.
 
     Parameters
     ----------
     where : str
         ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
-        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file.
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm as
+        dask-jobqueue is configured for, ``"slurm:job.toml"`` for those that a job file describes.
     timeout : float
         Seconds to wait for the scheduler, and again for its first worker.
+    tls : str
+        As for `local`; for a cluster that is there already, the folder with its certificates.
     **options
         Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
 
@@ -215,15 +226,24 @@ def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Ite
     if where in ("local", "local-gpu", "local-cpu"):
         if where != "local":
             options["device"] = where.removeprefix("local-")
-        with local(**options) as client:
+        with local(tls=tls, **options) as client:
             yield client
         return
+    if where.partition(":")[0] == "slurm":
+        with _slurm(where, tls, options) as client:
+            yield client
+        return
+    if tls == "temporary":
+        raise InputError(
+            f"--tls temporary is for clusters that are started here, not for {where}: give the folder "
+            f"with its certificates"
+        )
     given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
     if given:
         raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
     try:
         # Not as Dask's default: a client that fails to connect would stay that until it is collected.
-        client = Client(_address(where), timeout=timeout, set_as_default=False)
+        client = Client(_address(where), timeout=timeout, security=security(tls), set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
@@ -237,6 +257,28 @@ def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Ite
                 f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
                 f"with dask cuda worker"
             ) from error
+        yield client
+
+
+@contextmanager
+def _slurm(where: str, tls: str, options: dict[str, Any]) -> Iterator[Client]:
+    """Start workers through Slurm, one node or those of a job file."""
+    _, colon, file = where.partition(":")
+    if colon:
+        given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
+        if given:
+            raise InputError(f"{' and '.join(given)} is for {file} to say: leave out, or change it there")
+        job = jobfile.load(file)
+        run, workers, slurm = job.run, job.workers, job.slurm
+        tls = run.tls if tls == "none" else tls
+    else:
+        device = "cpu" if options.get("device") == "cpu" else "gpu"
+        run, slurm = jobfile.Run(), jobfile.Slurm()
+        workers = jobfile.Workers(per_node=options.get("workers") or 1, device=device)
+    with (
+        dask.config.set(SCHEDULER_CONFIG),
+        elastic.start(run, workers, slurm, security=security(tls)) as client,
+    ):
         yield client
 
 

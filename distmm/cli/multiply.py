@@ -33,6 +33,7 @@ def multiply(
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
     blocks: options.Blocks = None,
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
@@ -51,7 +52,7 @@ def multiply(
 
     edges = options.edges(blocks) if blocks else None
     session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
-    with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+    with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         summary = run(
             client, a, b, output, overwrite=overwrite, transa=transa, transb=transb, check=check, device=device,
             blocks=edges, kernel=kernel, precision=precision,

@@ -10,7 +10,7 @@ import typer
 
 __all__ = [
     "Blocks", "Check", "CheckOption", "Cluster", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Precision",
-    "PrecisionOption", "TransA", "TransB", "Workers", "edges", "sizes",
+    "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "sizes",
 ]  # fmt: skip
 
 
@@ -55,7 +55,14 @@ def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
 
 Cluster = Annotated[
     str,
-    typer.Option(help="**local** starts one here; else a scheduler's address (tcp://host:8786) or scheduler file."),
+    typer.Option(
+        help="**local** starts one here, **slurm** or **slurm:job.toml** takes nodes from Slurm; else a scheduler's "
+        "address (tcp://host:8786) or scheduler file."
+    ),
+]
+Tls = Annotated[
+    str,
+    typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
 Workers = Annotated[

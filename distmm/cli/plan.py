@@ -21,6 +21,7 @@ def plan(
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
     blocks: options.Blocks = None,
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
@@ -39,7 +40,7 @@ def plan(
 
     edges = options.edges(blocks) if blocks else None
     left, right = session.pair(a, b, transa, transb)
-    with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+    with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         planned = distmm.plan(
             left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
             blocks=edges, client=client,

@@ -23,6 +23,7 @@ def verify(
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
 ) -> None:
     """Check that C is A @ B, wherever it was computed; exit code 1 if it is not.
 
@@ -41,7 +42,7 @@ def verify(
     if check is options.Check.none:
         raise typer.BadParameter("there is nothing to verify without a check: use freivalds or full")
     matrices = [open_matrix(path) for path in (a, b, c)]
-    with session.cluster(ctx, cluster, "auto", workers, memory_limit):
+    with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls):
         verdict = verdict_of(
             *matrices,
             check="full" if check is options.Check.full else "freivalds",

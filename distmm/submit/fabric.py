@@ -1,4 +1,7 @@
-"""Run on a node before workers start: ``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]`` prints what to use."""
+"""Run on a node before workers start, to print protocol and interface to use.
+
+``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]``
+"""
 
 from __future__ import annotations
 

@@ -315,6 +315,7 @@ def _check_together(job: Job, place: Callable[[str, str], str]) -> None:
 
 def _absolute(job: Job, folder: Path) -> Job:
     """Let relative paths start at the job file's folder."""
+
     def absolute(path: str) -> str:
         return path if "://" in path else str(folder / path)
 

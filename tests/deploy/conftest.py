@@ -1,4 +1,4 @@
-"""A real Slurm for the tests of this folder: munge, slurmctld and two slurmd of this machine, all in one temporary folder."""
+"""A real Slurm for the tests of this folder: munge, slurmctld and two slurmd, all in one temporary folder."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ SlurmdTimeout=60
 KillWait=5
 GresTypes=gpu
 SlurmdParameters=config_overrides
-NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[2]}-{ports[3]}] CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
+NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
+NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[2]}-{ports[3]}]
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=1 State=UP
 """
@@ -115,7 +116,9 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.5)
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        seen = subprocess.run(["sinfo", "-h", "-p", "all", "-N", "-o", "%t"], capture_output=True, text=True, check=False)
+        seen = subprocess.run(
+            ["sinfo", "-h", "-p", "all", "-N", "-o", "%t"], capture_output=True, text=True, check=False
+        )
         if seen.stdout.split() == ["idle"] * NODES:
             return
         time.sleep(0.3)

@@ -9,10 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
+
+from distmm import clusters
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import jobfile, slurm as batch, slurm_script
-from typer.testing import CliRunner
+from distmm.submit import jobfile
+from distmm.submit import slurm as batch
 
 pytestmark = pytest.mark.slow
 
@@ -45,7 +48,7 @@ def job_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stand_in(tmp_path: Path) -> Path:
-    """A Python in whose place ``-m distmm multiply`` counts to 2 in a file, once a start, until it has been stopped twice."""
+    """A Python whose ``-m distmm multiply`` notes its starts and stops in a file, and finishes at its third start."""
     client = tmp_path / "client.py"
     client.write_text(STAND_IN)
     python = tmp_path / "python"
@@ -89,7 +92,7 @@ def _until(path: Path, text: str, seconds: float = 60) -> None:
 def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
     from distmm.cli.app import app
 
-    done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", "slurm"])
+    done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", "slurm", "--set", "run.tls=temporary"])
     assert done.exit_code == 0, done.output
     expected = np.load(job_file.parent / "A.npy") @ np.load(job_file.parent / "B.npy")
     assert np.array_equal(open_matrix(job_file.parent / "C.zarr")[:, :], expected)
@@ -131,7 +134,7 @@ def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Pa
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ("slurm.partition=short", "PartitionTimeLimit.*walltime 5m, partition short"),
+        ("slurm.partition=short", "PartitionTimeLimit|PartitionConfig"),
         ("workers.nodes=3", "PartitionNodeLimit|PartitionConfig|BadConstraints"),
     ],
 )
@@ -146,5 +149,16 @@ def test_a_job_that_can_never_start_is_reported_and_taken_from_the_queue(
 
 
 def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) -> None:
-    with pytest.raises(InputError, match="sbatch refuses: .*partition"):
+    with pytest.raises(InputError, match=r"sbatch refuses: .*partition"):
         batch.submit(jobfile.load(job_file, ["slurm.partition=nowhere"]))
+
+
+def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path) -> None:
+    with clusters.connect(f"slurm:{job_file}") as client:
+        workers = client.scheduler_info()["workers"].values()
+        assert [worker["nthreads"] for worker in workers] == [1, 1]
+        assert [worker["memory_limit"] for worker in workers] == pytest.approx([9e8] * 2, rel=1e-4)
+        assert {worker["name"] for worker in workers} == {"SLURMCluster-0", "SLURMCluster-1"}
+        jobs = subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True, check=True).stdout
+        assert jobs.split() == ["RUNNING"] * 2
+        assert client.submit(sum, [1, 2]).result(timeout=30) == 3

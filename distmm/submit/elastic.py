@@ -1,0 +1,117 @@
+"""Workers from Slurm for a client that runs on the login node: ``distmm multiply ... --cluster slurm``.
+
+Each node is a job of its own, so that a product starts with the nodes that the queue has given so far, and a node that
+is lost is asked for again. Where the whole allocation is wanted at once, and the client in it, submit a job file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import parse_bytes, parse_timedelta
+
+from distmm.errors import InputError
+from distmm.submit.jobfile import Run, Slurm, Workers
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.security import Security
+
+__all__ = ["arguments", "start"]
+
+
+def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | None = None) -> dict[str, Any]:
+    """Say how dask-jobqueue's ``SLURMCluster`` is to be made.
+
+    One process and one thread a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to
+    each of 8 GPU workers, so ``cores`` and ``processes`` both count workers, and ``job_cpu`` the cores of the node.
+    What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
+    """
+    gpu = workers.device == "gpu"
+    threads = max(1, workers.cpus // workers.per_node)
+    directives = {
+        "gres": slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+    }
+    found: dict[str, Any] = {
+        "job_name": run.name,
+        "cores": workers.per_node,
+        "processes": workers.per_node,
+        "memory": f"{workers.memory_each * workers.per_node} B",
+        "job_cpu": workers.cpus,
+        "job_mem": f"{parse_bytes(workers.memory) // 2**20}M",
+        "walltime": str(-(-int(parse_timedelta(run.walltime)) // 60)),
+        "queue": slurm.partition or None,
+        "account": slurm.account or None,
+        "interface": workers.interface or None,
+        "job_extra_directives": [
+            *(f"--{name}={value}" for name, value in directives.items() if value),
+            *(["--exclusive"] if slurm.exclusive else []),
+        ],
+        "job_script_prologue": [f"export {name}_NUM_THREADS={threads}" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")],
+        "worker_extra_args": ["--dashboard-address", ":0" if run.dashboard == "all" else "127.0.0.1:0"],
+        "scheduler_options": {
+            "dashboard_address": ":8787" if run.dashboard == "all" else "127.0.0.1:8787",
+            "dashboard": run.dashboard != "none",
+        },
+    }
+    if gpu:
+        found["worker_command"] = "dask_cuda.cli"
+        found["worker_extra_args"] += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy"]
+        found["worker_extra_args"] += ["--device-memory-limit", "0"]
+    if workers.transport == "ucx":
+        found["protocol"] = "ucx"
+    if security is not None:
+        # Nodes read the certificates from a folder that they share with the login node.
+        found |= {"protocol": "tls", "security": security, "shared_temp_directory": run.folder}
+    return found
+
+
+@contextmanager
+def start(
+    run: Run, workers: Workers, slurm: Slurm, *, security: Security | None = None, timeout: float = 600
+) -> Iterator[Client]:
+    """Ask Slurm for the nodes, wait for their workers, and cancel their jobs at the end of the ``with`` block.
+
+    Parameters
+    ----------
+    run, workers, slurm
+        Tables of a job file.
+    security : distributed.security.Security, optional
+        For a cluster with TLS.
+    timeout : float
+        Seconds to wait for all workers. Then the product starts with those that are there.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        Without dask-jobqueue or Slurm, and where no worker came in time.
+    """
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
+    from distributed import Client
+
+    with SLURMCluster(**arguments(run, workers, slurm, security)) as cluster, Client(cluster) as client:
+        # Not adapt(): it retires workers as soon as tasks are few, with the blocks that they hold.
+        try:
+            cluster.scale(jobs=workers.nodes)
+            client.wait_for_workers(workers.count, timeout=timeout)
+        except RuntimeError as error:
+            raise InputError(f"Slurm refuses the workers' job: {error}") from error
+        except TimeoutError as error:
+            if not client.scheduler_info()["workers"]:
+                raise InputError(
+                    f"Slurm has started none of {workers.nodes} node(s) within {timeout:g} s: see squeue --me; "
+                    f"distmm submit waits in the queue instead"
+                ) from error
+        yield client
