@@ -34,6 +34,9 @@ def submit(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the batch script or the manifests, and start nothing.")
     ] = False,
+    only_cluster: Annotated[
+        bool, typer.Option("--only-cluster", help="Kubernetes: print a DaskCluster to work on, without the product.")
+    ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")] = False,
     python: Annotated[
         str | None, typer.Option(help="Slurm: the Python that nodes start; else this one.", show_default=False)
@@ -52,6 +55,11 @@ def submit(
     from distmm.submit import jobfile
 
     job = jobfile.load(file, change or ())
+    if only_cluster:
+        from distmm.submit import manifests
+
+        typer.echo(manifests.dump(manifests.cluster(job)), nl=False)
+        return
     run = {Where.local: _local, Where.slurm: _slurm, Where.kubernetes: _kubernetes}[cluster]
     raise typer.Exit(run(job, dry_run, detach, python))
 

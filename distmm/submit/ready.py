@@ -1,6 +1,6 @@
 """The first thing that a batch job's client does: wait for its workers, say where the dashboard is, become the product.
 
-``python -m distmm.submit.ready SCHEDULER_FILE COUNT -- COMMAND...``
+``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``
 """
 
 from __future__ import annotations
@@ -18,13 +18,21 @@ from distmm.errors import DistmmError, InputError
 
 __all__ = ["wait"]
 
-# From the start of the job's steps until all workers are there. Importing CUDA libraries from a shared folder on many
-# nodes at once takes minutes; a node that needs longer than this is broken.
-PATIENCE_SECONDS = 600.0
+# Exit code without scheduler or workers; 1 would mean a wrong product.
+LOST = 3
 
 
-def wait(scheduler_file: str, count: int, timeout: float = PATIENCE_SECONDS) -> str:
-    """Wait until a scheduler file exists and all workers are there.
+def wait(scheduler: str, count: int, timeout: float) -> str:
+    """Wait until the scheduler answers and all workers are there.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address, or the path of the scheduler file that it will write.
+    count : int
+        Workers.
+    timeout : float
+        Seconds.
 
     Returns
     -------
@@ -39,13 +47,20 @@ def wait(scheduler_file: str, count: int, timeout: float = PATIENCE_SECONDS) -> 
     from distributed import Client
 
     deadline = time.monotonic() + timeout
-    path = Path(scheduler_file)
-    while not path.is_file():
-        if time.monotonic() > deadline:
-            raise InputError(f"no scheduler has written {path} within {timeout:g} s; its errors are above")
-        time.sleep(0.2)
+    if "://" in scheduler:
+        where = {"address": scheduler}
+    else:
+        where = {"scheduler_file": scheduler}
+        while not Path(scheduler).is_file():
+            if time.monotonic() > deadline:
+                raise InputError(f"no scheduler has written {scheduler} within {timeout:g} s; its errors are above")
+            time.sleep(0.2)
     # The certificates of a TLS cluster come from Dask's configuration, which the batch script exports.
-    with Client(scheduler_file=scheduler_file, timeout=60, set_as_default=False) as client:
+    try:
+        client = Client(**where, timeout=max(1.0, deadline - time.monotonic()), set_as_default=False)
+    except OSError as error:
+        raise InputError(f"no scheduler answers at {scheduler} within {timeout:g} s: {error}") from error
+    with client:
         try:
             client.wait_for_workers(count, timeout=max(1.0, deadline - time.monotonic()))
         except TimeoutError as error:
@@ -62,6 +77,8 @@ def wait(scheduler_file: str, count: int, timeout: float = PATIENCE_SECONDS) -> 
 def _dashboard(port: int | None) -> str:
     if port is None:
         return "no dashboard"
+    if "SLURM_JOB_ID" not in os.environ:
+        return f"dashboard on port {port}"
     node, login = socket.gethostname(), os.environ.get("SLURM_SUBMIT_HOST", "")
     jump = f"-J {login} " if login and login != node else ""
     return (
@@ -70,13 +87,15 @@ def _dashboard(port: int | None) -> str:
     )
 
 
-def main(scheduler_file: str, count: str, separator: str, *command: str) -> NoReturn:
+def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
     """Wait, print, and replace this process by the command."""
     signal.signal(signal.SIGTERM, _nothing_lost)
     try:
-        print(f"distmm: {count} worker(s) on {socket.gethostname()}; {wait(scheduler_file, int(count))}", flush=True)  # noqa: T201
+        dashboard = wait(scheduler, int(count), float(seconds))
+        print(f"distmm: {count} worker(s); {dashboard}", flush=True)  # noqa: T201
     except DistmmError as error:
-        sys.exit(f"distmm: {error}")
+        print(f"distmm: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(LOST)
     os.execvp(command[0], command)
 
 

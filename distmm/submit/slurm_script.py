@@ -51,11 +51,12 @@ scheduler=$!
 srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} --job-name=workers \\
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \\
     "$python" -m dask {worker} --scheduler-file "$scheduler_file" "${{network[@]}}" \\
-    --nthreads 1 --memory-limit {memory} {worker_dashboard} {worker_options} &
+    --nthreads 1 --memory-limit {memory} {worker_dashboard} \\
+    {worker_options} &
 workers=$!
 
 # Waits until {count} worker(s) are there, prints how to reach the dashboard, and becomes the product.
-"${{one[@]}}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" {count} -- \\
+"${{one[@]}}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
     {command} --cluster "$scheduler_file" &
 client=$!
 
@@ -94,6 +95,10 @@ if [ -n "$warned" ] && [ "$code" -eq {resumable} ] && [ "${{SLURM_RESTART_COUNT:
 fi
 exit "$code"
 """
+
+# From the start of the steps until all workers are there. Importing CUDA libraries from a shared folder on many nodes at
+# once takes minutes; a node that needs longer than this is broken.
+PATIENCE_SECONDS = 600
 
 # Exit code of a client that was stopped with all finished work kept (EX_TEMPFAIL of sysexits.h).
 RESUMABLE = 75
@@ -145,6 +150,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
             else f"--nworkers {workers.per_node}"
         ),
         count=workers.count,
+        patience=PATIENCE_SECONDS,
         command=_command(job),
         resumable=RESUMABLE,
         lost=LOST,
