@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
-from distmm.submit import elastic, jobfile
+from distmm.submit import elastic, jobfile, schema
 from distmm.tls import security
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
@@ -273,8 +273,8 @@ def _slurm(where: str, tls: str, options: dict[str, Any]) -> Iterator[Client]:
         tls = run.tls if tls == "none" else tls
     else:
         device = "cpu" if options.get("device") == "cpu" else "gpu"
-        run, slurm = jobfile.Run(), jobfile.Slurm()
-        workers = jobfile.Workers(per_node=options.get("workers") or 1, device=device)
+        run, slurm = schema.Run(), schema.Slurm()
+        workers = schema.Workers(per_node=options.get("workers") or 1, device=device)
     with (
         dask.config.set(SCHEDULER_CONFIG),
         elastic.start(run, workers, slurm, security=security(tls)) as client,

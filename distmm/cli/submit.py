@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from distmm.submit.jobfile import Job
+    from distmm.submit.schema import Job
 
 __all__ = ["submit"]
 

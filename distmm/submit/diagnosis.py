@@ -110,6 +110,8 @@ def _unscheduled(name: str, message: str, events: list[Resource], waited: float,
         said = next(event.get("message", "") for event in about if event.get("reason") == "NotTriggerScaleUp")
         return f"pod {name}: no node can take it ({message}), and none will be added ({said}); ask for less a node"
     if waited > patience:
-        return f"pod {name}: no node has taken it for {waited:.0f} s ({message}); ask for less, or wait longer with "\
+        return (
+            f"pod {name}: no node has taken it for {waited:.0f} s ({message}); ask for less, or wait longer with "
             "kubernetes.start_timeout"
+        )
     return None

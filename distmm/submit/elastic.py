@@ -6,6 +6,7 @@ is lost is asked for again. Where the whole allocation is wanted at once, and th
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
-from distmm.submit.jobfile import Run, Slurm, Workers
+from distmm.submit.schema import Run, Slurm, Workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -48,6 +49,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
         "queue": slurm.partition or None,
         "account": slurm.account or None,
         "interface": workers.interface or None,
+        "log_directory": None if run.folder == Run().folder else run.folder,
         "job_extra_directives": [
             *(f"--{name}={value}" for name, value in directives.items() if value),
             *(["--exclusive"] if slurm.exclusive else []),
@@ -99,6 +101,8 @@ def start(
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
     from distributed import Client
 
     with SLURMCluster(**arguments(run, workers, slurm, security)) as cluster, Client(cluster) as client:

@@ -1,185 +1,25 @@
 """The job file: one product and the machines for it, in TOML, the same for this machine, Slurm and Kubernetes.
 
-A job file is data only: it holds no command, no shell text and no object, and every value is checked, with its line in
-the message, before anything is started. `Job` is the schema: a table a class, a key a field.
+A job file is data only: it holds no command, no shell text and no object, and every value is checked against the
+schema, with its line in the message, before anything is started.
 """
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Callable, Iterable
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from dask.utils import parse_bytes, parse_timedelta
-
 from distmm.errors import InputError
+from distmm.submit.schema import Job
 
-__all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Workers", "load"]
+__all__ = ["Job", "load"]
 
 # A job file has some forty lines. The limit keeps a hostile one from costing time before it is looked at.
 MOST_BYTES = 64 * 1024
-
-Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one
-
-
-def _matching(pattern: str, what: str) -> Check:
-    return lambda value: None if re.fullmatch(pattern, value) else what
-
-
-def _one_of(*choices: str) -> Check:
-    return lambda value: None if value in choices else f"one of {', '.join(choices)}"
-
-
-def _at_least(least: int, most: int = 100_000) -> Check:
-    return lambda value: None if least <= value <= most else f"a number from {least} to {most}"
-
-
-def _path(value: str) -> str | None:
-    """Refuse what could be read as an option or an expansion, and ways out of the folder that is named."""
-    if not value or value[0] in "-~" or not value.isprintable() or set(value) & set("\"\\'`"):
-        return "a path of printable characters without quotes or backslashes, that starts with neither - nor ~"
-    return "a path without .. (write it as an absolute path)" if ".." in re.split(r"[/\\:]", value) else None
-
-
-def _parsed(parse: Callable[[str], float], least: float, what: str) -> Check:
-    def check(value: str) -> str | None:
-        try:
-            return None if parse(value) >= least else what
-        except ValueError:
-            return what
-
-    return check
-
-
-NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # a DNS label, a Slurm job name and a file name at once
-_name = _matching(NAME, "a name of at most 40 lower-case letters, digits and -, that starts with a letter")
-_size = _parsed(parse_bytes, 2**20, "a size of a megabyte or more, such as 480GB")
-_duration = _parsed(parse_timedelta, 1, "a time such as 90m or 12h")
-_word = _matching(r"[A-Za-z0-9_.,:+-]{1,200}", "letters, digits and _ . , : + - only")
-_constraint = _matching(r"[A-Za-z0-9_.,:*&|()\[\]-]{1,200}", "an expression of node features, without spaces")
-_image = _matching(r"[a-z0-9][A-Za-z0-9._:/@-]{0,400}", "an image such as registry/distmm:1.0 or distmm@sha256:...")
-_label = _matching(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]*", "a label such as pool=gpu")
-
-
-def key(check: Check | None = None, default: Any = None) -> Any:
-    """Define one key of a table; without a default it is required."""
-    metadata = {"check": check}
-    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
-
-
-@dataclass(frozen=True)
-class Product:
-    """``[product]``: what to compute; the options of ``distmm multiply``. Relative paths start at the job file."""
-
-    a: str = key(_path)
-    b: str = key(_path)
-    c: str = key(_path)
-    transa: bool = key(default=False)
-    transb: bool = key(default=False)
-    overwrite: bool = key(default=False)
-    precision: str = key(_one_of("highest", "high", "medium", "ieee"), "highest")
-    check: str = key(_one_of("freivalds", "full", "none"), "freivalds")
-    kernel: str = key(_matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them"), "")
-    blocks: str = key(_matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192"), "")
-
-
-@dataclass(frozen=True)
-class Run:
-    """``[run]``: the job itself, whatever runs it."""
-
-    name: str = key(_name, "distmm")
-    walltime: str = key(_duration, "1h")  # of one allocation; the job goes on in the next
-    grace: str = key(_duration, "5m")  # the job is stopped this long before its walltime
-    restarts: int = key(_at_least(0), 100)
-    folder: str = key(_path, ".")  # for logs, scheduler file and certificates; all nodes must see it
-    tls: str = key(_path, "none")  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
-    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the dashboard
-
-
-@dataclass(frozen=True)
-class Workers:
-    """``[workers]``: machines. One worker a GPU, with one thread; on CPU nodes, ``per_node`` workers."""
-
-    nodes: int = key(_at_least(1), 1)
-    per_node: int = key(_at_least(1, 1024), 1)
-    device: str = key(_one_of("gpu", "cpu"), "gpu")
-    cpus: int = key(_at_least(1), 8)  # of a node
-    memory: str = key(_size, "64GB")  # of a node
-    transport: str = key(_one_of("auto", "ucx", "tcp"), "auto")
-    interface: str = key(_matching(r"[A-Za-z0-9_.-]{0,15}", "a network interface such as ib0"), "")
-
-    @property
-    def count(self) -> int:
-        """Workers in all."""
-        return self.nodes * self.per_node
-
-    @property
-    def memory_each(self) -> int:
-        """Host memory of one worker, in bytes; a tenth of the node's, at most 8 GB, is for scheduler and client."""
-        total = int(parse_bytes(self.memory))
-        return (total - min(total // 10, 8 * 10**9)) // self.per_node
-
-
-@dataclass(frozen=True)
-class Slurm:
-    """``[slurm]``: options of sbatch; empty ones are left to the site."""
-
-    partition: str = key(_word, "")
-    account: str = key(_word, "")
-    qos: str = key(_word, "")
-    reservation: str = key(_word, "")
-    constraint: str = key(_constraint, "")
-    gres: str = key(_word, "")  # instead of gpu:<per_node>, such as gpu:h200:8
-    exclusive: bool = key(default=False)
-
-
-@dataclass(frozen=True)
-class Kubernetes:
-    """``[kubernetes]``: where pods run and what they mount."""
-
-    namespace: str = key(_name, "default")
-    image: str = key(_image, "distmm:0.1.0")
-    claim: str = key(_name, "")  # PersistentVolumeClaim with the matrices
-    mount: str = key(_path, "/data")  # where pods see it
-    secret: str = key(_name, "")  # Secret whose entries become environment variables: an object store's keys
-    service_account: str = key(_name, "")
-    spot: str = key(_label, "")  # label and taint of nodes that may be taken away: workers run there too
-    node_label: str = key(_label, "")  # nodes for the workers
-    start_timeout: str = key(_duration, "10m")  # for pods that no node can take
-
-
-@dataclass(frozen=True)
-class Job:
-    """A checked job file.
-
-    Attributes
-    ----------
-    product, run, workers, slurm, kubernetes
-        Its tables, of the classes of these names.
-    """
-
-    product: Product
-    run: Run = field(default_factory=Run)
-    workers: Workers = field(default_factory=Workers)
-    slurm: Slurm = field(default_factory=Slurm)
-    kubernetes: Kubernetes = field(default_factory=Kubernetes)
-
-    def seconds(self, key: str) -> int:
-        """Return ``[run]`` ``walltime`` or ``grace`` in seconds."""
-        return int(parse_timedelta(getattr(self.run, key)))
-
-    def command(self) -> list[str]:
-        """Return the arguments of ``distmm`` that compute the product, without those that say where."""
-        product = self.product
-        words = ["multiply", product.a, product.b, "-o", product.c]
-        words += [f"--{flag}" for flag in ("transa", "transb", "overwrite") if getattr(product, flag)]
-        for option in ("precision", "check", "kernel", "blocks"):
-            if value := getattr(product, option):
-                words += [f"--{option}", value]
-        return [*words, "--device", self.workers.device]
 
 
 def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
@@ -210,22 +50,29 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         line = re.search(r"at line (\d+)", str(error))
         raise InputError(f"{path}:{line[1] if line else 1}: not TOML: {error}") from error
-    lines = _lines(text)
+    source = Source(path, {place: f"{path}:{line}" for place, line in _lines(text).items()})
     for change in changes:
-        _change(tables, lines, change)
-    places = {name: f"{path}:{line}" if isinstance(line, int) else line for name, line in lines.items()}
+        _change(tables, source, change)
     hints = get_type_hints(Job)
     for name, table in tables.items():
         if name not in hints or not isinstance(table, dict):
-            where = places.get((name, "")) or places.get(("", name)) or f"{path}"
+            where = source.places.get((name, "")) or source.place("", name)
             raise InputError(f"{where}: [{name}] is not a table of a job file; known are {', '.join(hints)}")
-    parts = {
-        name: _table(name, kind, tables.get(name, {}), lambda key, name=name: _place(places, path, name, key))
-        for name, kind in hints.items()
-    }
-    job = Job(**parts)
-    _check_together(job, lambda name, key: _place(places, path, name, key))
+    job = Job(**{name: _table(name, kind, tables.get(name, {}), source) for name, kind in hints.items()})
+    _check_together(job, source)
     return _absolute(job, path.resolve().parent)
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where each table, key ``""``, and each key of a table was given."""
+
+    path: Path
+    places: dict[tuple[str, str], str]
+
+    def place(self, table: str, key: str) -> str:
+        """Return the place of a key, else of its table, else the file."""
+        return self.places.get((table, key)) or self.places.get((table, "")) or str(self.path)
 
 
 def _read(path: Path) -> str:
@@ -241,12 +88,9 @@ def _read(path: Path) -> str:
         raise InputError(f"{path}: not UTF-8 text at byte {error.start}: not a job file") from error
 
 
-Lines = dict[tuple[str, str], int | str]
-
-
-def _lines(text: str) -> Lines:
+def _lines(text: str) -> dict[tuple[str, str], int]:
     """Find the line of each table and key; tomllib keeps none."""
-    lines: Lines = {}
+    lines: dict[tuple[str, str], int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
         if header := re.match(r"\s*\[+\s*\"?([\w-]+)", line):
@@ -257,42 +101,38 @@ def _lines(text: str) -> Lines:
     return lines
 
 
-def _place(places: dict[tuple[str, str], str], path: Path, table: str, key: str) -> str:
-    return places.get((table, key)) or places.get((table, "")) or str(path)
-
-
-def _change(tables: dict[str, Any], lines: Lines, change: str) -> None:
+def _change(tables: dict[str, Any], source: Source, change: str) -> None:
     """Set one key from the command line."""
     parts = re.fullmatch(r"(\w+)\.(\w+)=(.*)", change)
     if parts is None:
         raise InputError(f"--set {change}: write it as table.key=value, such as workers.nodes=4")
     table, name, value = parts.groups()
-    plain = re.fullmatch(r"-?\d{1,15}|true|false", value)
+    plain = re.fullmatch(r"-?[1-9]\d{0,14}|0|true|false", value)
     entries = tables.setdefault(table, {})
     if isinstance(entries, dict):
-        entries[name] = tomllib.loads(f"v = {value}")["v"] if plain else value
-    lines[table, name] = f"--set {change}"
+        entries[name] = tomllib.loads(f"value = {value}")["value"] if plain else value
+    source.places[table, name] = f"--set {change}"
 
 
-def _table(name: str, kind: type, entries: dict[str, Any], place: Callable[[str], str]) -> Any:
+def _table(name: str, kind: type, entries: dict[str, Any], source: Source) -> Any:
     """Check one table against its class."""
     known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
     for entry, value in entries.items():
+        place = source.place(name, entry)
         if entry not in known:
-            raise InputError(f"{place(entry)}: [{name}] has no key {entry!r}; known are {', '.join(known)}")
+            raise InputError(f"{place}: [{name}] has no key {entry!r}; known are {', '.join(known)}")
         if type(value) is not hints[entry]:
             word = {str: "text in quotes", int: "a whole number", bool: "true or false"}[hints[entry]]
-            raise InputError(f"{place(entry)}: {entry} = {_short(value)} is not {word}")
+            raise InputError(f"{place}: {entry} = {_short(value)} is not {word}")
         check = known[entry].metadata["check"]
-        # An empty value is what leaving the key out means, where that is allowed.
+        # The default itself, mostly an empty text, is what leaving the key out means.
         wrong = check(value) if check and value != known[entry].default else None
         if wrong:
-            raise InputError(f"{place(entry)}: {entry} = {_short(value)} is not {wrong}")
-    try:
-        return kind(**entries)
-    except TypeError:
-        missing = [entry for entry, f in known.items() if entry not in entries and f.default is MISSING]
-        raise InputError(f"{place('')}: [{name}] lacks {', '.join(missing)}") from None
+            raise InputError(f"{place}: {entry} = {_short(value)} is not {wrong}")
+    missing = [entry for entry, f in known.items() if entry not in entries and f.default is MISSING]
+    if missing:
+        raise InputError(f"{source.place(name, '')}: [{name}] lacks {', '.join(missing)}")
+    return kind(**entries)
 
 
 def _short(value: Any) -> str:
@@ -300,16 +140,17 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def _check_together(job: Job, place: Callable[[str, str], str]) -> None:
+def _check_together(job: Job, source: Source) -> None:
     """Refuse values that exclude each other."""
     if job.seconds("grace") >= job.seconds("walltime"):
         raise InputError(
-            f"{place('run', 'grace')}: grace = {job.run.grace} leaves nothing of walltime = {job.run.walltime}; "
+            f"{source.place('run', 'grace')}: grace = {job.run.grace} leaves nothing of walltime = {job.run.walltime}; "
             f"a tenth of it is usual"
         )
     if job.run.tls != "none" and job.workers.transport == "ucx":
         raise InputError(
-            f"{place('run', 'tls')}: UCX is not encrypted; leave out transport = 'ucx' (TLS over TCP is used) or tls"
+            f"{source.place('run', 'tls')}: UCX is not encrypted; leave out transport = 'ucx' (TLS over TCP is used) "
+            f"or tls"
         )
 
 
@@ -319,6 +160,10 @@ def _absolute(job: Job, folder: Path) -> Job:
     def absolute(path: str) -> str:
         return path if "://" in path else str(folder / path)
 
-    product = replace(job.product, **{name: absolute(getattr(job.product, name)) for name in ("a", "b", "c")})
-    tls = job.run.tls if job.run.tls in ("none", "temporary") else absolute(job.run.tls)
-    return replace(job, product=product, run=replace(job.run, folder=absolute(job.run.folder), tls=tls))
+    p, run = job.product, job.run
+    tls = run.tls if run.tls in ("none", "temporary") else absolute(run.tls)
+    return replace(
+        job,
+        product=replace(p, a=absolute(p.a), b=absolute(p.b), c=absolute(p.c)),
+        run=replace(run, folder=absolute(run.folder), tls=tls),
+    )

@@ -15,7 +15,7 @@ from dask.utils import parse_timedelta
 from distmm import tls
 from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
-from distmm.submit.jobfile import Job
+from distmm.submit.schema import Job
 
 __all__ = ["follow", "submit"]
 

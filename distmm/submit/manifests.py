@@ -14,7 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
-from distmm.submit.jobfile import Job
+from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
 __all__ = ["certificates", "cluster", "dump", "job", "secret"]
@@ -220,7 +220,9 @@ def _steady(job: Job) -> Manifest:
         return {}
     label, value = job.kubernetes.spot.split("=")
     terms = [{"matchExpressions": [{"key": label, "operator": "NotIn", "values": [value]}]}]
-    return {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}}
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    }
 
 
 def _for_workers(job: Job) -> Manifest:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from distmm import tls
 from distmm.errors import InputError
-from distmm.submit.jobfile import Job
+from distmm.submit.schema import Job
 from distmm.submit.slurm_script import RESUMABLE, render
 
 __all__ = ["follow", "submit"]

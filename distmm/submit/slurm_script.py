@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dask.utils import parse_bytes
 
 from distmm import tls
-from distmm.submit.jobfile import Job
+from distmm.submit.schema import Job
 
 __all__ = ["render"]
 
@@ -96,8 +96,8 @@ fi
 exit "$code"
 """
 
-# From the start of the steps until all workers are there. Importing CUDA libraries from a shared folder on many nodes at
-# once takes minutes; a node that needs longer than this is broken.
+# From the start of the steps until all workers are there. Importing CUDA libraries from a shared folder on many nodes
+# at once takes minutes; a node that needs longer than this is broken.
 PATIENCE_SECONDS = 600
 
 # Exit code of a client that was stopped with all finished work kept (EX_TEMPFAIL of sysexits.h).
