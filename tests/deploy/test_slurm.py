@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -82,10 +83,10 @@ def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, s
     return job, batch.submit(job, python=str(python))
 
 
-def _until(path: Path, text: str, seconds: float = 60) -> None:
+def _until(path: Path, pattern: str, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not (path.exists() and text in path.read_text()):
-        assert time.monotonic() < deadline, f"{path} does not say {text!r}"
+    while not (path.exists() and re.search(pattern, path.read_text())):
+        assert time.monotonic() < deadline, f"{path} does not say {pattern!r}"
         time.sleep(0.3)
 
 
@@ -107,7 +108,30 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     said: list[str] = []
     assert batch.follow(job, number, said.append) == 0, said
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
-    assert sum("requeued, to go on" in line for line in said) == 2
+    # More often where scheduler and workers were slow, and the end came before the client: that loses nothing.
+    assert sum("requeued, to go on" in line for line in said) >= 2
+
+
+@pytest.mark.skip(
+    reason="until distmm multiply keeps finished blocks, exits with 75 on SIGTERM, and goes on with the rest"
+)
+def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, job_file: Path) -> None:
+    from distmm.cli.app import app
+
+    folder, rng = job_file.parent, np.random.default_rng(7)
+    for name in "AB":
+        np.save(folder / f"{name}.npy", rng.standard_normal((6000, 6000)))
+    job = jobfile.load(job_file, ["product.blocks=500", "workers.memory=4GB"])
+    number = batch.submit(job)
+    log = folder / "run" / f"distmm-{number}.log"
+    for start in range(2):
+        # The signal that Slurm sends before the walltime, as soon as some blocks of this start are done.
+        _until(log, rf"(?s)(worker\(s\);.*){{{start + 1}}}[1-9]\d* of \d+ steps")
+        subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
+        _until(log, rf"(?s)(requeued, to go on.*){{{start + 1}}}")
+    assert batch.follow(job, number, lambda line: None) == 0
+    paths = [str(folder / name) for name in ("A.npy", "B.npy", "C.zarr")]
+    assert CliRunner().invoke(app, ["verify", *paths]).exit_code == 0
 
 
 def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
