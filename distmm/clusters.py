@@ -21,7 +21,7 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
-from distmm.submit import elastic, jobfile, schema
+from distmm.submit import elastic
 from distmm.tls import security
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
@@ -230,7 +230,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
             yield client
         return
     if where.partition(":")[0] == "slurm":
-        with _slurm(where, tls, options) as client:
+        with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
             yield client
         return
     if tls == "temporary":
@@ -257,28 +257,6 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
                 f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
                 f"with dask cuda worker"
             ) from error
-        yield client
-
-
-@contextmanager
-def _slurm(where: str, tls: str, options: dict[str, Any]) -> Iterator[Client]:
-    """Start workers through Slurm, one node or those of a job file."""
-    _, colon, file = where.partition(":")
-    if colon:
-        given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
-        if given:
-            raise InputError(f"{' and '.join(given)} is for {file} to say: leave out, or change it there")
-        job = jobfile.load(file)
-        run, workers, slurm = job.run, job.workers, job.slurm
-        tls = run.tls if tls == "none" else tls
-    else:
-        device = "cpu" if options.get("device") == "cpu" else "gpu"
-        run, slurm = schema.Run(), schema.Slurm()
-        workers = schema.Workers(per_node=options.get("workers") or 1, device=device)
-    with (
-        dask.config.set(SCHEDULER_CONFIG),
-        elastic.start(run, workers, slurm, security=security(tls)) as client,
-    ):
         yield client
 
 

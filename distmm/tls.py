@@ -26,7 +26,7 @@ def places(switch: str, folder: str, name: str) -> Certificates | None:
     """Say where the certificates of a job are, or will be; None without TLS."""
     if switch == "none":
         return None
-    home = Path(folder) / f"{name}.tls" if switch == "temporary" else Path(switch)
+    home = Path(folder).absolute() / f"{name}.tls" if switch == "temporary" else Path(switch)
     return {what: str(home / f"{what}.pem") for what in ("ca", "cert", "key")}
 
 
@@ -48,7 +48,7 @@ def create(certificates: Certificates) -> None:
     if key.exists():
         return
     made = _temporary()
-    key.parent.mkdir(mode=0o700, exist_ok=True)
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key.parent.chmod(0o700)
     contents = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
     for what, text in contents.items():

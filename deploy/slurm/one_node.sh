@@ -84,7 +84,13 @@ code=$?
 wait "$workers" "$scheduler"
 rm -f "$scheduler_file"
 
-if [ -n "$warned" ] && [ "$code" -eq 75 ] && [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
+# A job that is preempted with a time of grace gets TERM in all steps, and would not come back if it ended by itself.
+preempted() {
+    state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
+    [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
+}
+if { [ -n "$warned" ] || preempted; } && { [ "$code" -eq 75 ] || [ "$code" -eq 3 ]; } &&
+    [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
     echo "distmm: requeued, to go on with what is missing"
     scontrol requeue "$SLURM_JOB_ID"
 fi

@@ -6,6 +6,7 @@ is lost is asked for again. Where the whole allocation is wanted at once, and th
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,13 +15,49 @@ from typing import TYPE_CHECKING, Any
 from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
+from distmm.submit import jobfile
 from distmm.submit.schema import Run, Slurm, Workers
+from distmm.tls import create, places, security
 
 if TYPE_CHECKING:
     from distributed import Client
     from distributed.security import Security
 
-__all__ = ["arguments", "start"]
+__all__ = ["arguments", "connect", "start"]
+
+
+@contextmanager
+def connect(
+    where: str,
+    *,
+    tls: str = "none",
+    device: str = "auto",
+    workers: int | None = None,
+    memory_limit: str | None = None,
+    quiet: bool = False,
+) -> Iterator[Client]:
+    """Start workers for ``--cluster slurm``, on one node, or ``--cluster slurm:job.toml``, as a job file says.
+
+    Parameters are those of `distmm.clusters.connect`.
+    """
+    _, colon, file = where.partition(":")
+    if colon and (workers is not None or memory_limit is not None):
+        raise InputError(f"workers and memory_limit are for {file} to say: leave out, or change it there")
+    if colon:
+        job = jobfile.load(file)
+        run, machines, slurm = job.run, job.workers, job.slurm
+    else:
+        run, slurm = Run(), Slurm()
+        machines = Workers(
+            per_node=workers or 1, device="cpu" if device == "cpu" else "gpu", memory=memory_limit or Workers.memory
+        )
+    switch = run.tls if tls == "none" else tls
+    certificates = places(switch, run.folder, run.name)
+    if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
+        create(certificates)
+        switch = os.path.dirname(certificates["key"])
+    with start(run, machines, slurm, security=security(switch)) as client:
+        yield client
 
 
 def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | None = None) -> dict[str, Any]:
@@ -68,8 +105,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     if workers.transport == "ucx":
         found["protocol"] = "ucx"
     if security is not None:
-        # Nodes read the certificates from a folder that they share with the login node.
-        found |= {"protocol": "tls", "security": security, "shared_temp_directory": run.folder}
+        found |= {"protocol": "tls", "security": security}
     return found
 
 
@@ -84,7 +120,7 @@ def start(
     run, workers, slurm
         Tables of a job file.
     security : distributed.security.Security, optional
-        For a cluster with TLS.
+        For a cluster with TLS: paths of files that all nodes see.
     timeout : float
         Seconds to wait for all workers. Then the product starts with those that are there.
 

@@ -48,6 +48,8 @@ SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0
 AccountingStorageType=accounting_storage/none
 JobAcctGatherType=jobacct_gather/none
 ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 SlurmdTimeout=60
 KillWait=5
 GresTypes=gpu
@@ -56,6 +58,8 @@ NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports[2]}-{ports[3]}]
 PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 PartitionName=short Nodes=ALL MaxTime=1 State=UP
+PartitionName=low Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime=20 State=UP
+PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP
 """
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from distributed import Client
 from typer.testing import CliRunner
 
 from distmm import clusters
@@ -112,6 +113,17 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     assert sum("requeued, to go on" in line for line in said) >= 2
 
 
+def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
+    (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
+    job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
+    _until(job_file.parent / "starts", "stopped\nstarted")
+    urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
+    subprocess.run(urgent, check=True, capture_output=True)
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 0, said
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+
+
 @pytest.mark.skip(
     reason="until distmm multiply keeps finished blocks, exits with 75 on SIGTERM, and goes on with the rest"
 )
@@ -177,12 +189,22 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) ->
         batch.submit(jobfile.load(job_file, ["slurm.partition=nowhere"]))
 
 
-def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path) -> None:
-    with clusters.connect(f"slurm:{job_file}") as client:
-        workers = client.scheduler_info()["workers"].values()
+@pytest.mark.parametrize("switch", ["none", "temporary"])
+def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path, switch: str) -> None:
+    with clusters.connect(f"slurm:{job_file}", tls=switch) as client:
+        info = client.scheduler_info()
+        workers = info["workers"].values()
+        assert info["address"].startswith("tcp://" if switch == "none" else "tls://")
         assert [worker["nthreads"] for worker in workers] == [1, 1]
         assert [worker["memory_limit"] for worker in workers] == pytest.approx([9e8] * 2, rel=1e-4)
         assert {worker["name"] for worker in workers} == {"SLURMCluster-0", "SLURMCluster-1"}
         jobs = subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True, check=True).stdout
         assert jobs.split() == ["RUNNING"] * 2
         assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+        assert _dashboards(client) == {"127.0.0.1"}
+
+
+def _dashboards(client: Client) -> set[str]:
+    """Addresses on which the web servers of scheduler and workers listen."""
+    on_workers = client.run(lambda dask_worker: dask_worker.http_server.address).values()
+    return {client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address), *on_workers}
