@@ -10,7 +10,8 @@ True
 from importlib.metadata import PackageNotFoundError, version
 
 from distmm.array import gemm, matmul, plan
-from distmm.errors import DistmmError, DoesNotFitError, InputError, WrongResultError
+from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, WrongResultError
+from distmm.host import empty
 from distmm.plan import Plan
 from distmm.verify import Verdict, verify
 
@@ -20,12 +21,14 @@ except PackageNotFoundError:  # run from a checkout that is not installed
     __version__ = "0+unknown"
 
 __all__ = [
+    "DeviceMemoryError",
     "DistmmError",
     "DoesNotFitError",
     "InputError",
     "Plan",
     "Verdict",
     "WrongResultError",
+    "empty",
     "gemm",
     "matmul",
     "plan",

@@ -11,7 +11,7 @@ from dask.array.utils import meta_from_array
 from dask.base import tokenize
 from distributed import Client
 
-from distmm import graph
+from distmm import graph, into
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Problem, even_edges
 from distmm.operands import Operand, as_matrix, check_pair, wrap
@@ -31,8 +31,9 @@ def matmul(
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | None = None,
+    out: Any = None,
     client: Client | None = None,
-) -> da.Array:
+) -> Any:
     """Matrix product of two arrays, blocked, lazy, on all the workers there are.
 
     Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`.
@@ -54,13 +55,16 @@ def matmul(
         Block edges (m, k, n); by default the chunks of Dask arrays, else chosen by the plan.
     plan : Plan, optional
         A plan made before, by `distmm.plan`, for operands of these shapes.
+    out : numpy.ndarray or Zarr-like array, optional
+        Where the product goes, at once: blocks are written as they come, NumPy arrays by the workers themselves where
+        they run on this machine. `distmm.empty` makes arrays that GPUs write to at full speed.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
 
     Returns
     -------
     dask.array.Array of shape (*batch, m, n)
-        Lazy; its chunks are of the inputs' kind (NumPy or CuPy).
+        Lazy; its chunks are of the inputs' kind (NumPy or CuPy). With `out`, that array, filled.
 
     Raises
     ------
@@ -76,7 +80,8 @@ def matmul(
     >>> distmm.matmul(A, B).compute()[0]
     array([4., 4., 4., 4., 4.])
     """
-    return gemm(1, A, B, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, client=client)
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "blocks": blocks, "plan": plan}
+    return gemm(1, A, B, out=out, client=client, **how)
 
 
 def gemm(
@@ -93,8 +98,9 @@ def gemm(
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | None = None,
+    out: Any = None,
     client: Client | None = None,
-) -> da.Array:
+) -> Any:
     """General matrix product ``alpha * op(A) @ op(B) + beta * C``, as in BLAS but returning a new array.
 
     Parameters
@@ -106,12 +112,12 @@ def gemm(
     C : array-like that broadcasts to shape (*batch, m, n), optional
     transa, transb : bool
         Use the transpose (of the last two dimensions) of A or B, without a copy.
-    precision, kernel, device, blocks, plan, client
+    precision, kernel, device, blocks, plan, out, client
         As in `matmul`.
 
     Returns
     -------
-    dask.array.Array of shape (*batch, m, n)
+    dask.array.Array of shape (*batch, m, n), or `out`
 
     Raises
     ------
@@ -137,12 +143,17 @@ def gemm(
         )
     if client is not None:
         cluster.install(client)
+    to = None
+    if out is not None:
+        into.check_out(out, _without_vectors(problem.shape, vector_a, vector_b), dtype, (A, B, C))
+        to = into.target(out, client)
 
     on, blocking = plan.cluster.device, plan.blocking
     choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
-    epilogue = Epilogue(dtype, a.kind, alpha, beta)
-    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on)
-    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on)
+    kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
+    epilogue = Epilogue(dtype, kind, alpha, beta)
+    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
+    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
     chunks = (*blocking.batch, blocking.m, blocking.n)
     c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
     token = tokenize(a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name, plan, choice, epilogue)
@@ -151,7 +162,17 @@ def gemm(
     meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=dtype)
     product = da.Array(layers, name, chunks, meta=meta)
     product = product[..., 0, :] if vector_a else product
-    return product[..., 0] if vector_b else product
+    product = product[..., 0] if vector_b else product
+    if out is None:
+        return product
+    into.store(product, out, to, client)
+    return out
+
+
+def _without_vectors(shape: tuple[int, ...], vector_a: bool, vector_b: bool) -> tuple[int, ...]:
+    """Shape of the product as the user sees it: vectors add no dimension."""
+    *batch, m, n = shape
+    return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
 
 def plan(
@@ -222,7 +243,7 @@ def _plan(
         multiples=multiples,
         precision=precision,
         kernel=kernel,
-        resident=(a.resident, b.resident),
+        operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
     )
 
 

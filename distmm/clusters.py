@@ -21,7 +21,9 @@ from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
+from distmm.runtime import cluster
 from distmm.submit import elastic
+from distmm.submit.schema import GPU_THREADS
 from distmm.tls import security
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
@@ -133,10 +135,11 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
     with (
         dask.config.set({**SCHEDULER_CONFIG, **config}),
-        make(threads_per_worker=1, dashboard_address=address, **arguments) as cluster,
-        Client(cluster) as client,
+        make(dashboard_address=address, **arguments) as local_cluster,
+        Client(local_cluster) as client,
     ):
         client.register_plugin(_IgnoreInterrupts())
+        cluster.warm_up(client)
         yield client
 
 
@@ -159,7 +162,12 @@ def _cpu(workers: int | None, limit: int | None) -> Recipe:
     threads = str(max(1, CPU_COUNT // count))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     config = {f"distributed.nanny.pre-spawn-environ.{name}": threads for name in names}
-    arguments = {"n_workers": count, "processes": True, "memory_limit": limit or MEMORY_LIMIT // count}
+    arguments = {
+        "n_workers": count,
+        "threads_per_worker": 1,
+        "processes": True,
+        "memory_limit": limit or MEMORY_LIMIT // count,
+    }
     return LocalCluster, arguments, config
 
 
@@ -173,6 +181,7 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         )
     arguments = {
         "n_workers": workers or count,
+        "threads_per_worker": GPU_THREADS,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
         # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
@@ -180,7 +189,9 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         "rmm_allocator_external_lib_list": "cupy",
         "device_memory_limit": 0,  # no spilling: the plan bounds the memory
     }
-    return LocalCUDACluster, arguments, {}
+    # Pinned memory of the client counts as the worker's, which Dask would pause and kill for it.
+    config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
+    return LocalCUDACluster, arguments, config
 
 
 def _free_address(address: str) -> str:
@@ -231,6 +242,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         return
     if where.partition(":")[0] == "slurm":
         with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
+            cluster.warm_up(client)
             yield client
         return
     if tls == "temporary":

@@ -1,27 +1,44 @@
 """What a blocked product costs: bytes moved, peak memory, tasks and seconds, from sizes alone.
 
-The model counts what the graph does by construction (see `distmm.graph`): stationary C, one chain a block of C, 2-D
-block-cyclic homes.
+The model counts what the graph does by construction (see `distmm.graph` and `distmm.runtime.window`): stationary C,
+one chain a block of C, 2-D block-cyclic homes, and blocks of A and B of at most `lookahead` steps in memory.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
-from distmm.geometry import Blocking, Grid, Problem, accumulator_dtype, operand_batch
+import numpy as np
 
-__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "cost", "operand_bytes_moved", "shortest_task"]
+from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype, operand_batch
 
-# Steps whose copies of remote blocks are on a worker at once. A chain asks for the inputs of step k when step k - 1 is
-# done, and copies are dropped after their last use there, one round trip later: 2 to 3 steps measured. Where workers
-# starve for CPU, chains drift further apart; the hard limit is the row of A and the column of B that a worker needs.
-LOOKAHEAD = 4
+__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "Layout", "Residence", "shortest_task"]
+
+# Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
+LOOKAHEAD = 2
 
 # CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
 SCHEDULER_SECONDS = 0.35e-3
+
+# Idle time of a worker around one task: measured at 256 tasks a GPU with one task at a time. With several at a time
+# the next product waits on the GPU's queue already.
+TASK_GAP_SECONDS = 3.4e-3
+
+# Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
+CHAIN_SECONDS = 6e-3
+
+# Time until a block that is needed no longer is freed: 6 ms on an idle cluster, 30 ms seen where processes starve for CPU.
+RELEASE_SECONDS = 30e-3
+
+# Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
+# others need too, in the workers' memory from its making to its last use.
+Residence = Literal["resident", "streamed", "whole"]
+
+Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +56,15 @@ class ClusterSpec:
     rate : float
         FLOP/s of one worker's kernel on blocks of the product's type.
     link : float
-        Bytes/s that a worker receives from its peers.
+        Bytes/s that a worker receives from its peers, and sends.
+    load : float
+        Bytes/s at which a worker brings blocks of A and B that are in no worker's memory.
+    host_memory : int, optional
+        Bytes of host memory that a GPU worker may take; not limited where it is not known.
+    threads : int
+        Tasks that a worker runs at a time.
+    prepared : float
+        Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
     """
 
     workers: int
@@ -47,6 +72,106 @@ class ClusterSpec:
     device: Literal["cpu", "cuda"]
     rate: float
     link: float
+    load: float = math.inf
+    host_memory: int | None = None
+    threads: int = 1
+    prepared: float = 0.0
+
+
+def shortest_task(workers: int) -> float:
+    """Shortest task, in seconds, that leaves the scheduler 70 % idle: ``workers * 0.35 ms / 0.3``."""
+    return workers * SCHEDULER_SECONDS / 0.3
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where blocks are and go: bytes by rank, for a blocking on a grid.
+
+    Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough.
+    """
+
+    problem: Problem
+    blocking: Blocking
+    grid: Grid
+
+    @cached_property
+    def parts(self) -> tuple[tuple[range, ...], ...]:
+        """Panels of each step, for each layer."""
+        return self.blocking.parts(self.grid.layers)
+
+    def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
+        """Bytes of the blocks of C of a wave that each rank owns, on the first `layers` layers."""
+        owned = np.zeros(self.grid.size, np.int64)
+        area = np.outer(*self._sums(wave)).ravel()
+        cells = np.arange(area.size)
+        for batch in self._batches(wave):
+            size = self._matrices(batch, self.problem.batch) * itemsize
+            for layer in range(layers):
+                owned[(cells + layer * area.size + sum(batch)) % self.grid.size] += area * size
+        return owned
+
+    def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
+        """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.
+
+        A block comes from its home once to each rank that needs it.
+        """
+        received, sent, homes = (np.zeros(self.grid.size, np.int64) for _ in range(3))
+        home_b = np.zeros(self.grid.size, np.int64)
+        rows, columns, item = self.grid.rows, self.grid.columns, self.problem.dtype.itemsize
+        heights, widths = self._sums(wave)
+        down, across = np.arange(rows) * columns, np.arange(columns)
+        for layer, part in enumerate(self.parts):
+            chosen = part[steps]
+            panels = np.arange(chosen[0].start, chosen[-1].stop)
+            depth = self._depths[panels]
+            by_column = np.bincount(panels % columns, depth, columns).astype(np.int64)
+            by_row = np.bincount(panels % rows, depth, rows).astype(np.int64)
+            for own, edges, lines, along, used, at_home, total in (
+                (self.problem.a_batch, heights, down, across, np.count_nonzero(widths), by_column, homes),
+                (self.problem.b_batch, widths, across, down, np.count_nonzero(heights), by_row, home_b),
+            ):
+                for at, shifts in self._users(wave, own).items():
+                    needs = np.zeros(self.grid.size, bool)  # by rank: needs the blocks of line 0
+                    for shift in shifts:
+                        needs[(along[:used] + shift + layer * rows * columns) % self.grid.size] = True
+                    home = (along + sum(at) + layer * rows * columns) % self.grid.size
+                    size = edges * self._matrices(next(iter(shifts.values())), own) * item
+                    there = (home[None] + lines[:, None]) % self.grid.size
+                    users = (np.flatnonzero(needs)[None] + lines[:, None]) % self.grid.size
+                    np.add.at(received, users, (size * depth.sum())[:, None])
+                    received[there] -= np.outer(size, at_home * needs[home])
+                    sent[there] += np.outer(size, at_home * (np.count_nonzero(needs) - needs[home]))
+                    total[there] += np.outer(size, at_home)
+        return received, sent, (homes, home_b)
+
+    @cached_property
+    def _depths(self) -> Ints:
+        return np.array(self.blocking.k, np.int64)
+
+    def _sums(self, wave: Wave) -> tuple[Ints, Ints]:
+        """Rows of a wave's blocks on each row of the grid, and columns on each column."""
+        rows, columns = self.grid.rows, self.grid.columns
+        heights, widths = (
+            np.bincount(np.arange(at.start, at.stop) % count, edges[at.start : at.stop], count).astype(np.int64)
+            for at, edges, count in ((wave.rows, self.blocking.m, rows), (wave.columns, self.blocking.n, columns))
+        )
+        return heights, widths
+
+    def _batches(self, wave: Wave) -> list[tuple[int, ...]]:
+        return list(self.blocking.batches())[wave.batches.start : wave.batches.stop]
+
+    def _users(self, wave: Wave, own: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
+        """By batch block of an operand: the shifts of the ranks that use it, and a batch block of C with each."""
+        users: defaultdict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
+        for batch in self._batches(wave):
+            users[operand_batch(batch, own)][sum(batch) % self.grid.size] = batch
+        return users
+
+    def _matrices(self, index: tuple[int, ...], own: tuple[int, ...]) -> int:
+        """Matrices in an operand's batch block: C's, along the dimensions that it has and does not broadcast."""
+        offset = len(index) - len(own)
+        edges = self.blocking.batch
+        return math.prod(edges[offset + d][index[offset + d]] for d, length in enumerate(own) if length != 1)
 
 
 @dataclass(frozen=True)
@@ -56,120 +181,127 @@ class Cost:
     Attributes
     ----------
     bytes_moved : int
-        Sum of the blocks of A and B sent between workers, each sent once to each worker that needs it.
+        Sum of the blocks of A and B sent between workers, each sent once to each worker that needs it in each wave,
+        and of the partial blocks of C where k is split.
     bytes_bound : int
-        The same for a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)`` elements.
+        The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
+        elements, and ``mn (layers - 1)`` accumulators.
     peak_bytes : int
-        Largest sum of blocks on one worker: its own blocks of A, B and C, the block being written, and `LOOKAHEAD`
-        steps of copies from other workers.
+        Largest sum of blocks on one worker: its blocks of C, those being written or not yet freed, its own blocks of A
+        and B as far as they are there, and copies from other workers for as many steps as the lookahead.
+    peak_host_bytes : int
+        On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
     tasks : int
         Product tasks in the graph.
     seconds : float
-        The largest of arithmetic, transfers and scheduling; `bound_by` names it.
+        The largest of arithmetic, transfers, loading and scheduling, and what nothing hides; `bound_by` names it.
     """
 
     bytes_moved: int
     bytes_bound: int
     peak_bytes: int
+    peak_host_bytes: int
     tasks: int
     seconds: float
-    bound_by: Literal["arithmetic", "transfers", "scheduler"]
-
-
-def shortest_task(workers: int) -> float:
-    """Shortest task, in seconds, that leaves the scheduler 70 % idle: ``workers * 0.35 ms / 0.3``."""
-    return workers * SCHEDULER_SECONDS / 0.3
-
-
-def operand_bytes_moved(problem: Problem, blocking: Blocking, grid: Grid, itemsizes: tuple[int, int]) -> Counter[int]:
-    """Bytes of A and B that each rank receives, every block coming from its home once."""
-    received: Counter[int] = Counter()
-    sent: set[tuple[object, ...]] = set()
-
-    def send(block: tuple[str, tuple[int, ...], int, int], ranks: set[int], size: int) -> None:
-        _, at, row, column = block
-        for rank in ranks - {grid.owner(row, column, at)}:
-            if (block, rank) not in sent:
-                sent.add((block, rank))
-                received[rank] += size
-
-    # Block indices that differ by a multiple of the grid have the same owner, so one of each residue is enough.
-    columns = range(min(grid.columns, len(blocking.n)))
-    rows = range(min(grid.rows, len(blocking.m)))
-    for b in blocking.batches():
-        at_a, at_b = operand_batch(b, problem.a_batch), operand_batch(b, problem.b_batch)
-        a_item = _matrices(blocking, b, problem.a_batch) * itemsizes[0]
-        b_item = _matrices(blocking, b, problem.b_batch) * itemsizes[1]
-        for p, depth in enumerate(blocking.k):
-            for i, height in enumerate(blocking.m):
-                send(("A", at_a, i, p), {grid.owner(i, j, b) for j in columns}, height * depth * a_item)
-            for j, width in enumerate(blocking.n):
-                send(("B", at_b, p, j), {grid.owner(i, j, b) for i in rows}, depth * width * b_item)
-    return received
-
-
-def _matrices(blocking: Blocking, index: tuple[int, ...], own: tuple[int, ...]) -> int:
-    """Matrices in an operand's batch block: C's, along the dimensions that the operand has and does not broadcast."""
-    offset = len(index) - len(own)
-    return math.prod(blocking.batch[offset + d][index[offset + d]] for d, length in enumerate(own) if length != 1)
-
-
-def owned_bytes(problem: Problem, blocking: Blocking, grid: Grid, resident: tuple[bool, bool]) -> Counter[int]:
-    """Bytes of the blocks that live on each rank: C in accumulators, A and B unless they are in memory already."""
-    item, accumulator = problem.dtype.itemsize, accumulator_dtype(problem.dtype).itemsize
-    owned: Counter[int] = Counter()
-    counted: set[tuple[str, tuple[int, ...]]] = set()
-    for b, i, j in blocking.c_indices():
-        owned[grid.owner(i, j, b)] += (
-            blocking.m[i] * blocking.n[j] * _matrices(blocking, b, problem.batch) * accumulator
-        )
-    for b in blocking.batches():
-        for name, own, rows, columns, there in (
-            ("A", problem.a_batch, blocking.m, blocking.k, resident[0]),
-            ("B", problem.b_batch, blocking.k, blocking.n, resident[1]),
-        ):
-            at = operand_batch(b, own)
-            if there or (name, at) in counted:
-                continue
-            counted.add((name, at))
-            size = _matrices(blocking, b, own) * item
-            for r, height in enumerate(rows):
-                for c, width in enumerate(columns):
-                    owned[grid.owner(r, c, at)] += height * width * size
-    return owned
+    bound_by: Literal["arithmetic", "transfers", "loading", "scheduler"]
 
 
 def cost(
-    problem: Problem,
-    blocking: Blocking,
-    grid: Grid,
+    layout: Layout,
+    waves: tuple[Wave, ...],
     cluster: ClusterSpec,
-    resident: tuple[bool, bool] = (False, False),
+    operands: tuple[Residence, Residence],
+    result: Literal["workers", "host", "out"],
+    lookahead: int,
 ) -> Cost:
-    """Predict what `blocking` on `grid` costs on `cluster`; `resident`: A and B are in its memory already."""
-    item = problem.dtype.itemsize
-    work: Counter[int] = Counter()
-    for b, i, j in blocking.c_indices():
-        work[grid.owner(i, j, b)] += blocking.m[i] * blocking.n[j] * _matrices(blocking, b, problem.batch)
-    received = operand_bytes_moved(problem, blocking, grid, (item, item))
-    most_received, steps = max(received.values(), default=0), len(blocking.steps)
-    m, _, n = blocking.largest
-    largest_block = m * n * math.prod(map(max, blocking.batch)) * accumulator_dtype(problem.dtype).itemsize
-    a_items = problem.m * problem.k * math.prod(problem.a_batch)
-    b_items = problem.k * problem.n * math.prod(problem.b_batch)
-    seconds: dict[Literal["arithmetic", "transfers", "scheduler"], float] = {
-        "arithmetic": max(work.values()) * problem.flops / max(1, math.prod(problem.shape)) / cluster.rate,
-        "transfers": most_received / cluster.link,
-        "scheduler": blocking.tasks * SCHEDULER_SECONDS,
+    """Predict what a product costs on `cluster`.
+
+    Parameters
+    ----------
+    layout : Layout
+    waves : tuple of Wave
+        The first one is the largest.
+    cluster : ClusterSpec
+    operands : pair of {"resident", "streamed", "whole"}
+        Where A and B are.
+    result : {"workers", "host", "out"}
+        Where finished blocks of C stay: in the memory where they were made, in host memory beside the GPU, or elsewhere
+        (a file, or the client's memory).
+    lookahead : int
+        Steps whose blocks of A and B may be in memory at once.
+    """
+    problem, blocking, grid = layout.problem, layout.blocking, layout.grid
+    item, accumulator = problem.dtype.itemsize, accumulator_dtype(problem.dtype).itemsize
+    layers, steps = len(layout.parts), max(map(len, layout.parts))
+    batch_edges = math.prod(map(max, blocking.batch))
+    m, k, n = blocking.largest
+    first = waves[0]
+
+    # Memory: the fullest window of the largest wave.
+    block = m * n * batch_edges
+    received, _, homes = layout.operand_bytes(first, slice(0, lookahead))
+    held = layout.c_bytes(first, accumulator, layers) + received
+    wholes = layout.operand_bytes(first)[2] if "whole" in operands or cluster.prepared else homes
+    held += (received * cluster.prepared).astype(np.int64)
+    for where, at_home, whole in zip(operands, homes, wholes, strict=True):
+        if where != "resident":
+            held += at_home if where == "streamed" else whole
+        held += ((at_home if where == "streamed" else whole) * cluster.prepared).astype(np.int64)
+    if result == "workers" and len(waves) > 1:
+        held += np.sum([layout.c_bytes(wave, item, 1) for wave in waves[1:]], axis=0)
+    busiest = math.ceil(blocking.c_blocks / (grid.rows * grid.columns))
+    tasks = blocking.tasks(grid.layers)
+    # The D that a task has continued is freed by way of the scheduler: meanwhile short tasks write others.
+    task_seconds = problem.flops / cluster.rate / max(1, tasks)
+    freed_late = math.ceil(RELEASE_SECONDS / max(task_seconds, 1e-9)) if steps > 1 else 0
+    writing = min(cluster.threads + freed_late, max(1, busiest))
+    host = np.zeros(grid.size, np.int64)
+    if cluster.device == "cuda":
+        on_the_way = [block] * (result != "workers")
+        on_the_way += [m * k * batch_edges] * (operands[0] == "streamed") + [k * n * batch_edges] * (
+            operands[1] == "streamed"
+        )
+        host += max(on_the_way, default=0) * item * cluster.threads
+        if result == "host":
+            host += np.sum([layout.c_bytes(wave, item, 1) for wave in waves], axis=0)
+
+    # Time: a step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
+    arithmetic = transfers = loading = 0.0
+    moved = (layers - 1) * math.prod(problem.shape) * accumulator
+    depth = max(sum(blocking.k[p] for step in part for p in step) for part in layout.parts)
+    per_element = problem.flops / max(1, math.prod(problem.shape)) / max(1, problem.k)
+    ahead = max(1, min(steps, lookahead - 1))
+    shapes: defaultdict[tuple[int, int, int], list[Wave]] = defaultdict(list)
+    for wave in waves:
+        shapes[len(wave.batches), len(wave.rows), len(wave.columns)].append(wave)
+    for alike in shapes.values():
+        arithmetic += len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element / cluster.rate
+        received, sent, _ = layout.operand_bytes(alike[0], slice(0, ahead))
+        transfers += len(alike) * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
+        received, _, homes = layout.operand_bytes(alike[0])
+        moved += len(alike) * int(received.sum())
+        loaded = sum(x for x, where in zip(homes, operands, strict=True) if where != "resident")
+        loading += len(alike) * float(np.max(loaded)) / cluster.load
+    arithmetic += busiest * steps * TASK_GAP_SECONDS / cluster.threads
+    if busiest == len(waves):  # one chain a worker: nothing runs between the end of a step and the start of the next
+        arithmetic += len(waves) * (steps - 1) * CHAIN_SECONDS
+    seconds: dict[Literal["arithmetic", "transfers", "loading", "scheduler"], float] = {
+        "arithmetic": arithmetic,
+        "transfers": transfers,
+        "loading": loading,
+        "scheduler": tasks * SCHEDULER_SECONDS,
     }
     bound_by = max(seconds, key=lambda name: seconds[name])
+    exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
+    a_items = problem.m * problem.k * math.prod(problem.a_batch)
+    b_items = problem.k * problem.n * math.prod(problem.b_batch)
     return Cost(
-        bytes_moved=sum(received.values()),
-        bytes_bound=(a_items * (grid.columns - 1) + b_items * (grid.rows - 1)) * item,
-        peak_bytes=max(owned_bytes(problem, blocking, grid, resident).values())
-        + largest_block
-        + math.ceil(most_received * min(LOOKAHEAD, steps) / steps),
-        tasks=blocking.tasks,
-        seconds=seconds[bound_by],
+        bytes_moved=moved,
+        bytes_bound=(a_items * (grid.columns - 1) + b_items * (grid.rows - 1)) * item
+        + (layers - 1) * math.prod(problem.shape) * accumulator,
+        peak_bytes=int(held.max()) + writing * block * accumulator,
+        peak_host_bytes=int(host.max()),
+        tasks=tasks,
+        seconds=seconds[bound_by] + exposed,
         bound_by=bound_by,
     )

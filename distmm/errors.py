@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DistmmError", "DoesNotFitError", "InputError", "WrongResultError"]
+__all__ = ["DeviceMemoryError", "DistmmError", "DoesNotFitError", "InputError", "WrongResultError"]
 
 
 class DistmmError(Exception):
@@ -15,6 +15,10 @@ class InputError(DistmmError, ValueError):
 
 class DoesNotFitError(InputError, MemoryError):
     """A plan that needs more memory than the cluster has (exit code 2)."""
+
+
+class DeviceMemoryError(DistmmError, MemoryError):
+    """A GPU whose memory was full when a task needed some (exit code 1)."""
 
 
 class WrongResultError(DistmmError, ArithmeticError):

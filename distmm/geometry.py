@@ -12,14 +12,24 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import accumulate, product
+from itertools import accumulate, islice, product
 
 import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["Blocking", "Grid", "Problem", "accumulator_dtype", "even_edges", "operand_batch", "slices"]
+__all__ = [
+    "Blocking",
+    "Grid",
+    "Problem",
+    "Wave",
+    "accumulator_dtype",
+    "even_edges",
+    "operand_batch",
+    "ranges",
+    "slices",
+]
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
@@ -54,6 +64,12 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
         return (0,)
     full, rest = divmod(size, edge)
     return (edge,) * full + ((rest,) if rest else ())
+
+
+def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
+    """Cut ``range(count)`` into at most `parts` ranges of one length, a multiple of `multiple`, the last one ragged."""
+    length = math.ceil(math.ceil(count / parts) / multiple) * multiple
+    return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
 def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
@@ -106,30 +122,61 @@ class Grid:
     So ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
     sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
     the ranks, so that many small products spread over all workers.
+
+    With several `layers`, each is such a grid for a part of k (split-K), and makes a partial sum of every block of C.
     """
 
     rows: int
     columns: int
+    layers: int = 1
 
     def __post_init__(self) -> None:
-        if self.rows < 1 or self.columns < 1:
+        if min(self.rows, self.columns, self.layers) < 1:
             raise InputError(
-                f"a grid needs at least one row and one column of workers, not {self.rows} x {self.columns}"
+                f"a grid needs at least one row, column and layer of workers, not {self.rows} x {self.columns} x "
+                f"{self.layers}"
             )
 
     @property
     def size(self) -> int:
         """Number of workers."""
-        return self.rows * self.columns
+        return self.rows * self.columns * self.layers
 
-    def owner(self, i: int, j: int, batch: tuple[int, ...] = ()) -> int:
-        """Rank of the worker at which block (i, j) lives."""
-        return ((i % self.rows) * self.columns + j % self.columns + sum(batch)) % self.size
+    def owner(self, i: int, j: int, batch: tuple[int, ...] = (), layer: int = 0) -> int:
+        """Rank of the worker at which block (i, j) lives, on a layer."""
+        row, column = i % self.rows, j % self.columns
+        return ((layer * self.rows + row) * self.columns + column + sum(batch)) % self.size
 
     @staticmethod
-    def all_of(workers: int) -> tuple[Grid, ...]:
-        """Every grid of exactly `workers` ranks."""
-        return tuple(Grid(r, workers // r) for r in range(1, workers + 1) if workers % r == 0)
+    def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:
+        """Every grid of exactly `workers` ranks in `layers` layers; none where they do not divide evenly."""
+        cells, rest = divmod(workers, layers)
+        return () if rest else tuple(Grid(r, cells // r, layers) for r in range(1, cells + 1) if cells % r == 0)
+
+
+@dataclass(frozen=True)
+class Wave:
+    """A rectangle of C blocks that are computed together: what must fit into the workers' memory at one time.
+
+    Attributes
+    ----------
+    index : int
+        Its place in the order of waves.
+    batches : range
+        Of the batch blocks, counted in row-major order.
+    rows, columns : range
+        Of the blocks of C.
+    """
+
+    index: int
+    batches: range
+    rows: range
+    columns: range
+
+    @property
+    def c_blocks(self) -> int:
+        """Number of blocks of C."""
+        return len(self.batches) * len(self.rows) * len(self.columns)
 
 
 @dataclass(frozen=True)
@@ -151,16 +198,20 @@ class Blocking:
         """Number of blocks of C."""
         return len(self.m) * len(self.n) * math.prod(len(edges) for edges in self.batch)
 
-    @property
-    def steps(self) -> tuple[range, ...]:
-        """Panels of each step of a chain, in ascending k."""
-        count = len(self.k)
-        return tuple(range(p, min(p + self.panels, count)) for p in range(0, count, self.panels))
+    def parts(self, layers: int = 1) -> tuple[tuple[range, ...], ...]:
+        """Panels of each step of a chain, in ascending k, for each of at most `layers` parts of k."""
+        parts = ranges(len(self.k), layers, self.panels)
+        return tuple(tuple(range(p, min(p + self.panels, part.stop)) for p in part[:: self.panels]) for part in parts)
 
     @property
-    def tasks(self) -> int:
-        """Number of product tasks."""
-        return self.c_blocks * len(self.steps)
+    def steps(self) -> tuple[range, ...]:
+        """Panels of each step of the longest chain, in ascending k, where k is not split."""
+        return self.parts()[0]
+
+    def tasks(self, layers: int = 1) -> int:
+        """Count the product tasks: the steps of all chains, and the sums of partial blocks of C."""
+        parts = self.parts(layers)
+        return self.c_blocks * (sum(map(len, parts)) + len(parts) - 1)
 
     @property
     def largest(self) -> tuple[int, int, int]:
@@ -171,9 +222,20 @@ class Blocking:
         """Every batch block index of C, in row-major order."""
         return product(*(range(len(edges)) for edges in self.batch))
 
-    def c_indices(self) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Every block of C as ``(batch index, i, j)``, in row-major order."""
-        return ((b, i, j) for b in self.batches() for i in range(len(self.m)) for j in range(len(self.n)))
+    def waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[Wave, ...]:
+        """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
+
+        Row-major: the rows of A that a wave has read are those of the next one too.
+        """
+        batches = ranges(math.prod(map(len, self.batch)), parts[0])
+        rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
+        return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
+
+    def c_indices(self, wave: Wave | None = None) -> Iterator[tuple[tuple[int, ...], int, int]]:
+        """Every block of C, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""
+        (wave,) = self.waves((1, 1, 1), (1, 1)) if wave is None else (wave,)
+        batches = islice(self.batches(), wave.batches.start, wave.batches.stop)
+        return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns)
 
 
 def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

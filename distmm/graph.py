@@ -5,8 +5,8 @@ Stationary C: block ``C[i, j]`` stays with its owner, which runs one chain of st
     D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
 
 each into a new block. The chain is the loop over k of a kernel's tile, continued across tasks: step s starts from the
-bits that step s - 1 left. It also bounds memory by itself, because step s cannot be sent to a worker before step s -
-1 is done.
+bits that step s - 1 left. Where C has too few blocks for all workers, k is split: each layer of the grid runs such a
+chain over its part of k, and a binary tree of fixed shape adds their ends.
 
 Placement and priority do not travel as annotations, which array optimisation drops: every product task carries a
 `Placement`, and the scheduler's plugin (`distmm.runtime.scheduler`) reads it from there, whatever graph the task has
@@ -15,7 +15,7 @@ become part of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,17 +24,21 @@ from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm import tasks
-from distmm.geometry import Grid, operand_batch
+from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
 __all__ = ["Placement", "Product", "ProductLayer", "build"]
 
 Key = tuple[Any, ...]
+Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where one product task belongs: its product, its chain ``(batch, i, j)``, its step, and the grid of workers."""
+    """Where and when one product task belongs: its product, chain ``(batch, i, j)`` and step, the grid of workers.
+
+    `order` counts the steps of all waves: those of earlier waves come first.
+    """
 
     product: str
     grid: Grid
@@ -42,17 +46,30 @@ class Placement:
     i: int
     j: int
     step: int
+    order: int
+    layer: int = 0
 
     @property
     def rank(self) -> int:
-        """Rank of the worker that owns this block of C."""
-        return self.grid.owner(self.i, self.j, self.batch)
+        """Rank of the worker that owns this block of C, on its layer."""
+        return self.grid.owner(self.i, self.j, self.batch, self.layer)
 
 
 class Product(Task):
-    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement."""
+    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement.
 
-    __slots__ = ()
+    The plan is for the scheduler's plugin, where the tasks are made; it does not travel to the workers.
+    """
+
+    __slots__ = ("plan",)
+
+    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
+        super().__init__(key, func, *args, **kwargs)
+        self.plan = plan
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
+        return tuple(None if name == "plan" else value for name, value in slots)
 
     @property
     def block_fusion(self) -> bool:
@@ -68,15 +85,17 @@ class Product(Task):
 
     def operands(self) -> Iterator[tuple[Key, int]]:
         """Key and home rank of every block of A and B that this step reads."""
-        grid = self.placement.grid
+        if self.func is not tasks.multiply:  # a sum of partial blocks of C
+            return
+        where = self.placement
         for blocks in self.args[3:5]:
             for ref in blocks.args:
                 *batch, row, column = ref.key[1:]
-                yield ref.key, grid.owner(row, column, tuple(batch))
+                yield ref.key, where.grid.owner(row, column, tuple(batch), where.layer)
 
 
 class ProductLayer(Layer):
-    """All chains of one product, by their parameters alone.
+    """All chains of one product, or of one wave of it, by their parameters alone.
 
     It travels from client to scheduler as some hundred bytes and makes its tasks there, where Dask optimises and
     expands graphs: for 100,000 tasks that saves the client seconds, and the connection 70 MB.
@@ -89,13 +108,15 @@ class ProductLayer(Layer):
         operands: tuple[str, str, str | None],
         choice: tasks.KernelChoice,
         epilogue: tasks.Epilogue,
+        wave: Wave | None = None,
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
+        self.wave = wave
         self._made: dict[Key, Product] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue)
+        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been made."""
@@ -103,10 +124,12 @@ class ProductLayer(Layer):
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
-        return {(self.name, *batch, i, j) for batch, i, j in self.plan.blocking.c_indices()}
+        return {(self.name, *batch, i, j) for batch, i, j in self.plan.blocking.c_indices(self.wave)}
 
     def __len__(self) -> int:
-        return self.plan.blocking.tasks
+        blocking = self.plan.blocking
+        blocks = blocking.c_blocks if self.wave is None else self.wave.c_blocks
+        return blocks * blocking.tasks(self.plan.grid.layers) // max(1, blocking.c_blocks)
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._tasks())
@@ -116,32 +139,50 @@ class ProductLayer(Layer):
 
     def _tasks(self) -> dict[Key, Product]:
         if self._made is None:
-            self._made = {task.key: task for task in self._chains()}
+            waves = self.plan.waves if self.wave is None else (self.wave,)
+            self._made = {task.key: task for wave in waves for task in self._chains(wave)}
         return self._made
 
-    def _chains(self) -> Iterator[Product]:
-        problem, blocking = self.plan.problem, self.plan.blocking
-        a, b, c0 = self.operands
-        steps = blocking.steps
-        step_name = f"distmm-step-{self.name.rpartition('-')[2]}"
-        for batch, i, j in blocking.c_indices():
-            a_batch, b_batch = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            previous: TaskRef | None = None
-            for s, panels in enumerate(steps):
-                last = s == len(steps) - 1
-                key = (self.name, *batch, i, j) if last else (step_name, *batch, i, j, s)
-                yield Product(
-                    key,
-                    tasks.multiply,
-                    Placement(self.name, self.plan.grid, batch, i, j, s),
-                    self.choice,
-                    previous,
-                    List(*(TaskRef((a, *a_batch, i, p)) for p in panels)),
-                    List(*(TaskRef((b, *b_batch, p, j)) for p in panels)),
-                    self.epilogue if last else None,
-                    TaskRef((c0, *batch, i, j)) if last and c0 is not None else None,
-                )
-                previous = TaskRef(key)
+    def _chains(self, wave: Wave) -> Iterator[Product]:
+        plan, (a, b, c0) = self.plan, self.operands
+        parts = plan.blocking.parts(plan.grid.layers)
+        orders = max(map(len, parts)) + (len(parts) - 1).bit_length()  # steps, and levels of the tree
+        token = self.name.rpartition("-")[2]
+
+        def task(chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any) -> Product:
+            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer)
+            last = key[0] == self.name
+            added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
+            return Product(key, func, where, self.choice, *args, self.epilogue if last else None, added, plan=plan)
+
+        for chain in plan.blocking.c_indices(wave):
+            batch, i, j = chain
+            c_key = (self.name, *batch, i, j)
+            a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and the layers that have them
+            first = 0
+            for layer, steps in enumerate(parts):
+                previous: TaskRef | None = None
+                for s, panels in enumerate(steps):
+                    last = len(parts) == 1 and s == len(steps) - 1
+                    key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
+                    a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
+                    b_blocks = List(*(TaskRef((b, *b_batch, p, j)) for p in panels))
+                    yield task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks)
+                    previous = TaskRef(key)
+                partial.append((key, layer))
+                first += len(steps)
+            # A tree of fixed shape: its bits depend on how k was split, and not on who was first.
+            order = max(map(len, parts))
+            while len(partial) > 1:
+                sums: list[tuple[Key, int]] = []
+                for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
+                    key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
+                    yield task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    sums.append((key, layer))
+                    first += 1
+                partial = sums + partial[2 * len(sums) :]
+                order += 1
 
 
 def build(
@@ -152,6 +193,7 @@ def build(
     choice: tasks.KernelChoice,
     epilogue: tasks.Epilogue,
     c0: da.Array | None = None,
+    wave: Wave | None = None,
 ) -> HighLevelGraph:
     """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
 
@@ -166,6 +208,8 @@ def build(
         What the tasks need to know.
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
+    wave : Wave, optional
+        Of ``plan.waves``: only its blocks of C; all waves by default, one after another by priority.
     """
-    layer = ProductLayer(name, plan, (a.name, b.name, None if c0 is None else c0.name), choice, epilogue)
+    layer = ProductLayer(name, plan, (a.name, b.name, None if c0 is None else c0.name), choice, epilogue, wave)
     return HighLevelGraph.from_collections(name, layer, dependencies=[a, b] if c0 is None else [a, b, c0])

@@ -12,11 +12,12 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
-from distributed import futures_of
+from distributed import Client, futures_of
 
 from distmm import tasks
 from distmm.errors import InputError
 from distmm.geometry import accumulator_dtype
+from distmm.host import lend
 
 __all__ = ["Operand", "as_matrix", "check_pair", "wrap"]
 
@@ -72,8 +73,18 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
-    def blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"]) -> da.Array:
-        """Return it as a Dask array with exactly these chunks, its blocks on the device where they will be used."""
+    def blocked(
+        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None = None
+    ) -> da.Array:
+        """Return it as a Dask array with exactly these chunks, its blocks on the device where they will be used.
+
+        Workers of `client` that run on this machine read a NumPy array where it lies.
+        """
+        if client is not None and isinstance(self.source, np.ndarray) and not _MappedFile.is_behind(self.source):
+            name = f"distmm-lent-{uuid.uuid4().hex}"
+            lent = lend(self.source.swapaxes(-1, -2) if self.transposed else self.source, client, name)
+            if lent is not None:
+                return _loaded(lent, chunks, device, name)
         array = self._blocked(_swapped(chunks, self.transposed), device)
         return array.swapaxes(-1, -2) if self.transposed else array
 
@@ -86,14 +97,7 @@ class Operand:
         elif isinstance(source, np.ndarray) or self.kind == "cupy":
             array = da.from_array(source, chunks=chunks, name=name, asarray=False)
         else:
-            return da.from_array(
-                source,
-                chunks=chunks,
-                name=name,
-                getitem=partial(tasks.load, device=device),
-                inline_array=True,
-                meta=np.empty((0,) * len(self.shape), self.dtype),
-            )
+            return _loaded(source, chunks, device, name)
         return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
 
 
@@ -110,10 +114,15 @@ class _MappedFile:
     @classmethod
     def behind(cls, source: Any) -> Any:
         """Return the file behind a memory map of a whole array; anything else (a view of a map too) as it is."""
-        if not isinstance(source, np.memmap) or not isinstance(source.base, mmap.mmap) or source.filename is None:
+        if not cls.is_behind(source):
             return source
         order: Literal["C", "F"] = "C" if source.flags.c_contiguous else "F"
         return cls(os.path.abspath(source.filename), source.offset, source.shape, source.dtype, order)
+
+    @staticmethod
+    def is_behind(source: Any) -> bool:
+        """Whether `source` is a memory map of a whole array."""
+        return isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
 
     @property
     def ndim(self) -> int:
@@ -126,6 +135,18 @@ class _MappedFile:
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
     return (*values[:-2], values[-1], values[-2]) if transposed else values
+
+
+def _loaded(source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str) -> da.Array:
+    """Let tasks read the blocks of an array-like, each when it is needed."""
+    return da.from_array(
+        source,
+        chunks=chunks,
+        name=name,
+        getitem=partial(tasks.load, device=device),
+        inline_array=True,
+        meta=np.empty((0,) * len(source.shape), source.dtype),
+    )
 
 
 def _uploaded(array: da.Array) -> da.Array:

@@ -6,15 +6,18 @@ Pure: worker count, memory and rates are arguments; nothing here talks to a clus
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
-from distmm.cost import ClusterSpec, Cost, cost, shortest_task
+from distmm import candidates, picture
+from distmm.candidates import Shape
+from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Layout, Residence, cost
 from distmm.errors import DoesNotFitError, InputError
-from distmm.geometry import Blocking, Grid, Problem, even_edges
+from distmm.geometry import Blocking, Grid, Problem, Wave
 
-__all__ = ["PRECISIONS", "Plan", "make_plan"]
+__all__ = ["LOOKAHEAD", "PRECISIONS", "Plan", "make_plan"]
 
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
@@ -22,23 +25,34 @@ PRECISIONS = ("highest", "high", "medium", "ieee")
 # with k cut at multiples of it the bits of C do not depend on the cut.
 TILE = 32
 
-# Blocks of C a worker and dimension that are tried, and steps along k. One chain a worker cannot hide transfers and
-# the scheduler's round trip behind other chains; more than 8 x 8 chains only add tasks.
-CHAINS = (1, 2, 4, 8)
-STEPS = (1, 2, 4, 8, 16, 32, 64)
-
-# Idle time of a worker around one task, measured at 256 tasks a GPU.
-TASK_GAP_SECONDS = 3.4e-3
-
-# Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
-CHAIN_SECONDS = 6e-3
-
 
 @dataclass(frozen=True)
 class Plan:
     """What will be done: the blocks, their owners, the kernel, and the predicted cost.
 
-    A plan holds no data and does nothing: `distmm.matmul` builds the graph that it describes.
+    A plan holds no data and does nothing: `distmm.matmul` builds the graph that it describes. `str` writes its shape
+    as one line, ``g2x1x1 b8192x8192x8192 p1 w1 l2``, which `distmm.matmul` and ``distmm multiply --plan`` take back.
+
+    Attributes
+    ----------
+    problem : Problem
+    blocking : Blocking
+        Edges of the blocks, and panels a task.
+    grid : Grid
+        Owners of the blocks.
+    cluster : ClusterSpec
+    precision, kernel
+        For the workers' kernel selection.
+    operands : pair of {"resident", "streamed", "whole"}
+        Where A and B are; see `distmm.cost.Residence`.
+    result : {"workers", "host", "out"}
+        Where finished blocks of C stay.
+    lookahead : int
+        Steps whose blocks of A and B may be in memory at once.
+    wave_cuts : tuple of int
+        Most waves along the batch blocks, block rows and block columns of C.
+    granule : int
+        k-edges at its multiples leave the bits of C as they are without them.
     """
 
     problem: Problem
@@ -47,22 +61,49 @@ class Plan:
     cluster: ClusterSpec
     precision: str = "highest"
     kernel: str | None = None
-    resident: tuple[bool, bool] = (False, False)  # A and B are in the workers' memory already
+    operands: tuple[Residence, Residence] = ("streamed", "streamed")
+    result: Literal["workers", "host", "out"] = "workers"
+    lookahead: int = LOOKAHEAD
+    wave_cuts: tuple[int, int, int] = (1, 1, 1)
+    granule: int = TILE
+
+    @property
+    def shape(self) -> Shape:
+        """How the product is cut, without what it is and where it runs."""
+        return Shape(self.blocking, self.grid, self.wave_cuts, self.lookahead)
 
     @cached_property
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.cost.Cost`)."""
-        return cost(self.problem, self.blocking, self.grid, self.cluster, self.resident)
+        layout = Layout(self.problem, self.blocking, self.grid)
+        return cost(layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
         """Edges (m, k, n) of the largest block."""
         return self.blocking.largest
 
+    @cached_property
+    def waves(self) -> tuple[Wave, ...]:
+        """What is computed together, in this order: the blocks of C of one wave fit into the workers' memory."""
+        return self.blocking.waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
+
     @property
     def bytes_moved(self) -> int:
         """Bytes that workers will send one another."""
         return self.cost.bytes_moved
+
+    @property
+    def keeps_bits(self) -> bool:
+        """Whether k is cut so that C has the bits of an uncut product by the same kernel."""
+        return all(edge % self.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
+
+    @property
+    def shortfall(self) -> int:
+        """Bytes that are missing on each worker, of its own memory and its host's; 0 where all fits."""
+        host = self.cluster.host_memory
+        missing = max(0, self.cost.peak_bytes - self.cluster.memory)
+        return missing + (0 if host is None else max(0, self.cost.peak_host_bytes - host))
 
     def validate(self) -> None:
         """Refuse a plan that cannot fit.
@@ -72,42 +113,58 @@ class Plan:
         DoesNotFitError
             If a worker would hold more than it may: says how much is short and how many workers would do.
         """
-        peak, have = self.cost.peak_bytes, self.cluster.memory
-        if peak <= have:
-            return
-        enough = math.ceil(self.cluster.workers * peak / max(1, have))
-        what = "GPUs" if self.cluster.device == "cuda" else "workers"
-        raise DoesNotFitError(
-            f"this product needs {peak / 1e9:.3g} GB on each of {self.cluster.workers} {what}, "
-            f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} {what}, "
-            f"more memory for each, or smaller blocks (now {'x'.join(map(str, self.block_shape))})"
-        )
+        gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
+        for where, peak, have in (
+            ("", self.cost.peak_bytes, self.cluster.memory),
+            (" of host memory", self.cost.peak_host_bytes, math.inf if host is None else host),
+        ):
+            if peak > have:
+                enough = math.ceil(self.cluster.workers * peak / max(1, have))
+                what = "GPUs" if gpu else "workers"
+                kept = " or write C as it is made, with out=," if self.result != "out" else ""
+                raise DoesNotFitError(
+                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
+                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} "
+                    f"{what},{kept} or more memory for each, or smaller blocks "
+                    f"(now {'x'.join(map(str, self.block_shape))})"
+                )
 
     def rows(self) -> list[tuple[str, str]]:
         """Return the plan as a table of label and value."""
-        p, b, c = self.problem, self.blocking, self.cost
+        p, b, c, grid = self.problem, self.blocking, self.cost, self.grid
         m, k, n = b.largest
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
-        chained = f", {b.panels} panels a task" if b.panels > 1 else ""
+        chained = f" of {b.panels} panels" if b.panels > 1 else ""
+        layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
+        steps = len(b.parts(grid.layers)[0])
+        waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
+        bits = (
+            "those of one block"
+            if self.keeps_bits
+            else f"those of these cuts along k (multiples of {self.granule} keep them)"
+        )
+        host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
             ("product", f"{p.m} x {p.k} times {p.k} x {p.n}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
-            ("workers", f"{self.grid.rows} x {self.grid.columns} {what}"),
-            ("blocks", f"{m} x {k} x {n} (m x k x n), {b.c_blocks} blocks of C, {len(b.steps)} steps each{chained}"),
+            ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
+            ("blocks", f"{m} x {k} x {n} (m x k x n), {b.c_blocks} blocks of C{waves}, {steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at the peak, {self.cluster.memory / 1e9:.3g} GB free"),
+            ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
+            *host,
             ("moved", f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)"),
+            ("bits", bits),
             ("time", f"about {c.seconds:.2g} s, bound by {c.bound_by}"),
+            ("plan", str(self)),
         ]
 
     def __str__(self) -> str:
-        p = self.problem
-        batch = "".join(f"{x}x" for x in p.batch)
-        return (
-            f"distmm {batch}{p.m}x{p.k}x{p.n} {p.dtype}: {self.grid.rows}x{self.grid.columns} workers, "
-            f"blocks {'x'.join(map(str, self.block_shape))}, {self.cost.tasks} tasks"
-        )
+        return str(self.shape)
+
+    def _repr_html_(self) -> str:
+        return picture.html(self.rows(), self.blocking, self.grid)
 
 
 def make_plan(
@@ -116,32 +173,39 @@ def make_plan(
     *,
     blocking: Blocking | None = None,
     edges: tuple[int, int, int] | None = None,
+    text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
+    granule: int = TILE,
     precision: str = "highest",
     kernel: str | None = None,
-    resident: tuple[bool, bool] = (False, False),
+    operands: tuple[Residence, Residence] = ("streamed", "streamed"),
+    result: Literal["workers", "host", "out"] = "workers",
 ) -> Plan:
-    """Choose blocks and grid for a product.
+    """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
     Parameters
     ----------
     problem : Problem
     cluster : ClusterSpec
     blocking : Blocking, optional
-        Blocks that are given (the user's chunks); only the grid and the panels a task are chosen then.
+        Blocks that are given (the user's chunks).
     edges : tuple of int, optional
         Block edges (m, k, n) that the user asks for.
+    text : str, optional
+        A plan's ``str``: nothing is left to choose.
     multiples : tuple of int, optional
         Chosen edges are multiples of these (the kernel's tile, or the chunks of a file).
+    granule : int
+        Chosen edges along k are multiples of the kernel's granule, so that the cut does not change the bits of C.
     precision, kernel : str, optional
         Passed through to the workers' kernel selection.
-    resident : tuple of bool
-        Whether A and B are in the workers' memory already.
+    operands, result
+        Where A and B are, and where C stays: see `Plan`.
 
     Raises
     ------
     InputError
-        For an unknown precision, or block edges that are not positive.
+        For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
     """
     if precision not in PRECISIONS:
         raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
@@ -150,73 +214,45 @@ def make_plan(
     if edges is not None:
         if len(edges) != 3 or any(int(e) != e or e < 1 for e in edges):
             raise InputError(f"blocks {edges}: give three positive edges, those of m, k and n")
-        blocking = _cut(problem, edges)
-    if blocking is not None:
-        candidates: Iterator[tuple[Blocking, Grid]] = iter(
-            [_with_grid(problem, _long_enough(problem, blocking, cluster), cluster)]
+        blocking = candidates.cut(problem, edges)
+
+    def plans(shapes: Iterable[Shape]) -> list[Plan]:
+        return [
+            Plan(
+                problem, s.blocking, s.grid, cluster, precision, kernel, operands, result, s.lookahead, s.wave_cuts,
+                granule,
+            )
+            for s in shapes
+        ]  # fmt: skip
+
+    if text is not None:
+        return plans([candidates.parse(text, problem)])[0]
+    multiples = (multiples[0], _common(multiples[1], granule, problem.k), multiples[2])
+    best = None
+    for waves in candidates.waves(problem, cluster, result):
+        shapes = (
+            candidates.free(problem, cluster, multiples, waves)
+            if blocking is None
+            else candidates.given(problem, blocking, cluster, waves)
         )
-    else:
-        candidates = _candidates(problem, cluster, multiples)
-    plans = (Plan(problem, b, g, cluster, precision, kernel, resident) for b, g in candidates)
-    return min(plans, key=_score)
+        best = min([*plans(shapes), *([best] if best else [])], key=_score)
+        if not best.shortfall:
+            break
+    assert best is not None
+    return best
 
 
-def _cut(problem: Problem, edges: tuple[int, int, int]) -> Blocking:
-    m, k, n = (even_edges(size, edge) for size, edge in zip((problem.m, problem.k, problem.n), edges, strict=True))
-    return Blocking(m, k, n, tuple(even_edges(size, max(1, size)) for size in problem.batch))
+def _common(multiple: int, granule: int, size: int) -> int:
+    """Multiple of both, if `size` has room for it; else the kernel's granule, or what `size` has room for."""
+    both = math.lcm(multiple, granule)
+    return both if both <= size else min(granule, max(size, multiple))
 
 
-def _with_grid(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> tuple[Blocking, Grid]:
-    """Choose the grid with the least work on its busiest worker, then with the fewest bytes to move."""
+def _score(plan: Plan) -> tuple[float, ...]:
+    """Bytes that are missing, then predicted seconds, with a scheduler that is busy for 30 % of them at most.
 
-    def load(grid: Grid) -> tuple[float, int]:
-        busiest = math.ceil(len(blocking.m) / grid.rows) * math.ceil(len(blocking.n) / grid.columns)
-        busiest = max(busiest, math.ceil(blocking.c_blocks / cluster.workers))
-        return busiest, problem.m * problem.k * (grid.columns - 1) + problem.k * problem.n * (grid.rows - 1)
-
-    return blocking, min(Grid.all_of(cluster.workers), key=load)
-
-
-def _long_enough(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> Blocking:
-    """Give each task as many consecutive panels as it takes to outlast the scheduler."""
-    panels_all = len(blocking.k)
-    seconds = problem.flops / cluster.rate / max(1, blocking.c_blocks * panels_all)
-    # Never the whole chain: its inputs would all be in memory at once.
-    panels = min(math.ceil(shortest_task(cluster.workers) / max(seconds, 1e-9)), max(1, panels_all // 4))
-    return Blocking(blocking.m, blocking.k, blocking.n, blocking.batch, panels)
-
-
-def _candidates(
-    problem: Problem, cluster: ClusterSpec, multiples: tuple[int, int, int]
-) -> Iterator[tuple[Blocking, Grid]]:
-    def bytes_between(grid: Grid) -> int:
-        return problem.m * (grid.columns - 1) + problem.n * (grid.rows - 1)
-
-    seen = set()
-    for grid in sorted(Grid.all_of(cluster.workers), key=bytes_between)[:2]:
-        for chains in (0, *CHAINS):  # 0: one block of C, for products that are not worth spreading
-            for steps in STEPS:
-                counts = (chains * grid.rows or 1, steps, chains * grid.columns or 1)
-                edges = tuple(
-                    max(1, min(size, math.ceil(math.ceil(size / count) / multiple) * multiple))
-                    for size, count, multiple in zip((problem.m, problem.k, problem.n), counts, multiples, strict=True)
-                )
-                if (edges, grid) not in seen:
-                    seen.add((edges, grid))
-                    yield _cut(problem, (edges[0], edges[1], edges[2])), grid
-
-
-def _score(plan: Plan) -> tuple[float, float]:
-    """Bytes over the memory limit, then predicted seconds with what the cost model leaves out: gaps and start-up."""
-    c, cluster = plan.cost, plan.cluster
-    per_worker = plan.blocking.c_blocks / cluster.workers
-    gaps = c.tasks / min(cluster.workers, max(1, plan.blocking.c_blocks)) * TASK_GAP_SECONDS
-    # With one chain a worker nothing runs while the next step's inputs travel.
-    exposed = (
-        (c.bytes_moved / cluster.workers / cluster.link + (len(plan.blocking.steps) - 1) * CHAIN_SECONDS)
-        if per_worker < 2
-        else 0.0
-    )
-    m, k, n = plan.block_shape
-    first_panel = (m * k + k * n) * plan.problem.dtype.itemsize / cluster.link
-    return max(0, c.peak_bytes - cluster.memory), c.seconds + gaps + exposed + first_panel
+    A step more of lookahead must gain more than 1 %: it takes memory.
+    """
+    c = plan.cost
+    seconds = max(c.seconds, c.tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * plan.lookahead)
+    return plan.shortfall, seconds, c.bytes_moved, c.peak_bytes, c.tasks

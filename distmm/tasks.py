@@ -7,21 +7,27 @@ accumulation would then count a product twice.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from distmm import gpu
+from distmm.host import Lent
+
 if TYPE_CHECKING:
     from distributed import Worker
 
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe"]
+__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
+
+WARM = 512  # edge of the operands that a kernel is tried on
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
@@ -83,17 +89,84 @@ def multiply(
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = _kernel(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-1], batch)
-    for a, b in zip(a_blocks, b_blocks, strict=True):
-        c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
+    pairs = list(zip(a_blocks, b_blocks, strict=True))
+    if choice.device == "cpu":
+        return _step(kernel, c, [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs], epilogue, c0)
+
+    def on_gpu() -> Block:
+        with gpu.working("product"):
+            operands = [
+                (
+                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
+                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
+                )
+                for a, b in pairs
+            ]
+            return _step(kernel, c, operands, epilogue, c0)
+
+    out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def _step(
+    kernel: Kernel, c: Block | None, operands: list[tuple[Any, Any]], epilogue: Epilogue | None, c0: Block | None
+) -> Block:
+    """Add the products of prepared operands to `c`, and finish the last one."""
+    *others, (a, b) = operands
+    for left, right in others:
+        c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:
-        return c
-    out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+        return kernel.multiply(a, b, c, wait=False)
+    if epilogue.alpha == 1 and epilogue.beta == 0:
+        return kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False)
+    d = kernel.multiply(a, b, c, wait=False)
+    return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+
+
+def warm(choice: KernelChoice, edge: int) -> None:
+    """Load (or compile) the kernel for blocks of this edge and use it once, as a chain does. Runs on workers."""
+    kernel = _kernel(choice, edge, edge, edge, ())
+    block = np.zeros((WARM, WARM), choice.dtype)
+    a, b = kernel.prepare_a(block), kernel.prepare_b(block)
+    kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
+
+
+def small_block() -> Block:
+    """Return a block that travels between GPUs as large ones do. Runs on workers."""
+    import cupy
+
+    return cupy.zeros((WARM, WARM), "f4")
+
+
+def touch(block: Block) -> None:
+    """Have a block brought here. Runs on workers."""
+
+
+def combine(
+    where: object,
+    choice: KernelChoice,
+    left: Block,
+    right: Block,
+    epilogue: Epilogue | None = None,
+    c0: Block | None = None,
+) -> Block:
+    """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; then as `multiply`."""
+    with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
+        c = left + right
+        if epilogue is None:
+            return c
+        kernel = _kernel(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
+        out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
     return to_host(out) if epilogue.kind == "numpy" else out
 
 
 def to_host(block: Block) -> Block:
     """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
-    return block.get() if hasattr(block, "get") and hasattr(block, "__cuda_array_interface__") else block
+    if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
+        return block
+    from distmm.host import device
+
+    return device.fetch(block)
 
 
 def to_device(block: Block) -> Block:
@@ -104,7 +177,9 @@ def to_device(block: Block) -> Block:
 
 
 def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Block:
-    """Read one block of an array-like (Zarr array, memory-mapped or HDF5 matrix) into host or GPU memory."""
+    """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
+    if device == "cuda" and isinstance(source, Lent):
+        return source.to_device(index)
     block = np.asarray(source[index])
     return to_device(block) if device == "cuda" else block
 
@@ -159,6 +234,8 @@ def _rmm_pool_bytes() -> int | None:
     except ImportError:
         return None
     resource = rmm.mr.get_current_device_resource()
+    while not hasattr(resource, "pool_size") and hasattr(resource, "upstream_mr"):
+        resource = resource.upstream_mr  # below what logs or counts allocations
     return int(resource.pool_size()) if hasattr(resource, "pool_size") else None
 
 

@@ -41,11 +41,11 @@ one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-pe
     "${network[@]}" --dashboard-address 127.0.0.1:0 &
 scheduler=$!
 
-# One process a node, which starts one worker with one thread for each of its GPUs; 112 GB of host memory each.
+# One process a node, which starts one worker for each of its GPUs; 112 GB of host memory each.
 srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 --gres=gpu:8 --job-name=workers \
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \
     "$python" -m dask cuda worker --scheduler-file "$scheduler_file" "${network[@]}" \
-    --nthreads 1 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
+    --nthreads 3 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
     --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 &
 workers=$!
 

@@ -6,15 +6,17 @@ from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, wait
 
 from distmm import tasks
 from distmm.cost import ClusterSpec
 from distmm.errors import InputError
+from distmm.everywhere import everywhere
 from distmm.geometry import accumulator_dtype
 from distmm.runtime.scheduler import PlacementPlugin
+from distmm.runtime.worker import DevicePlugin
 
-__all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "progress"]
+__all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "progress", "warm_up"]
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -29,6 +31,12 @@ RATES: dict[str, dict[str, float]] = {
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }
 AUTOMATIC: dict[str, str] = {"cpu": "cpu", "cuda": "tiled"}
+
+# Edge of the blocks whose kernel is loaded when a cluster starts: of most products.
+WARM_EDGE = 8192
+
+# Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
+MOST_PEERS = 16
 
 # Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
@@ -51,8 +59,38 @@ def current_client() -> Client | None:
 
 
 def install(client: Client) -> None:
-    """Register the scheduler plugin; nothing happens where it is there already."""
+    """Register the plugins of scheduler and workers; nothing happens where they are there already."""
     client.register_plugin(PlacementPlugin())
+    client.register_plugin(DevicePlugin())
+
+
+def warm_up(client: Client) -> None:
+    """Pay now what the first product would: plugins, and on GPUs the kernel's load and the first transfers.
+
+    The first transfer between two workers takes 1.2 to 2.5 s (the endpoint, the handle of the peer's memory pool),
+    where later ones take milliseconds. Pairs exchange a small block in ring order: worker r with r + 1, then with
+    r + 2, so that nobody waits for one.
+    """
+    install(client)
+    threads = {address: info["nthreads"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
+    workers = list(threads)
+    if describe(client, np.dtype("f4")).device != "cuda":
+        return
+    choice = tasks.KernelChoice("cuda", np.dtype("f4"))
+    loads = [
+        client.submit(tasks.warm, choice, WARM_EDGE, workers=[address], pure=False)
+        for address, count in threads.items()
+        for _ in range(count)  # libraries keep a context for each thread
+    ]
+    wait(loads)
+    for shift in range(1, min(len(workers), MOST_PEERS + 1)):
+        pairs = list(zip(workers, workers[shift:] + workers[:shift], strict=True))
+        blocks = [client.submit(tasks.small_block, workers=[source], pure=False) for source, _ in pairs]
+        taken = [
+            client.submit(tasks.touch, block, workers=[target], pure=False)
+            for block, (_, target) in zip(blocks, pairs, strict=True)
+        ]
+        wait(taken)
 
 
 def describe(
@@ -83,7 +121,7 @@ def describe(
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
-    facts = client.run(tasks.probe, any_gpu) if client else {"this process": _here(device)}
+    facts = everywhere(client, tasks.probe, any_gpu) if client else {"this process": _here(device)}
     if not facts:
         raise InputError("the cluster has no workers: start some, or wait for them with client.wait_for_workers(1)")
     without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
@@ -138,4 +176,4 @@ def progress(client: Client, c: da.Array) -> Progress:
 
 def bytes_moved(client: Client) -> int:
     """Bytes of blocks that workers have received from one another since they started."""
-    return sum(client.run(tasks.received_bytes).values())
+    return sum(everywhere(client, tasks.received_bytes).values())

@@ -1,4 +1,4 @@
-"""Scheduler plugin: places product tasks and operands by rank, orders them by step, frees copies after the last use.
+"""Scheduler plugin: places product tasks and operands by rank, opens step after step, copies blocks and frees them.
 
 Annotations do not survive Dask's array optimisation; this plugin sees the tasks after all optimisers, as TaskStates
 that are not yet running, and reads from each `Product` where it belongs.
@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.graph import Product
+from distmm.host import TOPIC
+from distmm.plan import LOOKAHEAD, Plan
+from distmm.runtime.window import Window
 
 __all__ = ["PlacementPlugin"]
+
+# Restriction of a task that has to wait for its step: no worker has this address, so that the scheduler keeps the task
+# among those without a worker ("no-worker") and asks nobody to do it.
+HELD = "distmm-held"
 
 
 class PlacementPlugin(SchedulerPlugin):
@@ -31,12 +39,16 @@ class PlacementPlugin(SchedulerPlugin):
     def __init__(self) -> None:
         self.ranks: list[str] = []
         self.names: list[object] = []
+        self.plans: dict[str, Plan] = {}  # product -> its plan; missing where the client has expanded the graph
         self.total: Counter[str] = Counter()  # product -> tasks
         self.done: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys of finished tasks
         self.forgotten: Counter[str] = Counter()  # product -> tasks that the scheduler has forgotten
         self.uses: Counter[tuple[object, int]] = Counter()  # (operand key, rank) -> product tasks that still need it
         self.home: dict[object, str] = {}  # operand key -> address that keeps its copy
         self.used_up: set[tuple[object, int]] = set()
+        self.windows: dict[str, Window] = {}  # product -> its steps
+        self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
+        self.opening: set[str] = set()  # products that have finished a step
 
     async def start(self, scheduler: Scheduler) -> None:
         """Take the workers that are there as ranks, in the order of their names."""
@@ -61,67 +73,146 @@ class PlacementPlugin(SchedulerPlugin):
             if ts.worker_restrictions and old in ts.worker_restrictions:
                 ts.worker_restrictions = {worker}
 
-    def update_graph(self, scheduler: Scheduler, *, tasks: list[object], **kwargs: Any) -> None:
+    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[object], **kwargs: Any) -> None:
         """Place and order the new product tasks and the tasks that make their operands."""
         if not self.total:  # no product is under way whose homes would move
             alive = [rank for rank, address in enumerate(self.ranks) if address in scheduler.workers]
             self.ranks, self.names = [self.ranks[r] for r in alive], [self.names[r] for r in alive]
         if not self.ranks:
             return
-        new = {key for key in tasks if scheduler.tasks[key].state == "released"}
+        new = self._to_do(scheduler, keys)
         products = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Product)]
-        # Ascending: an operand that several steps read gets the priority of the first.
-        for ts in sorted(products, key=lambda ts: ts.run_spec.placement.step):
-            where = ts.run_spec.placement
-            self._place(ts, where.rank, where.step)
-            self.total[where.product] += 1
+        # Ascending: an operand that several steps read waits for the first one, and has its priority.
+        for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
+            where, plan = ts.run_spec.placement, ts.run_spec.plan
+            if plan is not None:
+                self.plans[where.product] = plan
+            window = self.windows.setdefault(where.product, Window(plan.lookahead if plan is not None else LOOKAHEAD))
+            held = window.add(where.order, ts.key)
+            held.tasks[ts.key] = where.rank
+            self._hold(ts, where.order)
+            if ts.key in self.done[where.product]:  # it was let go, and is wanted again
+                self.done[where.product].discard(ts.key)
+                self.forgotten[where.product] -= 1
+            else:
+                self.total[where.product] += 1
             for operand, rank in ts.run_spec.operands():
-                source = scheduler.tasks[operand]
-                self.uses[operand, self._slot(where.rank)] += 1
+                source, slot = scheduler.tasks[operand], self._slot(where.rank)
+                if not self.uses[operand, slot]:
+                    held.copies.add((operand, slot))
+                self.uses[operand, slot] += 1
                 holder = next(iter(source.who_has or ()), None)
                 self.home[operand] = holder.address if holder else self.ranks[self._slot(rank)]
-                self._place_chain(source, new, rank, where.step)
+                for maker in self._makers(source, new):
+                    new.discard(maker.key)
+                    self._hold(maker, where.order)
+                    if self._serves_only(source, where.product):
+                        held.tasks[maker.key] = rank
+                    else:
+                        self._place(maker, rank)
+            self.opening.add(where.product)
+        self._open()
+
+    @staticmethod
+    def _to_do(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
+        """Keys of the tasks that a new graph will run: not those behind results that are there, or on their way."""
+        found: set[object] = set()
+        stack = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
+        while stack:
+            ts = stack.pop()
+            if ts.state == "released" and ts.key not in found:
+                found.add(ts.key)
+                stack.extend(ts.dependencies)
+        return found
 
     def _slot(self, rank: int) -> int:
         """Index into `ranks`: a plan for more workers than there are wraps around."""
         return rank % len(self.ranks)
 
-    def _place(self, ts: TaskState, rank: int, step: int) -> None:
+    def _place(self, ts: TaskState, rank: int) -> None:
         ts.worker_restrictions = {self.ranks[self._slot(rank)]}
         ts.loose_restrictions = True  # a dead worker's tasks run elsewhere until a replacement comes
+
+    @staticmethod
+    def _hold(ts: TaskState, order: int) -> None:
+        ts.worker_restrictions, ts.loose_restrictions = {HELD}, False
         first, *rest = ts.priority
-        ts.priority = (first + step, *rest)  # ascending: step k before step k + 1, whatever the chain
+        ts.priority = (first + order, *rest)  # ascending: step k before step k + 1, whatever the chain
 
-    def _place_chain(self, ts: TaskState, new: set[object], rank: int, step: int) -> None:
-        """Place the task that makes an operand at the operand's home, and with it the tasks that serve it alone.
+    @staticmethod
+    def _serves_only(ts: TaskState, product: str) -> bool:
+        """Whether an operand may wait for its step: a product that needs this one's result needs no such operand."""
+        return all(isinstance(d.run_spec, Product) and d.run_spec.placement.product == product for d in ts.dependents)
 
-        Its priority is that of the step that needs it: operands are loaded as they come due, not all at once.
-        """
+    @staticmethod
+    def _makers(ts: TaskState, new: set[object]) -> Iterator[TaskState]:
+        """Yield the task that makes an operand and those that serve it alone: they have the operand's home and step."""
         while ts.key in new and not ts.worker_restrictions and not isinstance(ts.run_spec, Product):
-            self._place(ts, rank, step)
+            yield ts
             if len(ts.dependencies) != 1:
                 return
             (ts,) = ts.dependencies
             if len(ts.dependents) != 1:
                 return
 
+    def _open(self) -> None:
+        """Place the tasks of steps that need wait no longer, and ask for the copies that they need."""
+        ready, copied = {}, set()
+        for product in self.opening:
+            for _, held in self.windows[product].opened() if product in self.windows else ():
+                for key, rank in held.tasks.items():
+                    ts = self.scheduler.tasks.get(key)
+                    if ts is None:
+                        continue
+                    self._place(ts, rank)
+                    if ts.state == "no-worker":
+                        ready[key] = "processing"
+                for operand, slot in held.copies:
+                    self.copies[operand].add(slot)
+                    copied.add(operand)
+        self.opening.clear()
+        self._copy(copied)
+        self.scheduler.transitions(ready, stimulus_id="distmm-open")
+
+    def _copy(self, operands: Iterable[object]) -> None:
+        """Ask workers to fetch the blocks of open steps that they will need, so that these travel behind arithmetic."""
+        wanted: defaultdict[str, list[object]] = defaultdict(list)
+        for key in operands:
+            ts = self.scheduler.tasks.get(key)
+            if ts is None or ts.state != "memory":
+                continue
+            for slot in self.copies.pop(key, ()):
+                worker = self.scheduler.workers.get(self.ranks[slot])
+                if worker is not None and worker not in ts.who_has and self.uses[key, slot]:
+                    wanted[worker.address].append(key)
+        for address, keys in wanted.items():
+            self.scheduler.request_acquire_replicas(address, keys, stimulus_id="distmm-copy")
+
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Count finished product tasks and note which copies of operands have seen their last use."""
-        if finish not in ("memory", "forgotten"):
+        """Count finished product tasks, open the step that waited for them, free the copies of operands used up."""
+        if finish not in ("memory", "forgotten", "erred"):
             return
         ts = self.scheduler.tasks[key]
         if not isinstance(ts.run_spec, Product):
-            if finish == "forgotten":
+            if finish == "memory" and key in self.copies:
+                self.loop.call_soon(self._copy, [key])
+            elif finish == "forgotten":
                 self.home.pop(key, None)
+                self.copies.pop(key, None)
             return
         product = ts.run_spec.placement.product
-        if key not in self.done[product]:
+        if finish != "erred" and key not in self.done[product]:
             self.done[product].add(key)
             self._release_operands(ts.run_spec)
+        if product in self.windows and self.windows[product].finish(ts.run_spec.placement.order, key):
+            if not self.opening:
+                self.loop.call_soon(self._open)  # after the copies of the finished step have been dropped
+            self.opening.add(product)
         if finish == "forgotten":
             self.forgotten[product] += 1
             if self.forgotten[product] == self.total[product]:
-                for table in (self.total, self.done, self.forgotten):
+                self.scheduler.log_event(TOPIC, list({operand[0] for operand, _ in ts.run_spec.operands()}))
+                for table in (self.plans, self.total, self.done, self.forgotten, self.windows):
                     table.pop(product, None)
 
     def _release_operands(self, task: Product) -> None:
@@ -139,13 +230,18 @@ class PlacementPlugin(SchedulerPlugin):
         """Ask workers to drop operand copies after their last planned use, as Dask's Active Memory Manager would."""
         used_up, self.used_up = self.used_up, set()
         droppable: defaultdict[str, list[object]] = defaultdict(list)
+        dropped: Counter[object] = Counter()
         for key, slot in used_up:
             ts = self.scheduler.tasks.get(key)
             worker = self.scheduler.workers.get(self.ranks[slot])
-            if worker is None or ts is None or ts.state != "memory" or worker not in ts.who_has or len(ts.who_has) < 2:
+            if worker is None or ts is None or ts.state != "memory" or worker not in ts.who_has:
+                continue
+            # One stays: the home may have died, and several copies be dropped at the same time.
+            if len(ts.who_has) - dropped[key] < 2:
                 continue
             # A worker refuses, with an error, to drop the input of a task that it is running.
             if not any(waiter.processing_on is worker for waiter in ts.waiters or ()):
                 droppable[worker.address].append(key)
+                dropped[key] += 1
         for address, keys in droppable.items():
             self.scheduler.request_remove_replicas(address, keys, stimulus_id="distmm-last-use")

@@ -16,7 +16,7 @@ __all__ = ["execute"]
 def execute(
     plan: Plan, a: Any, b: Any, choice: tasks.KernelChoice, epilogue: tasks.Epilogue, c0: Any = None
 ) -> np.ndarray:
-    """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)`` block by block, each chain from first to last panel.
+    """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)``: waves, their blocks, each chain in ascending k.
 
     Returns
     -------
@@ -24,25 +24,30 @@ def execute(
     """
     problem, blocking = plan.problem, plan.blocking
     m, k, n = slices(blocking.m), slices(blocking.k), slices(blocking.n)
-    batches = [slices(edges) for edges in blocking.batch]
+    batches, parts = [slices(edges) for edges in blocking.batch], blocking.parts(plan.grid.layers)
     c = np.empty(problem.shape, epilogue.dtype)
-    for batch, i, j in blocking.c_indices():
+    for batch, i, j in (index for wave in plan.waves for index in blocking.c_indices(wave)):
         at = tuple(edges[x] for edges, x in zip(batches, batch, strict=True))
         a_at = _own(at, operand_batch(batch, problem.a_batch), problem.a_batch)
         b_at = _own(at, operand_batch(batch, problem.b_batch), problem.b_batch)
-        block = None
-        for s, panels in enumerate(blocking.steps):
-            last = s == len(blocking.steps) - 1
-            block = tasks.multiply(
-                None,
-                choice,
-                block,
-                [a[(*a_at, m[i], k[p])] for p in panels],
-                [b[(*b_at, k[p], n[j])] for p in panels],
-                epilogue if last else None,
-                None if c0 is None else c0[(*at, m[i], n[j])],
-            )
-        c[(*at, m[i], n[j])] = block
+        added = None if c0 is None else c0[(*at, m[i], n[j])]
+        partial = []
+        for steps in parts:
+            block = None
+            for s, panels in enumerate(steps):
+                last = len(parts) == 1 and s == len(steps) - 1
+                a_blocks = [a[(*a_at, m[i], k[p])] for p in panels]
+                b_blocks = [b[(*b_at, k[p], n[j])] for p in panels]
+                block = tasks.multiply(
+                    None, choice, block, a_blocks, b_blocks, epilogue if last else None, added if last else None
+                )
+            partial.append(block)
+        while len(partial) > 1:
+            end = epilogue if len(partial) == 2 else None
+            pairs = zip(partial[::2], partial[1::2], strict=False)
+            sums = [tasks.combine(None, choice, *pair, end, added if end else None) for pair in pairs]
+            partial = sums + partial[2 * len(sums) :]
+        c[(*at, m[i], n[j])] = partial[0]
     return c
 
 

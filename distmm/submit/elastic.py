@@ -63,8 +63,8 @@ def connect(
 def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | None = None) -> dict[str, Any]:
     """Say how dask-jobqueue's ``SLURMCluster`` is to be made.
 
-    One process and one thread a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to
-    each of 8 GPU workers, so ``cores`` and ``processes`` both count workers, and ``job_cpu`` the cores of the node.
+    One process a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to each of 8 GPU
+    workers. ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node.
     What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
     """
     gpu = workers.device == "gpu"
@@ -77,7 +77,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     }
     found: dict[str, Any] = {
         "job_name": run.name,
-        "cores": workers.per_node,
+        "cores": workers.per_node * workers.threads,
         "processes": workers.per_node,
         "memory": f"{workers.memory_each * workers.per_node} B",
         "job_cpu": workers.cpus,

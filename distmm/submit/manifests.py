@@ -119,7 +119,7 @@ def _cluster_spec(job: Job) -> Manifest:
     scheduler += [*pages, "--dashboard-address", f":{DASHBOARD}"]
     worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
     worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
-    worker += ["--nthreads", "1", "--memory-limit", str(workers.memory_each)]
+    worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
     worker += [*pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
         worker += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy", "--device-memory-limit", "0"]

@@ -9,7 +9,10 @@ from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
+__all__ = ["GPU_THREADS", "Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
+
+# Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
+GPU_THREADS = 3
 
 Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one
 
@@ -90,7 +93,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Workers:
-    """``[workers]``: machines. One worker a GPU, with one thread; on CPU nodes, ``per_node`` workers."""
+    """``[workers]``: machines. One worker a GPU; on CPU nodes, ``per_node`` workers with one thread each."""
 
     nodes: int = key(_at_least(1), 1)
     per_node: int = key(_at_least(1, 1024), 1)
@@ -99,6 +102,11 @@ class Workers:
     memory: str = key(_size, "64GB")  # of a node
     transport: str = key(_one_of("auto", "ucx", "tcp"), "auto")
     interface: str = key(_matching(r"[A-Za-z0-9_.-]{0,15}", "a network interface such as ib0"), "")
+
+    @property
+    def threads(self) -> int:
+        """Tasks at a time on one worker."""
+        return GPU_THREADS if self.device == "gpu" else 1
 
     @property
     def count(self) -> int:

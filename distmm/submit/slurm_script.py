@@ -51,7 +51,7 @@ scheduler=$!
 srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} --job-name=workers \\
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \\
     "$python" -m dask {worker} --scheduler-file "$scheduler_file" "${{network[@]}}" \\
-    --nthreads 1 --memory-limit {memory} {worker_dashboard} \\
+    --nthreads {worker_threads} --memory-limit {memory} {worker_dashboard} \\
     {worker_options} &
 workers=$!
 
@@ -149,6 +149,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         cpus=workers.cpus,
         gpus=f" --gres={_gres(job)}" if gpu else "",
         worker="cuda worker" if gpu else "worker",
+        worker_threads=workers.threads,
         memory=workers.memory_each,
         worker_options=(
             "--rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0"
@@ -177,7 +178,7 @@ def _gres(job: Job) -> str:
 def _shape(job: Job) -> str:
     each = f"{job.workers.memory_each / 1e9:.3g} GB of host memory each"
     if job.workers.device == "gpu":
-        return f"One process a node, which starts one worker with one thread for each of its GPUs; {each}."
+        return f"One process a node, which starts one worker for each of its GPUs; {each}."
     return f"{job.workers.per_node} worker(s) a node with one thread, whose kernels use the other cores; {each}."
 
 

@@ -32,7 +32,7 @@ def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.J
     for part in (
         "--ntasks=1 ",
         "--gres=gpu:8",
-        "--nthreads 1",
+        "--nthreads 3",
         "--memory-limit 111500000000",
         "--device-memory-limit 0",
     ):
@@ -69,9 +69,9 @@ def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -
     assert "distmm.submit.fabric gpu tls)" in text
 
 
-def test_elastic_gpu_workers_have_one_thread_and_their_share_of_the_memory(job: jobfile.Job) -> None:
+def test_elastic_gpu_workers_are_one_process_a_gpu_with_its_share_of_the_memory(job: jobfile.Job) -> None:
     found = elastic.arguments(job.run, job.workers, job.slurm)
-    assert (found["cores"], found["processes"], found["job_cpu"]) == (8, 8, 64)
+    assert (found["cores"], found["processes"], found["job_cpu"]) == (24, 8, 64)
     assert found["memory"] == f"{111500000000 * 8} B"
     assert found["worker_command"] == "dask_cuda.cli"
     assert found["job_extra_directives"] == ["--gres=gpu:8"]

@@ -179,7 +179,7 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         pass
     assert seen == {
         "n_workers": 2,
-        "threads_per_worker": 1,
+        "threads_per_worker": clusters.GPU_THREADS,
         "memory_limit": 8 * 10**9,
         "protocol": "ucx",
         "rmm_pool_size": 0.8,

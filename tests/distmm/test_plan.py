@@ -8,64 +8,116 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmm.cost import ClusterSpec, cost, operand_bytes_moved
+from distmm.cost import ClusterSpec, Layout
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, even_edges, operand_batch
-from distmm.plan import PRECISIONS, TILE, make_plan
+from distmm.plan import PRECISIONS, TILE, Plan, make_plan
 from distmm.runtime.cluster import RATES
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
-sizes = st.integers(1, 3000)
 
 
-@settings(max_examples=40, deadline=None)
-@given(sizes, sizes, sizes, st.sampled_from([1, 2, 3, 4, 8, 16]), st.sampled_from(["f4", "f8", "i8", "c16"]))
-def test_plans_cover_the_product_with_blocks_on_all_ranks(m: int, k: int, n: int, workers: int, dtype: str) -> None:
-    plan = make_plan(Problem(m, k, n, np.dtype(dtype)), replace(CPU, workers=workers))
+@settings(max_examples=10, deadline=None)
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.sampled_from([1, 2, 3, 8, 60, 256, 4096]),
+    st.sampled_from(["f2", "f4", "f8", "i8", "c16"]),
+    st.sampled_from([(), (5,), (3, 40)]),
+    st.sampled_from(["workers", "host", "out"]),
+)
+def test_plans_cover_the_product_and_their_text_gives_them_back(
+    m: int, k: int, n: int, workers: int, dtype: str, batch: tuple[int, ...], result: str
+) -> None:
+    problem = Problem(m, k, n, np.dtype(dtype), batch, batch[:1] and (1,) * len(batch))
+    spec = replace(CPU, workers=workers, memory=10**11, device="cuda", host_memory=10**11)
+    plan = make_plan(problem, spec, result=result)
     blocking = plan.blocking
     assert (sum(blocking.m), sum(blocking.k), sum(blocking.n)) == (m, k, n)
+    assert tuple(map(sum, blocking.batch)) == batch
     assert plan.grid.size == workers
-    assert plan.cost.tasks == len(list(blocking.c_indices())) * len(blocking.steps)
-    assert str(plan)
-    assert plan.rows()
+    chains = sum(wave.c_blocks for wave in plan.waves)
+    parts = blocking.parts(plan.grid.layers)
+    assert chains == blocking.c_blocks
+    assert [p for part in parts for step in part for p in step] == list(range(len(blocking.k)))
+    assert plan.cost.tasks == chains * (sum(map(len, parts)) + len(parts) - 1)
+    assert plan.cost.bytes_moved >= 0
+    assert plan.cost.peak_bytes > 0
+    assert make_plan(problem, spec, text=str(plan), result=result) == plan
+    assert dict(plan.rows())["plan"] == str(plan)
+    if plan.shortfall:
+        with pytest.raises(DoesNotFitError, match=r"short by .* GB; use about \d+ GPUs"):
+            plan.validate()
+    else:
+        plan.validate()
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize(
+    "text", ["", "g2x1 b8x8x8 p1 w1 l2", "g2x1x1 b8x8 p1 w1 l2", "g2x1x1 b8x8x0 p1 w1 l2", "b8x8x8"]
+)
+def test_a_text_that_is_no_plan_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match="g2x1x1 b8192x8192x8192 p1 w1 l2"):
+        make_plan(Problem(8, 8, 8, F4), CPU, text=text)
+
+
+@settings(max_examples=60, deadline=None)
 @given(
-    st.integers(1, 4),
-    st.integers(1, 4),
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
+    st.tuples(st.integers(1, 3), st.integers(1, 3)),
     st.integers(1, 6),
     st.integers(1, 6),
     st.integers(1, 6),
     st.sampled_from([((), ()), ((3,), (3,)), ((3,), ()), ((3,), (1,)), ((2, 1), (1, 2))]),
 )
 def test_bytes_moved_are_those_of_the_blocks_that_leave_home(
-    rows: int, columns: int, bm: int, bk: int, bn: int, batches: tuple[tuple[int, ...], tuple[int, ...]]
+    shape: tuple[int, int, int],
+    cuts: tuple[int, int],
+    bm: int,
+    bk: int,
+    bn: int,
+    batches: tuple[tuple[int, ...], tuple[int, ...]],
 ) -> None:
-    grid = Grid(rows, columns)
-    problem = Problem(bm * 3, bk * 2, bn * 5, F4, *batches)
-    blocking = Blocking((3,) * bm, (2,) * bk, (5,) * bn, tuple((1,) * x for x in problem.batch))
-    moved = set()
-    for batch, i, j in blocking.c_indices():
-        owner = grid.owner(i, j, batch)
-        for p in range(bk):
+    grid = Grid(*shape)
+    problem = Problem(bm * 3 - 1, bk * 2 - 1, bn * 5 - 2, F4, *batches)
+    edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
+    blocking = Blocking(*edges, tuple((1,) * x for x in problem.batch))
+    layout = Layout(problem, blocking, grid)
+    for wave in blocking.waves((1, *cuts), (grid.rows, grid.columns)):
+        moved, used, owned = set(), set(), Counter[int]()
+        for batch, i, j in blocking.c_indices(wave):
             a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            if grid.owner(i, p, a) != owner:
-                moved.add((owner, 3 * 2 * 4, "A", a, i, p))
-            if grid.owner(p, j, b) != owner:
-                moved.add((owner, 2 * 5 * 4, "B", b, p, j))
-    expected: Counter[int] = Counter()
-    for rank, size, *_ in moved:
-        expected[rank] += size
-    assert operand_bytes_moved(problem, blocking, grid, (4, 4)) == expected
+            for layer, steps in enumerate(blocking.parts(grid.layers)):
+                owner = grid.owner(i, j, batch, layer)
+                owned[owner] += blocking.m[i] * blocking.n[j] * 4
+                for p in (p for step in steps for p in step):
+                    for name, at, row, column, size in (
+                        ("A", a, i, p, blocking.m[i] * blocking.k[p] * 4),
+                        ("B", b, p, j, blocking.k[p] * blocking.n[j] * 4),
+                    ):
+                        home = grid.owner(row, column, at, layer)
+                        used.add((home, size, name, at, row, column))
+                        if home != owner:
+                            moved.add((owner, home, size, name, at, row, column))
+        received, sent, homes = layout.operand_bytes(wave)
+        expected = [Counter[int]() for _ in range(3)]
+        for owner, home, size, *_ in moved:
+            expected[0][owner] += size
+            expected[1][home] += size
+        for home, size, *_ in used:
+            expected[2][home] += size
+        for counted, figures in zip(expected, (received, sent, sum(homes)), strict=True):
+            assert [counted[rank] for rank in range(grid.size)] == list(figures)
+        layers = len(blocking.parts(grid.layers))
+        assert [owned[rank] for rank in range(grid.size)] == list(layout.c_bytes(wave, 4, layers))
 
 
 @pytest.mark.parametrize(("rows", "columns", "blocks"), [(2, 2, 8), (4, 2, 8), (8, 8, 16), (1, 4, 4)])
 def test_square_products_move_exactly_the_2d_bound(rows: int, columns: int, blocks: int) -> None:
     n = 32 * blocks
     edges = even_edges(n, 32)
-    c = cost(Problem(n, n, n, F4), Blocking(edges, edges, edges), Grid(rows, columns), CPU)
+    c = Plan(Problem(n, n, n, F4), Blocking(edges, edges, edges), Grid(rows, columns), CPU).cost
     assert c.bytes_moved == c.bytes_bound == blocks**2 * (rows + columns - 2) * 32 * 32 * 4
 
 
@@ -84,7 +136,7 @@ def test_plan_that_fits_is_not_refused() -> None:
 
 def test_blocks_shrink_until_they_fit() -> None:
     roomy = make_plan(Problem(20_000, 20_000, 20_000, F4), CPU)
-    tight = make_plan(Problem(20_000, 20_000, 20_000, F4), replace(CPU, memory=1400 * 10**6))
+    tight = make_plan(Problem(20_000, 20_000, 20_000, F4), replace(CPU, memory=700 * 10**6))
     tight.validate()
     assert np.prod(tight.block_shape) < np.prod(roomy.block_shape)
 

@@ -1,0 +1,129 @@
+"""What tasks need of the worker's GPU: streams, operands prepared once, and a way out when its memory is full.
+
+Every kind of work has a non-blocking stream of its own in the process, so that copies and products overlap, and waits
+for its own end by an event. Work that several threads put on one stream follows without a gap: with two tasks at a
+time on a GPU, the next product is queued while one runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, TypeVar
+
+from distmm.errors import DeviceMemoryError
+
+__all__ = ["Prepared", "prepared", "retrying", "working"]
+
+Work = Literal["product", "upload", "download"]
+Result = TypeVar("Result")
+
+# Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
+PAUSES = (0.0, 0.1, 1.0)
+
+
+@functools.cache
+def _stream(work: Work, device: int) -> Any:
+    import cupy
+
+    with cupy.cuda.Device(device):
+        return cupy.cuda.Stream(non_blocking=True)
+
+
+@contextmanager
+def working(work: Work) -> Iterator[Any]:
+    """Put what the block asks of CuPy and of kernels on the stream for this work; at the end, wait until it is done.
+
+    It starts after what has been put on the default stream: blocks that other libraries made there may not be complete
+    when their task returns, and a non-blocking stream would not wait for them.
+
+    Yields
+    ------
+    cupy.cuda.Stream
+    """
+    import cupy
+
+    stream = _stream(work, cupy.cuda.runtime.getDevice())
+    done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads leave their core to others
+    with stream:
+        done.record(cupy.cuda.Stream.null)
+        stream.wait_event(done)
+        try:
+            yield stream
+        finally:  # also on an error: what is freed then must not be in use
+            done.record(stream)
+            done.synchronize()
+
+
+class Prepared:
+    """Operands in a kernel's own format, made once a block and kept as long as the block is there.
+
+    A block of A takes part in every product of its row; splitting it into float16 halves, say, takes a few per cent of
+    one product. A block is known by identity: Dask keeps one object for each block on a worker.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, object], tuple[weakref.ref[Any], Any]] = {}
+
+    def get(self, block: Any, form: object, prepare: Callable[[Any], Any]) -> Any:
+        """Return ``prepare(block)``, or what it returned before for this block and `form`."""
+        key = id(block), form
+        known, operand = self._kept.get(key, (None, None))
+        if known is None or known() is not block:
+            operand = prepare(_alias(block))
+            self._kept[key] = weakref.ref(block, lambda gone: self._drop(key, gone)), operand
+        return operand
+
+    def _drop(self, key: tuple[int, object], gone: weakref.ref[Any]) -> None:
+        # Without a lock: garbage is collected in any thread, at any time. The entry may by now be that of a new block.
+        if self._kept.get(key, (None,))[0] is gone:
+            self._kept.pop(key, None)
+
+    def clear(self) -> None:
+        """Forget all, so that their memory can be used."""
+        self._kept.clear()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+
+def _alias(block: Any) -> Any:
+    """Return another array in the same memory: an operand that keeps it does not keep the block itself."""
+    import cupy
+
+    if not isinstance(block, cupy.ndarray):
+        return block  # copied to the device anyway
+    return cupy.ndarray(block.shape, block.dtype, block.data, block.strides)
+
+
+prepared = Prepared()  # of this process
+
+
+def retrying(work: Callable[[], Result], what: str) -> Result:
+    """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again.
+
+    Raises
+    ------
+    DeviceMemoryError
+        If it stays full. The worker goes on: nothing that the failed task allocated is kept.
+    """
+    for pause in PAUSES:
+        try:
+            return work()
+        except MemoryError as error:  # CuPy's and RMM's errors are kinds of it
+            reason = str(error)
+        prepared.clear()
+        gc.collect()
+        time.sleep(pause)
+    try:
+        return work()
+    except MemoryError as error:
+        reason = str(error)
+    raise DeviceMemoryError(
+        f"the GPU's memory is full: {what} found no room ({reason}); use smaller blocks, more GPUs, or free what other "
+        "arrays and programs hold there"
+    )

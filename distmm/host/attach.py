@@ -1,0 +1,134 @@
+"""Memory of another process of this user, read and written by the kernel's cross-memory attach, in several threads.
+
+``process_vm_readv`` copies straight between two processes, with neither's help; MPI libraries and UCX use it between
+ranks of one machine. One thread moves 4 to 10 GB/s.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import secrets
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
+import numpy as np
+
+__all__ = ["allow", "can_read", "populate", "read", "secret", "write"]
+
+# Enough threads to keep up with a GPU's host link of 55 GB/s, or to fill one memory channel after the other.
+THREADS = min(8, os.cpu_count() or 1)
+
+# Bytes of one call: all threads get some of a 64 MB staging buffer, and the call itself does not show.
+PIECE = 4 << 20
+
+IOV_MAX = 1024  # ranges of one call, the kernel's limit
+
+PR_SET_PTRACER = 0x59616D61
+MADV_POPULATE_WRITE = 23
+
+Rows = tuple[np.ndarray, int]  # address of every row, and their length in bytes
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    libc = ctypes.CDLL(None, use_errno=True)
+    for name in ("process_vm_readv", "process_vm_writev"):
+        function = getattr(libc, name)
+        pointer, count = ctypes.c_void_p, ctypes.c_ulong
+        function.argtypes, function.restype = [ctypes.c_int, pointer, count, pointer, count, count], ctypes.c_ssize_t
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return libc
+
+
+@cache
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="distmm-copy")
+
+
+def read(pid: int, theirs: Rows, ours: int) -> None:
+    """Copy rows of process `pid` to consecutive addresses from `ours` on.
+
+    Raises
+    ------
+    OSError
+        If the process has ended, or its memory is no longer there.
+    """
+    _all(_libc().process_vm_readv, pid, theirs, ours)
+
+
+def write(pid: int, theirs: Rows, ours: int) -> None:
+    """Copy from consecutive addresses to rows of process `pid`; raises like `read`."""
+    _all(_libc().process_vm_writev, pid, theirs, ours)
+
+
+def _all(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
+    for _ in _threads().map(lambda piece: _one(call, pid, *piece), list(_pieces(theirs, ours))):
+        pass
+
+
+def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Vectors of (address, bytes) here and there, each of about PIECE bytes in at most IOV_MAX ranges."""
+    starts, width = theirs
+    if np.all(np.diff(starts) == width):  # no gaps: one range
+        starts, width = starts[:1], width * len(starts)
+    count = max(1, min(IOV_MAX, PIECE // width))
+    for first in range(0, len(starts), count):
+        part = starts[first : first + count]
+        for skip in range(0, width, PIECE):  # rows longer than a piece come alone, and in several
+            size = min(PIECE, width - skip) if len(part) == 1 else width
+            here = np.array([[ours + first * width + skip, size * len(part)]], np.uint64)
+            yield here, np.stack([part + skip, np.full_like(part, size)], 1).astype(np.uint64)
+            if len(part) > 1:
+                break
+
+
+def _one(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray) -> None:
+    wanted = int(here[:, 1].sum())
+    done = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
+    if done != wanted:
+        reason = os.strerror(ctypes.get_errno()) if done < 0 else f"{done} of {wanted} bytes moved"
+        raise OSError(f"the memory of process {pid} is out of reach ({reason}): has it ended, or freed the array?")
+
+
+def populate(address: int, nbytes: int) -> None:
+    """Have the system provide the pages of a fresh map by several threads, since one provides 2 GB/s only."""
+    size = -(-nbytes // THREADS)
+    size += -size % mmap.PAGESIZE
+    # Linux before 5.14 does not know the advice and refuses: pages then come as they are touched.
+    for _ in _threads().map(
+        lambda first: _libc().madvise(address + first, min(size, nbytes - first), MADV_POPULATE_WRITE),
+        range(0, nbytes, size),
+    ):
+        pass
+
+
+def allow() -> bool:
+    """Let the descendants of this process, such as the workers of a local cluster, use its memory.
+
+    Elsewhere the system's own rule holds: processes of the same user, unless a security module like Yama guards them.
+    Returns whether the system knows such a thing at all.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    _libc().prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getpid()), 0, 0, 0)  # fails where there is no Yama: no harm
+    return True
+
+
+@cache
+def secret() -> np.ndarray:
+    """Return 32 random bytes in this process's memory, which others read to see that they reach this process."""
+    return np.frombuffer(secrets.token_bytes(32), np.uint8)
+
+
+def can_read(pid: int, address: int, expected: bytes) -> bool:
+    """Whether the memory of process `pid` is within reach: the same machine, and allowed. Runs on workers."""
+    ours = np.zeros(len(expected), np.uint8)
+    try:
+        read(pid, (np.array([address]), len(expected)), ours.ctypes.data)
+    except OSError:
+        return False
+    return ours.tobytes() == expected

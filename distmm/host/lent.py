@@ -1,0 +1,214 @@
+"""An array of the client as its workers see it: indexed to read a block, assigned to to write one."""
+
+from __future__ import annotations
+
+import math
+import os
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from distmm.everywhere import everywhere
+from distmm.host import attach, segments
+
+__all__ = ["TOPIC", "Lent", "lend", "release", "whole"]
+
+# Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
+SMALLEST = 1 << 20
+
+# Topic of Dask's events under which the scheduler names the operands of products that it has forgotten.
+TOPIC = "distmm-forgotten"
+
+
+@dataclass(frozen=True)
+class Lent:
+    """An array, or a part of one, in the memory of process `pid`.
+
+    Attributes
+    ----------
+    name : str
+        Under which its owner keeps it alive; "" if others see to that.
+    pid, address
+        Where its first element is.
+    shape, strides, dtype
+        As NumPy's.
+    segment : Segment or None
+        Shared memory that it lies in.
+    owner : numpy.ndarray or None
+        The array; None in other processes.
+    """
+
+    name: str
+    pid: int
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: np.dtype[Any]
+    segment: segments.Segment | None
+    owner: np.ndarray | None = field(default=None, compare=False, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
+            _kept[self.name] = self.owner
+        return type(self), (self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment)
+
+    def __dask_tokenize__(self) -> str:
+        return self.name
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Read a block: a view in the process that owns it, else a copy."""
+        part = self.part(index)
+        here = part.here()
+        if here is not None:
+            return here
+        part, swapped = part.by_rows()
+        block = np.empty(part.shape, part.dtype)
+        if block.size:
+            attach.read(part.pid, part.rows(), block.ctypes.data)
+        return block.swapaxes(-1, -2) if swapped else block
+
+    def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
+        """Write a block of host or GPU memory."""
+        part = self.part(index)
+        if hasattr(block, "__cuda_array_interface__"):
+            from distmm.host import device
+
+            device.download(part, block)
+            return
+        here = part.here()
+        if here is not None:
+            here[...] = block
+            return
+        part, swapped = part.by_rows()
+        block = np.ascontiguousarray(np.swapaxes(block, -1, -2) if swapped else block, part.dtype)
+        if block.shape != part.shape:
+            raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
+        if block.size:
+            attach.write(part.pid, part.rows(), block.ctypes.data)
+
+    def to_device(self, index: tuple[slice, ...]) -> Any:
+        """Read a block into GPU memory, as a CuPy array."""
+        from distmm.host import device
+
+        return device.upload(self.part(index))
+
+    def part(self, index: tuple[slice, ...]) -> Lent:
+        """Return a contiguous range of each dimension."""
+        ranges = [range(*place.indices(n)) for place, n in zip(index, self.shape, strict=True)]
+        if any(r.step != 1 for r in ranges):
+            raise IndexError(f"{index}: blocks are ranges of step 1")
+        offset = sum(r.start * s for r, s in zip(ranges, self.strides, strict=True))
+        return replace(self, address=self.address + offset, shape=tuple(map(len, ranges)))
+
+    def here(self) -> np.ndarray | None:
+        """Return it as an array, in the process that owns it and where it is empty."""
+        if self.nbytes == 0:
+            return np.empty(self.shape, self.dtype)
+        if self.pid != os.getpid():
+            return None
+        layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
+        owner = self.owner if self.owner is not None else _kept[self.name]
+        view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
+        return view.view(self.dtype)  # in two steps: the interface has no name for bfloat16
+
+    def by_rows(self) -> tuple[Lent, bool]:
+        """Return it with its last dimension contiguous, and whether the last two were exchanged for that."""
+        if self.strides[-1] == self.dtype.itemsize or self.shape[-1] <= 1:
+            return self, False
+        swap = (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
+        shape, strides = (tuple(values[d] for d in swap) for values in (self.shape, self.strides))
+        return replace(self, shape=shape, strides=strides), True
+
+    def rows(self) -> attach.Rows:
+        """Addresses and bytes of its rows, in row-major order."""
+        starts = np.array(self.address, np.int64)
+        for n, stride in zip(self.shape[:-1], self.strides[:-1], strict=True):
+            starts = starts[..., None] + np.arange(n) * stride
+        return starts.ravel(), self.shape[-1] * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What NumPy asks for a view, which keeps this object alive and so its memory."""
+
+    owner: np.ndarray
+    __array_interface__: dict[str, Any]
+
+
+_kept: dict[str, np.ndarray] = {}  # arrays that products on the way may still read
+
+
+def release(names: Iterable[str]) -> None:
+    """Keep arrays no longer that were lent under these names; other names are none of ours."""
+    for name in names:
+        _kept.pop(name, None)
+
+
+def lend(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> Lent | None:
+    """Let the workers of a cluster on this machine use an array of this process.
+
+    Parameters
+    ----------
+    array : numpy.ndarray of at least two dimensions
+        Copied only if neither of its last two dimensions is contiguous.
+    client : distributed.Client
+    name : str, optional
+        Under which the array is kept alive from when it is sent until `release`; by default its owner sees to that.
+    writable : bool
+        Workers will write to it, so that a copy will not do.
+
+    Returns
+    -------
+    Lent or None
+        None for a small array, one of foreign byte order or (to be written) with gaps between elements; and where a
+        worker cannot reach this process's memory: on another machine, of another user, or forbidden by the system.
+    """
+    if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
+        return None
+    if all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True)):
+        if writable:
+            return None
+        array = np.ascontiguousarray(array)
+    return whole(array, name or "")
+
+
+def whole(array: np.ndarray, name: str = "") -> Lent:
+    """Describe a whole array of this process."""
+    address = array.__array_interface__["data"][0]
+    return Lent(
+        name, os.getpid(), address, array.shape, array.strides, array.dtype, segments.behind(array), owner=array
+    )
+
+
+_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
+
+
+def _within_reach(client: Client) -> bool:
+    """Whether every worker reaches this process's memory; tried again when there are other workers."""
+    workers = frozenset(client.scheduler_info(n_workers=-1)["workers"])
+    known = _tried.get(client)
+    if known is not None and known[0] == workers:
+        return known[1]
+    if known is None:
+        client.subscribe_topic(TOPIC, lambda event: release(event[1]))
+    reached = False
+    if attach.allow():
+        secret = attach.secret()
+        answers = everywhere(client, attach.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
+        reached = bool(answers) and all(answers.values())
+    _tried[client] = workers, reached
+    return reached

@@ -1,0 +1,185 @@
+"""Products while their workers are killed: ``python tests/bench/kills.py --kills 200``.
+
+Workers of a local cluster die by SIGKILL at seeded random moments, one after the other, while products of the same
+matrices are computed over and over, each time in another blocking along m and n. Every C must have the bits of the one
+that was computed in peace, and none may take longer than `--patience` seconds; the exit code is 1 otherwise.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+
+import dask.array as da
+import numpy as np
+from distributed import Client, wait
+
+import distmm
+from distmm import clusters
+from distmm.everywhere import everywhere
+
+EDGE = 64  # of the blocks: products take a millisecond, so that most of the time something is on its way somewhere
+
+# Seconds that a worker lives at least. Dask's nanny gives up, for good, on a worker that dies while it starts.
+SETTLED = 1.0
+
+
+@dataclass
+class Outcome:
+    """What came of a run.
+
+    Attributes
+    ----------
+    products, kills : int
+        Products computed, and workers killed while they were.
+    wrong, hung : list of int
+        Products whose bits differ, and those that did not finish in time.
+    slowest : float
+        Seconds of the slowest product.
+    """
+
+    products: int = 0
+    kills: int = 0
+    wrong: list[int] = field(default_factory=list)
+    hung: list[int] = field(default_factory=list)
+    slowest: float = 0.0
+
+
+def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
+    """Two float32 matrices whose blocks take `delay` seconds to make, and are the same each time they are made."""
+
+    def block(rows: np.ndarray, columns: np.ndarray, seed: int = 0) -> np.ndarray:
+        time.sleep(delay)
+        made = np.random.default_rng((seed, int(rows[0, 0]), int(columns[0, 0]))).standard_normal(
+            (rows.shape[0], columns.shape[1]), dtype="f4"
+        )
+        if not gpu:
+            return made
+        import cupy
+
+        return cupy.asarray(made)
+
+    index = da.arange(size, chunks=EDGE)
+    meta = np.empty((0, 0), "f4")
+    if gpu:
+        import cupy
+
+        meta = cupy.empty((0, 0), "f4")
+    made = [da.map_blocks(block, index[:, None], index[None, :], seed=s, dtype="f4", meta=meta) for s in (1, 2)]
+    return made[0], made[1]
+
+
+class Killer:
+    """Kills a worker at random moments, at most one of them before its replacement has come."""
+
+    def __init__(self, client: Client, seed: int, pause: tuple[float, float]) -> None:
+        self.client, self.random, self.pause = client, random.Random(seed), pause
+        self.kills, self.stopped = 0, threading.Event()
+        self.workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        self.thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Killer:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stopped.set()
+        self.thread.join()
+
+    def _run(self) -> None:
+        seen: dict[int, float] = {}
+        while not self.stopped.wait(self.random.uniform(*self.pause)):
+            pids = everywhere(self.client, os.getpid).values()
+            now = time.monotonic()
+            seen = {pid: seen.get(pid, now) for pid in pids}
+            old = sorted(pid for pid, since in seen.items() if now - since >= SETTLED)
+            if len(old) == self.workers:
+                os.kill(self.random.choice(old), signal.SIGKILL)
+                self.kills += 1
+
+
+def run(
+    client: Client,
+    *,
+    kills: int,
+    seed: int = 0,
+    size: int = 6 * EDGE,
+    delay: float = 0.02,
+    pause: tuple[float, float] = (0.1, 1.5),
+    patience: float = 120.0,
+    kernel: str | None = None,
+    gpu: bool = False,
+) -> Outcome:
+    """Multiply until `kills` workers have been killed; at least one product."""
+    A, B = operands(size, delay, gpu)
+    outcome, expected = Outcome(), None
+    edges = [EDGE, 2 * EDGE, 3 * EDGE]
+    choose = random.Random(seed)
+    with client.as_current():
+        calm = distmm.matmul(A, B, client=client, kernel=kernel).map_blocks(to_numpy, dtype="f4")
+        expected = client.compute(calm, sync=True)
+        with Killer(client, seed, pause) as killer:
+            while killer.kills < kills or not outcome.products:
+                m, n = choose.choice(edges), choose.choice(edges)
+                C = distmm.matmul(A.rechunk((m, EDGE)), B.rechunk((EDGE, n)), client=client, kernel=kernel).map_blocks(
+                    to_numpy, dtype="f4"
+                )
+                started = time.perf_counter()
+                future = client.compute(C)
+                try:
+                    wait(future, timeout=patience)
+                    same = future.result().tobytes() == expected.tobytes()
+                except TimeoutError:
+                    outcome.hung.append(outcome.products)
+                    break  # what hangs is to be looked at
+                if not same:
+                    outcome.wrong.append(outcome.products)
+                outcome.products += 1
+                outcome.slowest = max(outcome.slowest, time.perf_counter() - started)
+            outcome.kills = killer.kills
+    return outcome
+
+
+def to_numpy(block: np.ndarray) -> np.ndarray:
+    """Bring a CuPy block to the host on its worker: a client that got it on the GPU would keep that memory mapped."""
+    return block.get() if hasattr(block, "get") else block
+
+
+def main() -> int:
+    """Run and report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument("--kernel", default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--patience", type=float, default=120.0)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    gpu = options.device == "gpu"
+    with clusters.local(device=options.device, workers=options.workers, dashboard=None, quiet=True) as client:
+        outcome = run(
+            client,
+            kills=options.kills,
+            seed=options.seed,
+            patience=options.patience,
+            kernel=options.kernel,
+            gpu=gpu,
+            pause=(1.0, 8.0) if gpu else (0.1, 1.5),
+        )
+    print(  # noqa: T201
+        f"{outcome.kills} kills during {outcome.products} products in {time.perf_counter() - started:.0f} s: "
+        f"{len(outcome.wrong)} wrong {outcome.wrong}, {len(outcome.hung)} hung {outcome.hung}, "
+        f"slowest {outcome.slowest:.1f} s"
+    )
+    return bool(outcome.wrong or outcome.hung)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,350 @@
+"""Simulate products on clusters that are not there: the real Scheduler and workers' state machines in virtual time.
+
+What is real: Dask's scheduler with distmm's plugin, Dask's worker state machines (which task next, what to fetch from
+whom), the plan and its graph. What is virtual: time, the links and the kernels, whose figures are those of a `Machine`.
+
+    python tests/bench/simulation.py                      # the table of distmm/README.md
+    python tests/bench/simulation.py --gpus 64 --size 200000 --dtype float16
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import heapq
+import itertools
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+from dask._expr import HLGExpr
+from dask.core import flatten
+from distributed import Scheduler, Status
+from distributed import worker_state_machine as machine
+from distributed.protocol import Serialized, serialize, to_serialize
+from distributed.scheduler import ClientState, WorkerState
+
+from distmm import matmul
+from distmm.clusters import SCHEDULER_CONFIG
+from distmm.cost import ClusterSpec
+from distmm.geometry import Problem, accumulator_dtype
+from distmm.graph import Product, ProductLayer
+from distmm.plan import Plan, make_plan
+from distmm.runtime.scheduler import PlacementPlugin
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Times of the parts that are virtual; seconds and bytes/s.
+
+    Attributes
+    ----------
+    rate : float
+        FLOP/s of one GPU.
+    link : float
+        Bytes/s out of, and into, each GPU.
+    load : float
+        Bytes/s at which a worker loads blocks of A and B from its host.
+    memory : int
+        Bytes of each GPU.
+    message : float
+        From a worker's event to the scheduler hearing of it, and back: half of the 6 ms that separate the steps of one
+        chain on an idle cluster.
+    fetch : float
+        From asking a peer for a block to its first byte.
+    gap : float
+        Idle GPU around each task.
+    threads : int
+        Tasks that a worker runs at a time: products wait for one another on the GPU, loads go beside them.
+    scheduler : float
+        The scheduler's CPU time for a task, which it does one after another.
+    """
+
+    rate: float = 2e14
+    link: float = 5e10
+    load: float = 5e10
+    memory: int = 110 * 10**9
+    message: float = 3e-3
+    fetch: float = 2e-3
+    gap: float = 0.5e-3
+    threads: int = 3
+    scheduler: float = 0.35e-3
+
+
+@dataclass
+class Result:
+    """What one simulated product took.
+
+    `seconds` from the graph's arrival to the last block of C; `ideal`: operations / (GPUs x rate); `fetched` bytes
+    between workers; `peak` bytes on a worker; `live` tasks that the scheduler knew at once; `first_task` real seconds
+    from the graph's arrival to the first task that is sent to a worker.
+    """
+
+    seconds: float
+    ideal: float
+    fetched: int
+    peak: int
+    live: int
+    first_task: float
+
+
+class Matrix:
+    """An operand that is a shape."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
+        self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
+
+    def __getitem__(self, index: object) -> None: ...
+
+
+class Sized:
+    """A block that is a number of bytes."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+
+
+class Comm:
+    """What the scheduler believes to be a connection."""
+
+    def __init__(self, receive: Callable[[dict[str, Any]], None]) -> None:
+        self.receive = receive
+
+    def send(self, *messages: dict[str, Any]) -> None:
+        for message in messages:
+            self.receive(message)
+
+
+@dataclass
+class Server:
+    """What does one thing after another: a GPU, a link; `free` is the time at which it has done all it was given."""
+
+    free: float = 0.0
+
+
+class VirtualWorker:
+    """Dask's own state machine of a worker, whose tasks and transfers take virtual time."""
+
+    EVENTS = {  # noqa: RUF012
+        "compute-task": machine.ComputeTaskEvent,
+        "free-keys": machine.FreeKeysEvent,
+        "remove-replicas": machine.RemoveReplicasEvent,
+        "acquire-replicas": machine.AcquireReplicasEvent,
+        "cancel-compute": machine.CancelComputeEvent,
+        "refresh-who-has": machine.RefreshWhoHasEvent,
+    }
+
+    def __init__(self, simulation: Simulation, address: str) -> None:
+        self.simulation, self.address = simulation, address
+        # Dask's default limits of what a worker fetches at once.
+        self.state = machine.WorkerState(
+            address=address,
+            nthreads=simulation.machine.threads,
+            transfer_incoming_count_limit=10,
+            transfer_message_bytes_limit=50e6,
+            validate=False,
+        )
+        self.gpu, self.host_link, self.inward, self.outward = Server(), Server(), Server(), Server()
+        self.held = self.peak = self.fetched = 0
+
+    def handle(self, event: machine.StateMachineEvent) -> None:
+        for instruction in self.state.handle_stimulus(event):
+            if isinstance(instruction, machine.SendMessageToScheduler):
+                self.simulation.tell_scheduler(self.address, instruction.to_dict())
+            elif isinstance(instruction, machine.Execute):
+                self.execute(instruction.key)
+            elif isinstance(instruction, machine.GatherDep):
+                self.gather(instruction)
+            else:
+                raise NotImplementedError(instruction)
+        self.state.stimulus_log.clear()
+        self.held = sum(block.nbytes for block in self.state.data.values())
+        self.peak = max(self.peak, self.held)
+
+    def receive(self, message: dict[str, Any]) -> None:
+        # The scheduler sends one dict to several workers, and takes a KeyError for a worker that has left.
+        fields = dict(message)
+        event = self.EVENTS[fields.pop("op")](**fields)
+        self.simulation.later(self.simulation.machine.message, lambda: self.handle(event))
+
+    def execute(self, key: Any) -> None:
+        ts = self.state.tasks[key]
+        product, seconds, nbytes = self.simulation.task(ts.run_spec.data)
+        server = self.gpu if product else self.host_link
+        server.free = max(server.free, self.simulation.now) + seconds
+        done = machine.ExecuteSuccessEvent(
+            key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
+            stimulus_id=f"done-{key}",
+        )  # fmt: skip
+        self.simulation.later(server.free - self.simulation.now, lambda: self.handle(done))
+
+    def gather(self, instruction: machine.GatherDep) -> None:
+        sim, peer = self.simulation, self.simulation.workers[instruction.worker]
+        data = {key: peer.state.data[key] for key in instruction.to_gather if key in peer.state.data}
+        nbytes = sum(block.nbytes for block in data.values())
+        seconds = nbytes / sim.machine.link
+        for link in (self.inward, peer.outward):
+            link.free = max(link.free, sim.now + sim.machine.fetch) + seconds
+        self.fetched += nbytes
+        done = machine.GatherDepSuccessEvent(
+            worker=peer.address, total_nbytes=instruction.total_nbytes, data=data, stimulus_id=instruction.stimulus_id
+        )
+        sim.later(max(self.inward.free, peer.outward.free) - sim.now, lambda: self.handle(done))
+
+
+class Simulation:
+    """A scheduler, its virtual workers, and the events to come."""
+
+    def __init__(self, virtual: Machine, workers: int) -> None:
+        self.machine, self.now, self.scheduler_free = virtual, 0.0, 0.0
+        self.events: list[tuple[float, int, Callable[[], None]]] = []
+        self.order = itertools.count()
+        self.scheduler = Scheduler(dashboard=False, dashboard_address=":0", validate=False)
+        self.plugin = PlacementPlugin()
+        self.workers = {f"tcp://10.0.{r >> 8}.{r & 255}:1": None for r in range(workers)}
+        self.first_task: float | None = None
+        for rank, address in enumerate(self.workers):
+            self.workers[address] = worker = VirtualWorker(self, address)
+            self._add(address, rank, worker)
+
+    def _add(self, address: str, rank: int, worker: VirtualWorker) -> None:
+        scheduler = self.scheduler
+        ws = WorkerState(
+            address=address, status=Status.running, pid=0, name=rank, nthreads=self.machine.threads, memory_limit=0, local_directory="",
+            services={}, versions={}, nanny="", extra={}, server_id=address, scheduler=scheduler,
+        )  # fmt: skip
+        scheduler.workers[address], scheduler.aliases[rank] = ws, address
+        scheduler.running.add(ws)
+        scheduler.total_nthreads += self.machine.threads
+        scheduler.stream_comms[address] = Comm(lambda message: self._sent(worker, message))
+        scheduler.check_idle_saturated(ws)
+        for plugin in list(scheduler.plugins.values()):
+            plugin.add_worker(scheduler, address)
+
+    def _sent(self, worker: VirtualWorker, message: dict[str, Any]) -> None:
+        if self.first_task is None and message["op"] == "compute-task":
+            self.first_task = time.perf_counter()
+        worker.receive(message)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (self.now + seconds, next(self.order), do))
+
+    def tell_scheduler(self, worker: str, message: dict[str, Any]) -> None:
+        """Deliver a message after its way and after what the scheduler still has to do."""
+        handler = self.scheduler.stream_handlers[message.pop("op")]
+        work = self.machine.scheduler if handler == self.scheduler.handle_task_finished else 0.0
+        self.scheduler_free = max(self.scheduler_free, self.now + self.machine.message) + work
+        self.later(self.scheduler_free - self.now, lambda: handler(worker=worker, **message))
+
+    def task(self, spec: Any) -> tuple[bool, float, int]:
+        """Whether a task is a product, its virtual seconds, and the bytes of its result."""
+        blocking, item = self.plan.blocking, self.plan.problem.dtype.itemsize
+        if isinstance(spec, Product):
+            where = spec.placement
+            area = blocking.m[where.i] * blocking.n[where.j]
+            depth = sum(blocking.k[p] for p in blocking.steps[where.step])
+            last = where.step == len(blocking.steps) - 1
+            size = item if last else accumulator_dtype(self.plan.problem.dtype).itemsize
+            return True, 2 * area * depth / self.machine.rate + self.machine.gap, area * size
+        name, row, column = spec.key
+        edges = (blocking.m[row], blocking.k[column]) if name == self.a else (blocking.k[row], blocking.n[column])
+        nbytes = edges[0] * edges[1] * item
+        return False, nbytes / self.machine.load, nbytes
+
+    async def run(self, plan: Plan) -> Result:
+        """Multiply once, by `plan`."""
+        self.plan, problem = plan, plan.problem
+        await self.plugin.start(self.scheduler)
+        self.scheduler.plugins[self.plugin.name] = self.plugin
+        self.scheduler.clients["sim"] = ClientState("sim")
+        started = time.perf_counter()
+        a, b = (Matrix(shape, problem.dtype) for shape in ((problem.m, problem.k), (problem.k, problem.n)))
+        c = matmul(a, b, plan=plan)
+        layer = c.dask.layers[c.name]
+        assert isinstance(layer, ProductLayer)
+        self.a = layer.operands[0]
+        left = await self._submit(c)
+        live = 0
+        while self.events:
+            self.now, _, do = heapq.heappop(self.events)
+            do()
+            await asyncio.sleep(0)  # what the scheduler's plugin put off
+            live = max(live, len(self.scheduler.tasks))
+        missing = [key for key in left if self.scheduler.tasks[key].state != "memory"]
+        if missing:
+            states = Counter(ts.state for ts in self.scheduler.tasks.values())
+            raise RuntimeError(f"{len(missing)} blocks of C are missing, tasks: {states}")
+        assert self.first_task is not None
+        return Result(
+            seconds=self.now - 2 * self.machine.message,
+            ideal=problem.flops / len(self.workers) / self.machine.rate,
+            fetched=sum(worker.fetched for worker in self.workers.values()),
+            peak=max(worker.peak for worker in self.workers.values()),
+            live=live,
+            first_task=self.first_task - started,
+        )
+
+    async def _submit(self, c: da.Array) -> set[Any]:
+        keys = set(flatten(c.__dask_keys__()))
+        expr = Serialized(*serialize(to_serialize(HLGExpr.from_collection(c)), on_error="raise"))
+        await self.scheduler.update_graph(
+            client="sim", expr_ser=expr, keys=keys, span_metadata={"collections": []}, internal_priority=None,
+            submitting_task=None,
+        )  # fmt: skip
+        return keys
+
+
+def simulate(plan: Plan, virtual: Machine = Machine()) -> Result:  # noqa: B008
+    """Run `plan` on virtual workers."""
+
+    async def run() -> Result:
+        return await Simulation(virtual, plan.cluster.workers).run(plan)
+
+    # The memory manager reads the workers' real memory, of which there is none.
+    config = {**SCHEDULER_CONFIG, "distributed.scheduler.active-memory-manager.start": False}
+    with dask.config.set(config):
+        return asyncio.run(run())
+
+
+def planned(size: int, gpus: int, dtype: str, virtual: Machine) -> Plan:
+    """Plan a square product for virtual GPUs."""
+    spec = ClusterSpec(gpus, virtual.memory, "cuda", virtual.rate, virtual.link, virtual.load, threads=virtual.threads)
+    return make_plan(Problem(size, size, size, np.dtype(dtype)), spec)
+
+
+def main() -> None:
+    """Print a line for each number of GPUs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
+    parser.add_argument("--size", type=int, nargs="+", help="n of each product; by default memory grows with the GPUs")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--rate", type=float, default=Machine.rate)
+    options = parser.parse_args()
+    logging.getLogger("distributed").setLevel(logging.WARNING)
+    virtual = Machine(rate=options.rate)
+    print(
+        "| GPUs | n | blocks | tasks | task | seconds | of the ideal | moved / bound | peak / plan | live | first task | wall |"
+    )  # noqa: T201
+    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")  # noqa: T201
+    for gpus, size in zip(options.gpus, options.size or [int(32768 * g**0.5) for g in options.gpus], strict=True):
+        started = time.perf_counter()
+        plan = planned(size, gpus, options.dtype, virtual)
+        r = simulate(plan, virtual)
+        m, k, n = plan.block_shape
+        task = plan.problem.flops / plan.cost.tasks / virtual.rate
+        print(  # noqa: T201
+            f"| {gpus} | {size} | {m}x{k}x{n} p{plan.blocking.panels} | {plan.cost.tasks} | {task * 1e3:.0f} ms "
+            f"| {r.seconds:.2f} | {r.ideal / r.seconds:.1%} | {r.fetched / plan.cost.bytes_bound:.4f} "
+            f"| {r.peak / plan.cost.peak_bytes:.2f} | {r.live} | {r.first_task:.2f} s | {time.perf_counter() - started:.0f} s |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""Arrays of the client that workers read and write where they lie."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distmm
+from distmm import host
+from distmm.host import attach, lent, segments
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Any]:
+    """Another process of this user."""
+    attach.allow()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+def read(array: lent.Lent, index: tuple[slice, ...]) -> np.ndarray:
+    return array[index]
+
+
+def write(array: lent.Lent, index: tuple[slice, ...], block: np.ndarray) -> None:
+    array[index] = block
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = "f8") -> np.ndarray:
+    return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "as it is": lambda a: a,
+    "transposed": lambda a: a.swapaxes(-1, -2),
+    "rows from the last": lambda a: a[..., ::-1, :],
+    "columns of a wider one": lambda a: a[..., 3:11],
+    "columns first": lambda a: a.swapaxes(-1, -2).copy().swapaxes(-1, -2),
+    "one row for all": lambda a: np.broadcast_to(a[..., :1, :], a.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(40, 30), (3, 40, 30), (1, 30), (30, 1)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_process_reads_any_layout(other: Any, layout: str, shape: tuple[int, ...], shared: bool) -> None:
+    whole = host.empty(shape) if shared else np.empty(shape)
+    whole[...] = numbers(shape)
+    array = LAYOUTS[layout](whole)
+    index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
+    np.testing.assert_array_equal(other.apply(read, (lent.whole(array), index)), array[index])
+
+
+@pytest.mark.parametrize("layout", ["as it is", "transposed", "rows from the last", "columns of a wider one"])
+def test_another_process_writes_a_block_and_nothing_else(other: Any, layout: str) -> None:
+    array = LAYOUTS[layout](np.zeros((40, 30)))
+    index = (slice(4, 20), slice(2, 7))
+    expected = array.copy()
+    expected[index] = numbers((16, 5))
+    other.apply(write, (lent.whole(array), index, numbers((16, 5))))
+    np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", ml_dtypes.bfloat16, "c16"])
+def test_elements_of_any_type_arrive(other: Any, dtype: Any) -> None:
+    array = numbers((20, 30), "i1").astype(dtype)
+    block = other.apply(read, (lent.whole(array), (slice(3, 9), slice(4, 30))))
+    assert block.dtype == array.dtype
+    np.testing.assert_array_equal(block, array[3:9, 4:])
+
+
+def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "PIECE", 1000)
+    array = numbers((7, 900))
+    mine = np.zeros((5, 700))
+    part = lent.whole(array).part((slice(1, 6), slice(100, 800)))
+    attach.read(os.getpid(), part.rows(), mine.ctypes.data)
+    np.testing.assert_array_equal(mine, array[1:6, 100:800])
+
+
+@given(
+    rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096])
+)
+@settings(max_examples=60, deadline=None)
+def test_pieces_cover_every_byte_once(rows: int, width: int, gap: int, piece: int) -> None:
+    old, attach.PIECE = attach.PIECE, piece
+    try:
+        pieces = list(attach._pieces((10**9 + np.arange(rows) * (width + gap), width), 500))
+    finally:
+        attach.PIECE = old
+    expected = 500
+    address = 10**9
+    for here, there in pieces:
+        assert int(here[0, 0]) == expected
+        assert int(here[:, 1].sum()) == int(there[:, 1].sum())
+        assert len(there) <= attach.IOV_MAX
+        expected += int(here[:, 1].sum())
+        for start, size in there.tolist():
+            assert start == address
+            address += size
+            if (address - 10**9) % (width + gap) == width:
+                address += gap
+    assert expected == 500 + rows * width
+
+
+def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
+    with pytest.raises(OSError, match="out of reach"):
+        attach.read(2**22 + 1, (np.array([4096]), 8), np.zeros(1).ctypes.data)
+    with pytest.raises(OSError, match="out of reach"):
+        attach.read(os.getpid(), (np.array([4096]), 8), np.zeros(1).ctypes.data)
+    assert not other.apply(attach.can_read, (os.getpid(), 4096, b"x" * 32))
+    secret = attach.secret()
+    assert other.apply(attach.can_read, (os.getpid(), secret.ctypes.data, secret.tobytes()))
+    assert not other.apply(attach.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
+
+
+def test_shared_memory_is_returned_with_its_last_view() -> None:
+    array = host.empty((100, 100), "f4")
+    view = array[10:20].T
+    segment = segments.behind(view)
+    assert segment is not None
+    assert segment.is_there()
+    assert segments.behind(np.zeros(3)) is None
+    del array
+    assert segment.is_there()
+    del view
+    gc.collect()
+    assert not segment.is_there()
+
+
+def test_only_blocks_with_step_1_are_read() -> None:
+    with pytest.raises(IndexError, match="step 1"):
+        lent.whole(np.zeros((4, 4)))[::2, :]
+
+
+def nothing_kept() -> bool:
+    deadline = time.time() + 5
+    while lent._kept and time.time() < deadline:
+        gc.collect()
+        time.sleep(0.05)
+    return not lent._kept
+
+
+def largest_graph(client: Client) -> int:
+    """Bytes of the largest task that the scheduler knows."""
+
+    def size(dask_scheduler: Scheduler) -> int:
+        return max(len(pickle.dumps(ts.run_spec)) for ts in dask_scheduler.tasks.values())
+
+    return int(client.run_on_scheduler(size))
+
+
+def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((600, 400)), rng.standard_normal((500, 400))
+    with client.as_current():
+        C = distmm.gemm(1, a, b, transb=True, client=client, blocks=(200, 100, 250)).persist()
+        wait(C)
+        assert largest_graph(client) < 10_000
+        np.testing.assert_allclose(C.compute(), a @ b.T)
+    del C
+    assert nothing_kept()
+
+
+def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 400, 400))
+    expected = a @ b
+    with client.as_current():
+        C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
+        gc.collect()
+        assert len(lent._kept) == 2
+        np.testing.assert_allclose(C.compute(), expected)
+    del C
+    assert nothing_kept()
+
+
+def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = *rng.standard_normal((2, 400, 400)), host.empty((400, 400), "f8")
+    with client.as_current():
+        C = distmm.matmul(a, b, client=client, blocks=(150, 400, 150))
+        da.store(C, host.lend(c, client), lock=False)
+    np.testing.assert_allclose(c, a @ b)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((10, 10)), np.zeros((400, 400), ">f8"), np.zeros(200_000)], ids=["small", "swapped", "vector"]
+)
+def test_some_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
+    assert host.lend(array, client) is None
+
+
+def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attach, "allow", lambda: False)
+    monkeypatch.delitem(lent._tried, client, raising=False)
+    a = np.random.default_rng(4).standard_normal((400, 400))
+    assert host.lend(a, client) is None
+    with client.as_current():
+        np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
+    monkeypatch.delitem(lent._tried, client)
