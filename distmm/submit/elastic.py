@@ -68,6 +68,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
     """
     gpu = workers.device == "gpu"
+    dashboard = ":0" if run.dashboard == "all" else "127.0.0.1:0"
     threads = max(1, workers.cpus // workers.per_node)
     directives = {
         "gres": slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
@@ -92,9 +93,9 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
             *(["--exclusive"] if slurm.exclusive else []),
         ],
         "job_script_prologue": [f"export {name}_NUM_THREADS={threads}" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")],
-        "worker_extra_args": ["--dashboard-address", ":0" if run.dashboard == "all" else "127.0.0.1:0"],
+        "worker_extra_args": ["--dashboard-address", dashboard],
         "scheduler_options": {
-            "dashboard_address": ":8787" if run.dashboard == "all" else "127.0.0.1:8787",
+            "dashboard_address": dashboard,  # any port: 8787 of a login node is somebody else's
             "dashboard": run.dashboard != "none",
         },
     }

@@ -75,7 +75,7 @@ def test_elastic_gpu_workers_are_one_process_a_gpu_with_its_share_of_the_memory(
     assert found["memory"] == f"{111500000000 * 8} B"
     assert found["worker_command"] == "dask_cuda.cli"
     assert found["job_extra_directives"] == ["--gres=gpu:8"]
-    assert found["scheduler_options"]["dashboard_address"] == "127.0.0.1:8787"
+    assert found["scheduler_options"]["dashboard_address"] == "127.0.0.1:0"
 
 
 @pytest.mark.parametrize(
