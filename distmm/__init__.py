@@ -8,12 +8,16 @@ True
 """
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
 
 from distmm.array import gemm, matmul, plan
-from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, WrongResultError
+from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
 from distmm.host import empty
 from distmm.plan import Plan
 from distmm.verify import Verdict, verify
+
+if TYPE_CHECKING:
+    from distmm.job import multiply, resume, status
 
 try:
     __version__ = version("distmm")
@@ -26,11 +30,24 @@ __all__ = [
     "DoesNotFitError",
     "InputError",
     "Plan",
+    "Stopped",
     "Verdict",
     "WrongResultError",
     "empty",
     "gemm",
     "matmul",
+    "multiply",
     "plan",
+    "resume",
+    "status",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Import jobs when they are asked for: they bring the storage libraries, and half a second, with them."""
+    if name in ("multiply", "resume", "status"):
+        from distmm import job
+
+        return getattr(job, name)
+    raise AttributeError(f"module 'distmm' has no attribute {name!r}")

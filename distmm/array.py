@@ -13,7 +13,7 @@ from distributed import Client
 
 from distmm import graph, into
 from distmm.errors import InputError
-from distmm.geometry import Blocking, Problem, even_edges
+from distmm.geometry import Blocking, Problem, Wave, even_edges
 from distmm.operands import Operand, as_matrix, check_pair, wrap
 from distmm.plan import TILE, Plan, make_plan
 from distmm.runtime import cluster
@@ -30,7 +30,7 @@ def matmul(
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
@@ -53,11 +53,13 @@ def matmul(
         Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker owns a GPU.
     blocks : tuple of int, optional
         Block edges (m, k, n); by default the chunks of Dask arrays, else chosen by the plan.
-    plan : Plan, optional
-        A plan made before, by `distmm.plan`, for operands of these shapes.
+    plan : Plan or str, optional
+        A plan made before, by `distmm.plan`, for operands of these shapes; or how to cut, as a plan's ``str`` says it:
+        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
     out : numpy.ndarray or Zarr-like array, optional
         Where the product goes, at once: blocks are written as they come, NumPy arrays by the workers themselves where
-        they run on this machine. `distmm.empty` makes arrays that GPUs write to at full speed.
+        they run on this machine; in waves, where C does not fit into the workers' memory. `distmm.empty` makes arrays
+        that GPUs write to at full speed.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
 
@@ -97,7 +99,7 @@ def gemm(
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
-    plan: Plan | None = None,
+    plan: Plan | str | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
@@ -133,8 +135,8 @@ def gemm(
     dtype = _result_type(alpha, beta, a, b, c)
     problem = _problem(a, b, dtype)
     client = client or cluster.current_client()
-    if plan is None:
-        plan = _plan(problem, a, b, client, device, blocks, precision, kernel)
+    if plan is None or isinstance(plan, str):
+        plan = _plan(problem, a, b, client, device, blocks, precision, kernel, plan, out)
         if client is not None:
             plan.validate()
     elif plan.problem != problem:
@@ -152,20 +154,31 @@ def gemm(
     choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
     kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
     epilogue = Epilogue(dtype, kind, alpha, beta)
-    a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
-    b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
     chunks = (*blocking.batch, blocking.m, blocking.n)
     c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
-    token = tokenize(a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name, plan, choice, epilogue)
-    name = f"distmm-matmul-{token}"
-    layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks)
     meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=dtype)
-    product = da.Array(layers, name, chunks, meta=meta)
-    product = product[..., 0, :] if vector_a else product
-    product = product[..., 0] if vector_b else product
+    name = None
+
+    def product(wave: Wave | None = None) -> da.Array:
+        """Return C, or, with only the blocks of one wave in its graph, a C of which just those can be computed."""
+        nonlocal name
+        # Operands that are read have new names each time: a wave does not keep the blocks that the next one reads.
+        a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
+        b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
+        if name is None:
+            names = a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name
+            name = f"distmm-matmul-{tokenize(names, plan, choice, epilogue)}"
+        layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
+        c = da.Array(layers, name, chunks, meta=meta)
+        c = c[..., 0, :] if vector_a else c
+        return c[..., 0] if vector_b else c
+
     if out is None:
-        return product
-    into.store(product, out, to, client)
+        return product()
+    if client is None or vector_a or vector_b or len(plan.waves) == 1:
+        into.store([(product(), None)], out, to, client)
+    else:
+        into.store(((product(wave), blocking.region(wave)) for wave in plan.waves), out, to, client)
     return out
 
 
@@ -185,18 +198,22 @@ def plan(
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
+    plan: str | None = None,
+    out: Any = None,
     client: Client | None = None,
 ) -> Plan:
     """Plan the product of two operands without doing it: blocks, owners, memory, bytes moved and time.
 
-    Parameters are those of `matmul` and `gemm`. `Plan.rows` is the plan as a table, `Plan.validate` refuses what
-    cannot fit.
+    Parameters are those of `matmul` and `gemm`; with anything as `out`, C is planned to be written as it is made, and
+    not to stay in the workers' memory. `Plan.rows` is the plan as a table, in notebooks with a picture; `str` is one
+    line that `matmul` takes back as its `plan`; `Plan.validate` refuses what cannot fit.
     """
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
     a, b = as_matrix(a, 0), as_matrix(b, 1)
     client = client or cluster.current_client()
-    return _plan(_problem(a, b, _result_type(1, 0, a, b, None)), a, b, client, device, blocks, precision, kernel)
+    problem = _problem(a, b, _result_type(1, 0, a, b, None))
+    return _plan(problem, a, b, client, device, blocks, precision, kernel, plan, out)
 
 
 def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
@@ -226,13 +243,17 @@ def _plan(
     blocks: tuple[int, int, int] | None,
     precision: str,
     kernel: str | None,
+    text: str | None,
+    out: Any,
 ) -> Plan:
     on_gpu = a.kind == "cupy"
     if on_gpu and device == "cpu":
         raise InputError(
             "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
         )
-    spec = cluster.describe(client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel)
+    spec = cluster.describe(
+        client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel, precision=precision
+    )
     blocking = _users_blocking(problem, a, b) if blocks is None else None
     multiples = _multiples(a, b)
     return make_plan(
@@ -243,6 +264,8 @@ def _plan(
         multiples=multiples,
         precision=precision,
         kernel=kernel,
+        text=text,
+        result="out" if out is not None else "host" if spec.device == "cuda" and a.kind == "numpy" else "workers",
         operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
     )
 

@@ -31,8 +31,8 @@ TASK_GAP_SECONDS = 3.4e-3
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
 
-# Time until a block that is needed no longer is freed: 6 ms on an idle cluster, 30 ms seen where processes starve for CPU.
-RELEASE_SECONDS = 30e-3
+# Time until a block is freed after its last use: 6 ms on an idle cluster, 25 ms seen where processes starve for CPU.
+RELEASE_SECONDS = 25e-3
 
 # Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
 # others need too, in the workers' memory from its making to its last use.
@@ -65,6 +65,8 @@ class ClusterSpec:
         Tasks that a worker runs at a time.
     prepared : float
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
+    granule : int
+        Cuts of k at its multiples leave the bits of the kernel's results as they are.
     """
 
     workers: int
@@ -76,6 +78,7 @@ class ClusterSpec:
     host_memory: int | None = None
     threads: int = 1
     prepared: float = 0.0
+    granule: int = 32
 
 
 def shortest_task(workers: int) -> float:
@@ -247,6 +250,8 @@ def cost(
         if where != "resident":
             held += at_home if where == "streamed" else whole
         held += ((at_home if where == "streamed" else whole) * cluster.prepared).astype(np.int64)
+    if result == "out" and len(waves) > 1:  # finished blocks of a wave are being written while the next one begins
+        held += layout.c_bytes(first, item, 1)
     if result == "workers" and len(waves) > 1:
         held += np.sum([layout.c_bytes(wave, item, 1) for wave in waves[1:]], axis=0)
     busiest = math.ceil(blocking.c_blocks / (grid.rows * grid.columns))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceMemoryError", "DistmmError", "DoesNotFitError", "InputError", "WrongResultError"]
+__all__ = ["DeviceMemoryError", "DistmmError", "DoesNotFitError", "InputError", "Stopped", "WrongResultError"]
 
 
 class DistmmError(Exception):
@@ -23,3 +23,7 @@ class DeviceMemoryError(DistmmError, MemoryError):
 
 class WrongResultError(DistmmError, ArithmeticError):
     """A product that failed its check (exit code 1)."""
+
+
+class Stopped(DistmmError):  # noqa: N818  it is not an error, but an end before the end
+    """A job that stopped before its end, and can be gone on with (exit code 75, EX_TEMPFAIL of sysexits.h)."""

@@ -121,7 +121,8 @@ class Grid:
 
     So ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
     sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
-    the ranks, so that many small products spread over all workers.
+    the ranks, so that many small products spread over all workers; so does `shift`, for a product that is to be done
+    again on other workers.
 
     With several `layers`, each is such a grid for a part of k (split-K), and makes a partial sum of every block of C.
     """
@@ -129,6 +130,7 @@ class Grid:
     rows: int
     columns: int
     layers: int = 1
+    shift: int = 0
 
     def __post_init__(self) -> None:
         if min(self.rows, self.columns, self.layers) < 1:
@@ -145,7 +147,7 @@ class Grid:
     def owner(self, i: int, j: int, batch: tuple[int, ...] = (), layer: int = 0) -> int:
         """Rank of the worker at which block (i, j) lives, on a layer."""
         row, column = i % self.rows, j % self.columns
-        return ((layer * self.rows + row) * self.columns + column + sum(batch)) % self.size
+        return ((layer * self.rows + row) * self.columns + column + sum(batch) + self.shift) % self.size
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:
@@ -225,11 +227,21 @@ class Blocking:
     def waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[Wave, ...]:
         """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
 
-        Row-major: the rows of A that a wave has read are those of the next one too.
+        Row-major: the rows of A that a wave has read are those of the next one too. Batches are cut along their first
+        dimension.
         """
-        batches = ranges(math.prod(map(len, self.batch)), parts[0])
+        batches = ranges(math.prod(map(len, self.batch)), parts[0], math.prod(map(len, self.batch[1:])))
         rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
         return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
+
+    def region(self, wave: Wave) -> tuple[slice, ...]:
+        """Where the blocks of a wave are in C."""
+        inner = math.prod(map(len, self.batch[1:]))
+        first = range(wave.batches.start // inner, wave.batches.stop // inner)
+        whole = [range(len(edges)) for edges in self.batch[1:]]
+        blocks = [*([first, *whole] if self.batch else []), wave.rows, wave.columns]
+        cuts = [slices(edges) for edges in (*self.batch, self.m, self.n)]
+        return tuple(slice(cut[at.start].start, cut[at.stop - 1].stop) for cut, at in zip(cuts, blocks, strict=True))
 
     def c_indices(self, wave: Wave | None = None) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Every block of C, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""

@@ -15,9 +15,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
+import numpy
+
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "prepared", "retrying", "working"]
+__all__ = ["Prepared", "device_name", "namespace", "prepared", "retrying", "working"]
 
 Work = Literal["product", "upload", "download"]
 Result = TypeVar("Result")
@@ -127,3 +129,20 @@ def retrying(work: Callable[[], Result], what: str) -> Result:
         f"the GPU's memory is full: {what} found no room ({reason}); use smaller blocks, more GPUs, or free what other "
         "arrays and programs hold there"
     )
+
+
+def namespace(block: Any) -> Any:
+    """Return the library that a block belongs to: CuPy or NumPy."""
+    if not hasattr(block, "__cuda_array_interface__"):
+        return numpy
+    import cupy
+
+    return cupy
+
+
+def device_name() -> str:
+    """Name of the worker's GPU, as its maker calls it."""
+    import cupy
+
+    name: bytes = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"]
+    return name.decode()

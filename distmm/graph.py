@@ -27,7 +27,7 @@ from distmm import tasks
 from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
-__all__ = ["Placement", "Product", "ProductLayer", "build"]
+__all__ = ["Placed", "Placement", "Product", "ProductLayer", "build"]
 
 Key = tuple[Any, ...]
 Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
@@ -55,8 +55,26 @@ class Placement:
         return self.grid.owner(self.i, self.j, self.batch, self.layer)
 
 
-class Product(Task):
-    """A step of a chain. It keeps its key through Dask's optimisers: fused with others it would lose its placement.
+class Placed(Task):
+    """A task whose first argument says where it belongs. It keeps its key through Dask's optimisers."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Tell the optimisers to leave this task alone: fused with others it would lose its placement."""
+        return True
+
+    @property
+    def placement(self) -> Placement:
+        """Where the task belongs."""
+        where = self.args[0]
+        assert isinstance(where, Placement)
+        return where
+
+
+class Product(Placed):
+    """A step of a chain.
 
     The plan is for the scheduler's plugin, where the tasks are made; it does not travel to the workers.
     """
@@ -70,18 +88,6 @@ class Product(Task):
     def __getstate__(self) -> tuple[Any, ...]:
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
         return tuple(None if name == "plan" else value for name, value in slots)
-
-    @property
-    def block_fusion(self) -> bool:
-        """Tell the optimisers to leave this task alone."""
-        return True
-
-    @property
-    def placement(self) -> Placement:
-        """Where the task belongs."""
-        where = self.args[0]
-        assert isinstance(where, Placement)
-        return where
 
     def operands(self) -> Iterator[tuple[Key, int]]:
         """Key and home rank of every block of A and B that this step reads."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client, as_completed, futures_of
+from distributed import Client, Future, as_completed, futures_of
 
 from distmm.errors import InputError
 from distmm.host import Lent, lend
 
 __all__ = ["check_out", "store", "takes_gpu_blocks", "target"]
+
+Region = tuple[slice, ...]
 
 
 def check_out(out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], operands: tuple[Any, ...]) -> None:
@@ -53,30 +57,46 @@ def takes_gpu_blocks(to: Any) -> bool:
     return isinstance(to, Lent)
 
 
-def store(product: da.Array, out: Any, to: Any, client: Client | None) -> None:
+def store(waves: Iterable[tuple[da.Array, Region | None]], out: Any, to: Any, client: Client | None) -> None:
     """Compute the blocks of a product and write each, as it comes, to its place in `out`.
+
+    The cluster knows of two waves at a time. So the second follows the first without a gap, and neither tasks nor
+    blocks of more than two are there, however many there are.
 
     Parameters
     ----------
-    product : dask.array.Array
+    waves : iterable of (dask.array.Array, region)
+        Arrays of the product's shape, and which part of each is to be computed; None: all of it.
     out : array
-        Of its shape.
+        Of the product's shape.
     to : Any
         What `target` returned: written to by workers; None: blocks come here and are written by this process.
     client : distributed.Client, optional
     """
-    if client is None:
-        da.store(product, out, lock=False)
-        return
-    if to is None:
-        regions = dict(zip(np.ndindex(*product.numblocks), da.core.slices_from_chunks(product.chunks), strict=True))
-        with client.as_current():
-            for future, block in as_completed(futures_of(client.persist(product)), with_results=True):
-                out[regions[future.key[1:]]] = block
-        return
-    future = client.compute(da.store(product, to, lock=False, compute=False))
+    running: deque[Future] = deque()
     try:
-        future.result()
+        for product, region in waves:
+            part = product if region is None else product[region]
+            if client is None:
+                da.store(part, out, regions=region, lock=False)
+            elif to is None:
+                _receive(part, out if region is None else out[region], client)
+            else:
+                if len(running) == 2:
+                    running.popleft().result()
+                running.append(client.compute(da.store(part, to, regions=region, lock=False, compute=False)))
+        while running:
+            running[0].result()
+            running.popleft()
     except BaseException:  # Ctrl-C above all: nothing may write to `out` once this call has ended
-        client.cancel(future, force=True)
+        if client is not None:
+            client.cancel(list(running), force=True)
         raise
+
+
+def _receive(product: da.Array, out: Any, client: Client) -> None:
+    """Write blocks as they arrive here."""
+    regions = dict(zip(np.ndindex(*product.numblocks), da.core.slices_from_chunks(product.chunks), strict=True))
+    with client.as_current():
+        for future, block in as_completed(futures_of(client.persist(product)), with_results=True):
+            out[regions[future.key[1:]]] = block

@@ -51,8 +51,6 @@ class Plan:
         Steps whose blocks of A and B may be in memory at once.
     wave_cuts : tuple of int
         Most waves along the batch blocks, block rows and block columns of C.
-    granule : int
-        k-edges at its multiples leave the bits of C as they are without them.
     """
 
     problem: Problem
@@ -65,7 +63,6 @@ class Plan:
     result: Literal["workers", "host", "out"] = "workers"
     lookahead: int = LOOKAHEAD
     wave_cuts: tuple[int, int, int] = (1, 1, 1)
-    granule: int = TILE
 
     @property
     def shape(self) -> Shape:
@@ -96,7 +93,7 @@ class Plan:
     @property
     def keeps_bits(self) -> bool:
         """Whether k is cut so that C has the bits of an uncut product by the same kernel."""
-        return all(edge % self.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
+        return all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
 
     @property
     def shortfall(self) -> int:
@@ -142,7 +139,7 @@ class Plan:
         bits = (
             "those of one block"
             if self.keeps_bits
-            else f"those of these cuts along k (multiples of {self.granule} keep them)"
+            else f"those of these cuts along k (multiples of {self.cluster.granule} keep them)"
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
@@ -175,7 +172,6 @@ def make_plan(
     edges: tuple[int, int, int] | None = None,
     text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
-    granule: int = TILE,
     precision: str = "highest",
     kernel: str | None = None,
     operands: tuple[Residence, Residence] = ("streamed", "streamed"),
@@ -194,9 +190,8 @@ def make_plan(
     text : str, optional
         A plan's ``str``: nothing is left to choose.
     multiples : tuple of int, optional
-        Chosen edges are multiples of these (the kernel's tile, or the chunks of a file).
-    granule : int
-        Chosen edges along k are multiples of the kernel's granule, so that the cut does not change the bits of C.
+        Chosen edges are multiples of these (the kernel's tile, or the chunks of a file), and along k of the kernel's
+        granule, so that the cut does not change the bits of C.
     precision, kernel : str, optional
         Passed through to the workers' kernel selection.
     operands, result
@@ -220,14 +215,13 @@ def make_plan(
         return [
             Plan(
                 problem, s.blocking, s.grid, cluster, precision, kernel, operands, result, s.lookahead, s.wave_cuts,
-                granule,
             )
             for s in shapes
         ]  # fmt: skip
 
     if text is not None:
         return plans([candidates.parse(text, problem)])[0]
-    multiples = (multiples[0], _common(multiples[1], granule, problem.k), multiples[2])
+    multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
     best = None
     for waves in candidates.waves(problem, cluster, result):
         shapes = (

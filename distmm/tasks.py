@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -27,7 +27,9 @@ __all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
 
-WARM = 512  # edge of the operands that a kernel is tried on
+LARGE = 8192  # edge of the blocks of most products
+
+WARM = 512  # their depth where a kernel is only to be loaded; edge of what is sent to try the connections
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
 
@@ -60,7 +62,9 @@ def _kernel(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, ...]
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
     problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
-    return select.select(problem, here, choice.precision, choice.name)
+    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
+    reproducible = here.kind == "cuda" and choice.name is None
+    return select.select(problem, here, choice.precision, reproducible=reproducible, name=choice.name)
 
 
 def multiply(
@@ -97,8 +101,8 @@ def multiply(
         with gpu.working("product"):
             operands = [
                 (
-                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), kernel.prepare_a),
-                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), kernel.prepare_b),
+                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), partial(kernel.prepare_a, wait=False)),
+                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), partial(kernel.prepare_b, wait=False)),
                 )
                 for a, b in pairs
             ]
@@ -123,11 +127,11 @@ def _step(
     return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
 
 
-def warm(choice: KernelChoice, edge: int) -> None:
-    """Load (or compile) the kernel for blocks of this edge and use it once, as a chain does. Runs on workers."""
-    kernel = _kernel(choice, edge, edge, edge, ())
-    block = np.zeros((WARM, WARM), choice.dtype)
-    a, b = kernel.prepare_a(block), kernel.prepare_b(block)
+def warm(choice: KernelChoice) -> None:
+    """Load (or compile) the kernel for large blocks and use it once, as a chain does. Runs on workers."""
+    kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
+    a = kernel.prepare_a(np.zeros((LARGE, WARM), choice.dtype))
+    b = kernel.prepare_b(np.zeros((WARM, LARGE), choice.dtype))
     kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
 
 
@@ -184,35 +188,39 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) 
     return to_device(block) if device == "cuda" else block
 
 
-def probe(any_gpu: bool, dask_worker: Worker) -> dict[str, Any]:
-    """Tell what this worker can do: device, free bytes for blocks, threads. Runs on workers (``client.run``).
+def probe(
+    gpus: Literal["none", "own", "any"], dtype: np.dtype, precision: str, kernel: str | None, dask_worker: Worker
+) -> dict[str, Any]:
+    """Tell what this worker can do: device, free bytes for blocks, threads, kernel. Runs on workers (``client.run``).
 
     A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
-    unless `any_gpu`.
+    unless `gpus` is "any".
     """
     import psutil
 
-    owns_gpu = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
-    if owns_gpu or any_gpu:
+    threads, limit = dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
+    rss = psutil.Process().memory_info().rss
+    owned = any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values())
+    gpu = {"problem": "it was not started by dask-cuda"}
+    if gpus == "any" or (gpus == "own" and owned):
         gpu = local_gpu()
         if "problem" not in gpu:
-            return {**gpu, "memory": gpu["memory"] - dask_worker.state.nbytes}
-    else:
-        gpu = {"problem": "it was not started by dask-cuda"}
-    rss = psutil.Process().memory_info().rss
-    limit = dask_worker.memory_manager.memory_limit
+            memory, host = gpu["memory"] - dask_worker.state.nbytes, max(0, limit - rss) if limit else None
+            more = {"memory": memory, "host_memory": host, "threads": threads}
+            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
     # Dask pauses a worker at 80 % of its limit; the interpreter and its libraries take their part, blocks held another.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
-    return {**gpu, "device": "cpu", "threads": dask_worker.state.nthreads, "memory": max(0, memory)}
+    more = {"device": "cpu", "memory": max(0, memory), "threads": threads}
+    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
 
 
-def kernel_problem(choice: KernelChoice) -> str | None:
-    """Return why the kernel that `choice` names cannot be used here; None if it can."""
+def kernel_facts(choice: KernelChoice) -> dict[str, Any]:
+    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none."""
     try:
-        _kernel(choice, 1024, 1024, 1024, ())
+        kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
     except (ValueError, RuntimeError) as error:
-        return str(error)
-    return None
+        return {"no kernel": str(error)}
+    return {"kernel": kernel.name, "granule": kernel.granule}
 
 
 def local_gpu() -> dict[str, Any]:

@@ -22,21 +22,21 @@ import dask.array as da
 import numpy as np
 
 from distmm.errors import InputError, WrongResultError
+from distmm.geometry import Problem
 from distmm.operands import Operand, check_pair, wrap
 from distmm.runtime import cluster
 from distmm.tasks import to_device, to_host
-from distmm.tolerance import Tolerance
+from distmm.tolerance import Tolerance, in_type, stands_out
 
-__all__ = ["VECTORS", "Verdict", "verify"]
+__all__ = ["CHECKS", "VECTORS", "Verdict", "check_possible", "verify"]
+
+CHECKS = ("freivalds", "full", "none")
 
 # Random vectors. A wrong row escapes one vector with probability 1/2 at most, and all of them with 2**-16.
 VECTORS = 16
 
 # Rows that are computed again element by element, each at O(kn).
 SUSPECTS = 16
-
-# Times the median residual at which a row stands out. 16 vectors on 10**5 rows of Gaussian errors reach 7 medians.
-OUTLIER = 15.0
 
 # The full comparison holds A, B and C in float64 at once; above this many operations it would take minutes.
 FULL_FLOPS = 2 * 4096**3
@@ -53,16 +53,13 @@ class Verdict:
     ----------
     ok : bool
     residual : float
-        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full).
-    bound : float
-        What `residual` may be: 1.
+        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full): at most 1 if right.
     message : str
         One sentence; for a wrong C it names the first bad block, or the first bad position and both values.
     """
 
     ok: bool
     residual: float
-    bound: float
     message: str
 
     def raise_if_wrong(self) -> None:
@@ -80,8 +77,10 @@ def verify(
     seed: int = 0,
     transa: bool = False,
     transb: bool = False,
+    alpha: complex = 1,
+    precision: str = "highest",
 ) -> Verdict:
-    """Check that ``C = op(A) @ op(B)``.
+    """Check that ``C = alpha * op(A) @ op(B)``.
 
     Parameters
     ----------
@@ -93,8 +92,10 @@ def verify(
         "freivalds": random vectors, O(n^2); "full": every element against a float64 product, for small sizes.
     seed : int
         Seed of the random vectors.
-    transa, transb : bool
+    transa, transb, alpha
         As in `distmm.gemm`.
+    precision : str
+        With which C was computed: "high" and "medium" round the operands, and may err more.
 
     Raises
     ------
@@ -113,14 +114,31 @@ def verify(
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
-    tolerance = Tolerance.of(a, b, c)
+    check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], precision)
     if check == "full":
-        return _full(a, b, c, tolerance)
-    if c.dtype.kind == "b":
-        raise InputError("C is boolean: Freivalds' test needs a ring; use check='full'")
+        return _full(_blocks((a, b, c), tolerance.work, on_gpu=False), tolerance, alpha)
     on_gpu = _on_gpu((a, b, c), tolerance.work)
     left, right, product = _blocks((a, b, c), tolerance.work, on_gpu)
+    if alpha != 1:
+        right = right * in_type(alpha, tolerance.work)
     return _Freivalds(left, right, product, tolerance, on_gpu).run(seed)
+
+
+def check_possible(check: str, problem: Problem) -> None:
+    """Refuse a check that makes no sense for a product, or would take too long; said before any work.
+
+    Raises
+    ------
+    InputError
+    """
+    if check == "freivalds" and problem.dtype.kind == "b":
+        raise InputError("C is boolean, and Freivalds' test needs a ring: use check full or none")
+    if check == "full" and problem.flops > FULL_FLOPS:
+        raise InputError(
+            f"a full check of a product of {problem.flops:.2g} operations would take more than {FULL_FLOPS:.2g} in "
+            f"float64: use check freivalds"
+        )
 
 
 def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
@@ -188,18 +206,15 @@ class _Freivalds:
                 # Two sums that are both inf or NaN say nothing about their other terms.
                 ratio[~np.isfinite(left) | ~np.isfinite(right)] = np.inf
         rows = np.nan_to_num(ratio, nan=0.0, posinf=np.inf).max(axis=1, initial=0.0)
-        # The bound of a row allows for the worst signs of the data, which makes it loose: rows that stand out are
-        # suspect too.
-        usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
-        suspects = np.flatnonzero(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)
+        suspects = np.flatnonzero(stands_out(rows))
         for row in sorted(suspects, key=lambda row: -rows[row])[:SUSPECTS]:
             message = self._first_bad_block(int(row))
             if message:
-                return Verdict(False, float(rows[row]), 1.0, f"C is not A @ B: row {row} stands out; {message}")
+                return Verdict(False, float(rows[row]), f"C is not A @ B: row {row} stands out; {message}")
         if np.count_nonzero(rows > 1) > SUSPECTS:
             return self._without_non_finite(seed)
         residual = float(rows[rows <= 1].max(initial=0.0))
-        return Verdict(True, residual, 1.0, f"C agrees with A @ B on {VECTORS} random vectors")
+        return Verdict(True, residual, f"C agrees with A @ B on {VECTORS} random vectors")
 
     def _beside(self, x: np.ndarray, rows: tuple[int, ...]) -> da.Array:
         """Return `x` cut along its first dimension, with blocks where those of the matrices are."""
@@ -239,12 +254,12 @@ class _Freivalds:
                 line = f"{'row' if axis == 0 else 'column'} {at[np.argmax(wrong[at])]}"
                 source = "A" if axis == 0 else "B"
                 message = f"C is not A @ B: {line} holds finite values, but {source} has inf or NaN there"
-                return Verdict(False, math.inf, 1.0, message)
+                return Verdict(False, math.inf, message)
         if not rows.any() and not columns.any():
             message = (
                 f"C overflowed in more than {SUSPECTS} rows; the first are right: scale A or B, or use check='full'"
             )
-            return Verdict(False, math.inf, 1.0, message)
+            return Verdict(False, math.inf, message)
         keep = self._beside(~rows, c.chunks[0])[:, None] & self._beside(~columns, c.chunks[1])[None, :]
         a = da.where(self._beside(rows, a.chunks[0])[:, None], 0, a)
         b = da.where(self._beside(columns, b.chunks[1])[None, :], 0, b)
@@ -256,15 +271,10 @@ def _values(given: Any, truth: Any, dtype: np.dtype) -> str:
         return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"
 
 
-def _full(a: Operand, b: Operand, c: Operand, tolerance: Tolerance) -> Verdict:
-    flops = 2 * a.shape[0] * a.shape[1] * b.shape[1]
-    if flops > FULL_FLOPS:
-        raise InputError(
-            f"a full check of {a.shape} times {b.shape} takes {flops:.2g} operations in float64, "
-            f"more than {FULL_FLOPS:.2g}: use check='freivalds'"
-        )
-    left, right, given = _fetch(*_blocks((a, b, c), tolerance.work, on_gpu=False))
+def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdict:
+    left, right, given = _fetch(*blocks)
     with np.errstate(invalid="ignore", over="ignore"):
+        right = right * in_type(alpha, tolerance.work)
         truth = left @ right
         if tolerance.exact:
             ratio = np.where(tolerance.differ(truth, given), np.inf, 0.0)
@@ -273,11 +283,9 @@ def _full(a: Operand, b: Operand, c: Operand, tolerance: Tolerance) -> Verdict:
     bad = ratio > 1
     residual = float(ratio.max(initial=0.0))
     if not bad.any():
-        return Verdict(
-            True, residual, 1.0, f"every element of C is right, the largest error is {residual:.2g} of its bound"
-        )
+        return Verdict(True, residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")
     row, column = (int(x) for x in np.unravel_index(int(np.argmax(bad)), bad.shape))
     where = f"{int(bad.sum())} of {bad.size} elements are off, the first at [{row}, {column}]: "
     return Verdict(
-        False, residual, 1.0, f"C is not A @ B: {where}{_values(given[row, column], truth[row, column], c.dtype)}"
+        False, residual, f"C is not A @ B: {where}{_values(given[row, column], truth[row, column], tolerance.dtype)}"
     )

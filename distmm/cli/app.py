@@ -9,16 +9,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from distmm.cli import bench, demo, info, multiply, plan, submit, verify
-from distmm.errors import DistmmError, WrongResultError
+from distmm.cli import bench, demo, info, multiply, plan, resume, status, submit, verify
+from distmm.errors import DistmmError, Stopped, WrongResultError
 
 __all__ = ["app"]
 
-WRONG, BAD_INPUT, UNEXPECTED, INTERRUPTED = 1, 2, 3, 130
+WRONG, BAD_INPUT, UNEXPECTED, STOPPED, INTERRUPTED = 1, 2, 3, 75, 130
 
 
 class Group(TyperGroup):
-    """Turns exceptions into exit codes: 1 wrong result, 2 bad usage or input, 3 unexpected, 130 interrupted."""
+    """Turns exceptions into exit codes, as the help lists them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Take ``--debug`` wherever it stands: it is asked for after something went wrong, at the end of the line."""
@@ -44,6 +44,8 @@ def _outcome(error: BaseException) -> tuple[str, int]:
     """Choose what to print for an error, and the exit code."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
+    if isinstance(error, Stopped):
+        return f"stopped: {error}", STOPPED
     if isinstance(error, DistmmError):
         return f"error: {error}", WRONG if isinstance(error, WrongResultError) else BAD_INPUT
     return f"unexpected error: {type(error).__name__}: {error} (--debug shows where)", UNEXPECTED
@@ -56,7 +58,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 75 stopped (run it again to go "
+    "on), 130 interrupted.",
 )
 
 
@@ -86,6 +89,9 @@ def distmm(
     """
 
 
-for command in (demo.demo, multiply.multiply, plan.plan, verify.verify, submit.submit, info.info):
+for command in (
+    demo.demo, multiply.multiply, resume.resume, status.status, plan.plan, verify.verify, submit.submit,
+    info.info,
+):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.app, name="bench")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+from json import dumps as serialised
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +22,14 @@ def bench() -> None:
     """Measure kernels on this machine."""
 
 
+class Part(enum.StrEnum):
+    """Which of the experiments."""
+
+    all = "all"
+    ladder = "ladder"
+    race = "race"
+
+
 @app.command()
 def kernels(
     size: Annotated[
@@ -31,15 +42,20 @@ def kernels(
     repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each product; the median counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
     device: options.DeviceOption = options.Device.auto,
+    part: Annotated[
+        Part, typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all.")
+    ] = Part.all,
     json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.", show_default=False)] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw them, as NAME.png and NAME.svg.", metavar="NAME", show_default=False)
+        Path | None,
+        typer.Option(help="Also draw them: NAME.png, NAME-roofline.png, and .svg.", metavar="NAME", show_default=False),
     ] = None,
 ) -> None:
-    """Multiply the same matrices by every method: NumPy, plain Python, the kernels, cuBLAS.
+    """Multiply the same matrices by every method: NumPy, plain Python, the kernels. On a GPU also race cuBLAS.
 
     ```text
     distmm bench kernels --size 1024 --size 1000x1003x997 --dtype float32 --json bench.json --plot bench
+    distmm bench kernels --part race
     ```
     """
     import numpy as np
@@ -49,23 +65,36 @@ def kernels(
     from distmm_kernels import bench as experiment
     from distmm_kernels import device as devices
 
-    if device is options.Device.gpu and devices.why_no_gpu():
-        raise InputError(f"a GPU was asked for, and {devices.why_no_gpu()}; or use --device cpu")
+    missing = devices.why_no_gpu()
+    if missing and (device is options.Device.gpu or part is Part.race):
+        raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu --part ladder")
     for path in (json, plot):
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
-    try:
-        types: dict[str, Any] = {"dtypes": [np.dtype(name) for name in dtype]} if dtype else {}
-        report = experiment.run(
-            sizes=options.sizes(size), repeat=repeat, seed=seed,
-            device=devices.cpu() if device is options.Device.cpu else None, **types,
-        )  # fmt: skip
-    except (TypeError, ValueError) as error:
-        raise InputError(str(error)) from error
+    here = devices.cpu() if device is options.Device.cpu else devices.current()
+    if part is Part.race and here.kind == "cpu":
+        raise InputError("cuBLAS can be raced on a GPU only: leave out --device cpu")
     console = session.out()
     console.width = max(console.width, 132)  # a folded line can be read, columns cut to one character cannot
-    console.print(report.table())
+    name = plot.with_suffix("") if plot is not None and plot.suffix in (".png", ".svg") else plot
+    found: dict[str, Any] = {}
+    try:
+        if part is not Part.race:
+            # a type that only tensor cores take as it is can be raced, and has no ladder
+            types = [text for text in dtype or () if part is Part.ladder or text not in ("bfloat16", "float16", "int8")]
+            if types or not dtype:
+                chosen: dict[str, Any] = {"dtypes": [np.dtype(text) for text in types]} if types else {}
+                found["ladder"] = experiment.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
+                console.print(found["ladder"].table())
+        if part is not Part.ladder and here.kind == "cuda":
+            heats = [heat for heat in experiment.HEATS if not dtype or heat.dtype in dtype]
+            found["race"] = experiment.race(here, options.sizes(size) or experiment.SIZES, heats, repeat, seed)
+            console.print(found["race"].table())
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
     if json is not None:
-        report.to_json(json)
-    if plot is not None:
-        report.plot(plot.with_suffix("") if plot.suffix in (".png", ".svg") else plot)
+        facts = {part: dataclasses.asdict(report) for part, report in found.items()}
+        json.write_text(serialised(facts, indent=1) + "\n", encoding="utf-8")
+    if name is not None:
+        for each, report in found.items():
+            report.plot(name if each == "ladder" else name.with_name(f"{name.name}-roofline"))

@@ -50,7 +50,8 @@ def demo(
     """
     from distmm import clusters
     from distmm.cli import session
-    from distmm.cli.multiply import run
+    from distmm.cli.multiply import shown
+    from distmm.job import multiply
 
     element = _element(dtype)
     size = size or (CPU_SIZE if device is options.Device.cpu or clusters.missing_for_gpu() else GPU_SIZE)
@@ -61,11 +62,11 @@ def demo(
         session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}", markup=False)
         _make(a, (m, k), element, seed=1)
         _make(b, (k, n), element, seed=2)
-        summary = run(client, a, b, c, check=options.Check.freivalds, device=device, overwrite=True)
+        summary = shown(multiply, a, b, c, client=client, device=device.value, overwrite=True)
     rows = summary.rows()
     if not keep:
         shutil.rmtree(folder)
-        rows = [*rows[:-1], ("C", f"removed with {folder} (--no-keep)")]
+        rows = [*rows[:-2], ("C", f"removed with {folder} (--no-keep)")]
     session.out().print(session.table(rows, "Done"))
 
 

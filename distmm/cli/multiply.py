@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distmm.cli import options
 
 if TYPE_CHECKING:
-    from distributed import Client
+    from distmm.job import Stop, Summary
+    from distmm.plan import Plan
 
-    from distmm.job import Summary
-
-__all__ = ["multiply", "run"]
+__all__ = ["multiply", "shown"]
 
 
 def multiply(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="Matrix (m, k): name.npy, a Zarr folder, name.h5[:/dataset].")],
+    a: Annotated[
+        str,
+        typer.Argument(
+            metavar="A",
+            help="Matrix (m, k): name.npy, Zarr folder or URL, name.h5[:/dataset], name.bin:ROWSxCOLS:TYPE.",
+        ),
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in any of these formats.")],
     output: Annotated[
         str, typer.Option("--output", "-o", metavar="C", help="Where C goes: name.npy, name.zarr, name.h5[:/dataset].")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace C if it exists, once the new one is right.")
+        bool, typer.Option("--overwrite", help="Replace C if it exists, and an unfinished job on it.")
     ] = False,
     transa: options.TransA = False,
     transb: options.TransB = False,
+    alpha: Annotated[float, typer.Option(help="Factor of the product.")] = 1,
+    beta: Annotated[float, typer.Option(help="Factor of the C that exists, to which the product is added.")] = 0,
+    dtype: Annotated[
+        str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
+    ] = None,
     check: options.CheckOption = options.Check.freivalds,
+    deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
@@ -38,60 +50,53 @@ def multiply(
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
 ) -> None:
-    """Multiply two matrices on disk: C = A @ B.
+    """Multiply matrices on disk: C = alpha A @ B + beta C.
 
-    Whatever is wrong with A, B, C's place or the memory is said before any work. C is checked as written, and gets its
-    name only then.
+    Whatever is wrong with A, B, C's place or the memory is said before any work. Each block of C is checked and written
+    as it is made; C gets its name when it is complete. After a deadline, SIGTERM, Ctrl-C (exit code 75) or a crash,
+    the same command, or **distmm resume C**, goes on with the missing blocks.
 
     ```text
     distmm multiply A.npy B.zarr -o C.zarr
-    distmm multiply weights.h5:/layer1/W X.npy -o Y.npy --transa --cluster tcp://10.0.0.1:8786
+    distmm multiply weights.h5:/layer1/W X.npy -o Y.npy --transa --cluster tcp://10.0.0.1:8786 --deadline 55m
     ```
     """
     from distmm.cli import session
+    from distmm.job import multiply as job
 
     edges = options.edges(blocks) if blocks else None
-    session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
-    with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
-        summary = run(
-            client, a, b, output, overwrite=overwrite, transa=transa, transb=transb, check=check, device=device,
-            blocks=edges, kernel=kernel, precision=precision,
-        )  # fmt: skip
+    element = options.element(dtype) if dtype else None
+    stop = options.stop(deadline)
+    with stop.on_signals():
+        session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
+        with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
+            summary = shown(
+                job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
+                alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,
+                blocks=edges, kernel=kernel, precision=precision.value, stop=stop,
+            )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 
 
-def run(
-    client: Client,
-    a: str,
-    b: str,
-    output: str,
-    *,
-    check: options.Check,
-    device: options.Device,
-    precision: options.Precision = options.Precision.highest,
-    blocks: tuple[int, int, int] | None = None,
-    kernel: str | None = None,
-    overwrite: bool = False,
-    transa: bool = False,
-    transb: bool = False,
-) -> Summary:
-    """Multiply on a cluster, showing the plan first and the progress then."""
+def _plain(value: float) -> float:
+    """Return whole numbers as integers, which leave integer matrices integers."""
+    return int(value) if value.is_integer() else value
+
+
+def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
+    """Run a job, showing the plan first and the progress then."""
     from contextlib import ExitStack
 
-    from distmm import job
     from distmm.cli import session
-    from distmm.plan import Plan
     from distmm.telemetry import progress
 
-    with ExitStack() as shown:
+    with ExitStack() as live:
         report: list[progress.Report] = []
 
-        def announce(plan: Plan) -> None:
+        def announce(plan: Plan, flops: float) -> None:
             session.out().print(session.table(plan.rows(), "Plan"))
-            report.append(shown.enter_context(progress.live(plan.problem.flops, session.out(stderr=True))))
+            report.append(live.enter_context(progress.live(flops, session.out(stderr=True))))
 
-        return job.multiply(
-            a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb, check=check.value,
-            device=device.value, blocks=blocks, kernel=kernel, precision=precision.value, announce=announce,
-            progress=lambda done, total: report[0](done, total),
-        )  # fmt: skip
+        return job(
+            *arguments, stop=stop, announce=announce, progress=lambda done, total: report[0](done, total), **options
+        )

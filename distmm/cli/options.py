@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+if TYPE_CHECKING:
+    from distmm.job import Stop
+
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Precision",
-    "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "sizes",
+    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit",
+    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "sizes", "stop",
 ]  # fmt: skip
 
 
@@ -53,6 +56,27 @@ def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
     return [edges(text) for text in texts] if texts else None
 
 
+def element(name: str) -> Any:
+    """Read the name of a type of elements."""
+    import ml_dtypes
+    import numpy as np
+
+    try:
+        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+    except TypeError as error:
+        raise typer.BadParameter(
+            f"{name!r} is no type: use float32, float64, int32, complex64, bfloat16, ..."
+        ) from error
+
+
+def stop(deadline: str | None) -> Stop:
+    """Make what stops a job: at a deadline, if there is one, and on signals."""
+    from distmm.job import Stop
+    from distmm.job.stop import seconds
+
+    return Stop(None if deadline is None else seconds(deadline))
+
+
 Cluster = Annotated[
     str,
     typer.Option(
@@ -84,4 +108,8 @@ TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, 
 CheckOption = Annotated[
     Check,
     typer.Option("--check", help="freivalds: random vectors, quick; full: every element, for small sizes."),
+]
+Deadline = Annotated[
+    str | None,
+    typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.", show_default=False),
 ]

@@ -74,6 +74,7 @@ def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
 
     workers = ["--workers", str(job.workers.per_node), "--memory-limit", str(job.workers.memory_each)]
     command = [sys.executable, "-m", "distmm", *job.command(), "--tls", job.run.tls, *workers]
+    command += ["--overwrite"] if job.product.overwrite else []
     if dry_run:
         typer.echo(shlex.join(command))
         return 0

@@ -13,6 +13,7 @@ from distmm.cost import ClusterSpec
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.geometry import accumulator_dtype
+from distmm.plan import TILE
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.runtime.worker import DevicePlugin
 
@@ -21,25 +22,33 @@ __all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "
 Device = Literal["auto", "cpu", "gpu"]
 
 # FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
-# n = 4096 on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md).
+# n = 4096 on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of float16, bfloat16 and int8 where
+# a kernel takes them as they are.
 RATES: dict[str, dict[str, float]] = {
     "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
     "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
     "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
-    "register_tiled": {"f4": 4.3e13, "f8": 1.8e13, "c8": 4.7e13, "c16": 2.2e13, "i4": 2.8e13, "i8": 6e12},
+    "register_tiled": {"f4": 5.2e13, "f8": 2.5e13, "c8": 4.6e13, "c16": 2.5e13, "i4": 3.1e13, "i8": 6e12},
+    "fp16x3": {"f4": 2e14},
+    "tf32x3": {"f4": 1.1e14},
+    "hopper_tf32": {"f4": 3e14},
+    "hopper_bf16": {"f4": 5e14},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15},
     "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }
-AUTOMATIC: dict[str, str] = {"cpu": "cpu", "cuda": "tiled"}
 
-# Edge of the blocks whose kernel is loaded when a cluster starts: of most products.
-WARM_EDGE = 8192
+# Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
+PREPARED = {"fp16x3": 1.0, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0.5}
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
 # Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
+
+# Bytes/s from the client's memory: of a GPU that copies from pinned memory; of one thread that reads another process.
+LOADS = {"cuda": 5e10, "cpu": 3e9}
 
 
 class Progress(NamedTuple):
@@ -78,7 +87,7 @@ def warm_up(client: Client) -> None:
         return
     choice = tasks.KernelChoice("cuda", np.dtype("f4"))
     loads = [
-        client.submit(tasks.warm, choice, WARM_EDGE, workers=[address], pure=False)
+        client.submit(tasks.warm, choice, workers=[address], pure=False)
         for address, count in threads.items()
         for _ in range(count)  # libraries keep a context for each thread
     ]
@@ -99,6 +108,7 @@ def describe(
     device: Device = "auto",
     any_gpu: bool = False,
     kernel: str | None = None,
+    precision: str = "highest",
 ) -> ClusterSpec:
     """Ask the workers what they have; without a client, describe this process.
 
@@ -113,6 +123,8 @@ def describe(
         Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
     kernel : str, optional
         Name of a kernel that must be usable there.
+    precision : str
+        Of float32 products.
 
     Raises
     ------
@@ -121,7 +133,9 @@ def describe(
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
-    facts = everywhere(client, tasks.probe, any_gpu) if client else {"this process": _here(device)}
+    asked = dtype, precision, kernel
+    gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
+    facts = everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
     if not facts:
         raise InputError("the cluster has no workers: start some, or wait for them with client.wait_for_workers(1)")
     without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
@@ -132,34 +146,40 @@ def describe(
             "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
-    if kernel is not None:
-        choice = tasks.KernelChoice(use, dtype, name=kernel)
-        problem = client.submit(tasks.kernel_problem, choice).result() if client else tasks.kernel_problem(choice)
-        if problem:
-            raise InputError(problem)
-    return _spec(use, list(facts.values()), dtype, kernel)
+    if use == "cpu" and client and len(without) < len(facts):  # some workers have answered for their GPUs
+        facts = everywhere(client, tasks.probe, "none", *asked)
+    problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
+    if problem:
+        raise InputError(problem)
+    return _spec(use, list(facts.values()), dtype)
 
 
-def _here(device: Device) -> dict[str, Any]:
+def _here(device: Device, dtype: np.dtype, precision: str, kernel: str | None) -> dict[str, Any]:
     import psutil
 
     gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
     if "problem" not in gpu:
-        return gpu
-    return {**gpu, "device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
+        return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel))}
+    facts = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
+    return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel))}
 
 
-def _spec(
-    device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype, kernel: str | None
-) -> ClusterSpec:
+def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
     accumulator = accumulator_dtype(dtype)
-    rate = RATES[kernel or AUTOMATIC[device]][accumulator.str[1:]]
+    threads = min(fact["threads"] for fact in facts)
+    rate = min(RATES[fact["kernel"]][accumulator.str[1:]] for fact in facts)
+    host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
         memory=min(fact["memory"] for fact in facts),
         device=device,
-        rate=rate * (min(fact["threads"] for fact in facts) if device == "cpu" else 1),
+        rate=rate * (threads if device == "cpu" else 1),
         link=LINKS[device],
+        load=LOADS[device],
+        host_memory=min(host, default=None),
+        threads=threads,
+        prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
+        granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
     )
 
 

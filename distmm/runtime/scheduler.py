@@ -14,7 +14,7 @@ from typing import Any
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph import Product
+from distmm.graph import Placed, Product
 from distmm.host import TOPIC
 from distmm.plan import LOOKAHEAD, Plan
 from distmm.runtime.window import Window
@@ -49,6 +49,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.windows: dict[str, Window] = {}  # product -> its steps
         self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
         self.opening: set[str] = set()  # products that have finished a step
+        self.resting = False  # Dask's Active Memory Manager, by our wish
 
     async def start(self, scheduler: Scheduler) -> None:
         """Take the workers that are there as ranks, in the order of their names."""
@@ -81,7 +82,12 @@ class PlacementPlugin(SchedulerPlugin):
         if not self.ranks:
             return
         new = self._to_do(scheduler, keys)
-        products = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Product)]
+        placed = [ts for key in new if isinstance((ts := scheduler.tasks[key]).run_spec, Placed)]
+        products = [ts for ts in placed if isinstance(ts.run_spec, Product)]
+        for ts in placed:
+            if not isinstance(ts.run_spec, Product):  # it reads what products read and make, and waits for that alone
+                self._place(ts, ts.run_spec.placement.rank)
+                self._order(ts, ts.run_spec.placement.order)
         # Ascending: an operand that several steps read waits for the first one, and has its priority.
         for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
             where, plan = ts.run_spec.placement, ts.run_spec.plan
@@ -113,6 +119,19 @@ class PlacementPlugin(SchedulerPlugin):
             self.opening.add(where.product)
         self._open()
 
+    def _rest_memory_manager(self) -> None:
+        """Keep Dask's Active Memory Manager from dropping copies while products are under way.
+
+        Every 2 s it would drop one of each two, perhaps the one at home: then the block would travel again.
+        """
+        manager, busy = self.scheduler.extensions.get("amm"), any(window.left for window in self.windows.values())
+        if manager is not None and busy and manager.running:
+            manager.stop()
+            self.resting = True
+        elif manager is not None and not busy and self.resting:
+            manager.start()
+            self.resting = False
+
     @staticmethod
     def _to_do(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
         """Keys of the tasks that a new graph will run: not those behind results that are there, or on their way."""
@@ -133,16 +152,19 @@ class PlacementPlugin(SchedulerPlugin):
         ts.worker_restrictions = {self.ranks[self._slot(rank)]}
         ts.loose_restrictions = True  # a dead worker's tasks run elsewhere until a replacement comes
 
-    @staticmethod
-    def _hold(ts: TaskState, order: int) -> None:
+    def _hold(self, ts: TaskState, order: int) -> None:
         ts.worker_restrictions, ts.loose_restrictions = {HELD}, False
+        self._order(ts, order)
+
+    @staticmethod
+    def _order(ts: TaskState, order: int) -> None:
         first, *rest = ts.priority
         ts.priority = (first + order, *rest)  # ascending: step k before step k + 1, whatever the chain
 
     @staticmethod
     def _serves_only(ts: TaskState, product: str) -> bool:
         """Whether an operand may wait for its step: a product that needs this one's result needs no such operand."""
-        return all(isinstance(d.run_spec, Product) and d.run_spec.placement.product == product for d in ts.dependents)
+        return all(isinstance(d.run_spec, Placed) and d.run_spec.placement.product == product for d in ts.dependents)
 
     @staticmethod
     def _makers(ts: TaskState, new: set[object]) -> Iterator[TaskState]:
@@ -173,6 +195,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.opening.clear()
         self._copy(copied)
         self.scheduler.transitions(ready, stimulus_id="distmm-open")
+        self._rest_memory_manager()
 
     def _copy(self, operands: Iterable[object]) -> None:
         """Ask workers to fetch the blocks of open steps that they will need, so that these travel behind arithmetic."""

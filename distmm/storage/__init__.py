@@ -6,15 +6,18 @@ import os
 from typing import Any
 
 from distmm.errors import InputError
-from distmm.storage import hdf5
+from distmm.storage import flat, hdf5, npy
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
-from distmm.storage.npy import NpyMatrix, NpyTarget
-from distmm.storage.output import Output, Target
+from distmm.storage.npy import NpyMatrix
+from distmm.storage.output import Output, Target, fsync
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 
-__all__ = ["Matrix", "Target", "create_output", "open_matrix"]
+__all__ = ["Matrix", "Target", "create_output", "fsync", "locate", "open_matrix", "reopen_output"]
 
-FORMATS = "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset"
+FORMATS = (
+    "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary as "
+    "name.bin:1000x500:float32"
+)
 
 
 def open_matrix(path: str | os.PathLike[str]) -> Matrix:
@@ -23,8 +26,9 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     Parameters
     ----------
     path : str or path
-        A ``.npy`` file, a Zarr array (folder, member of a group, URL), or an HDF5 file ``file.h5``, with
-        ``:/path/of/dataset`` unless it holds one matrix only.
+        A ``.npy`` file, a Zarr array of version 2 or 3 (folder, member of a group, URL that fsspec knows), an HDF5
+        file ``file.h5``, with ``:/path/of/dataset`` unless it holds one matrix only, or raw binary
+        ``file:ROWSxCOLUMNS:TYPE``, with ``:F`` where columns come first.
 
     Returns
     -------
@@ -39,17 +43,40 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     name = os.fspath(path)
     if "://" in name:
         return ZarrMatrix.open(name)
-    file, dataset = hdf5.split(name) or (name, None)
+    raw = flat.split(name)
+    file, detail = raw or hdf5.split(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if not os.path.exists(file):
         raise InputError(f"{file}: no such file or folder; known are {FORMATS}")
     if os.path.isdir(file):
         return ZarrMatrix.open(file)
+    if raw:
+        return flat.RawMatrix.open(file, raw[1])
     if hdf5.split(name):
-        return hdf5.Hdf5Matrix.open(file, dataset)
+        return hdf5.Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
         return NpyMatrix.open(file)
     raise InputError(f"{file}: a file of unknown format; known are {FORMATS}")
+
+
+def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
+    """Return the absolute path of the file or folder that an output is, and the dataset's name inside an HDF5 file.
+
+    Raises
+    ------
+    InputError
+        For a URL, or a suffix of no format that can be written.
+    """
+    name = os.fspath(path)
+    if "://" in name:
+        raise InputError(f"{name}: outputs are written to local or mounted folders, not to URLs")
+    file, dataset = hdf5.split(name) or (name, None)
+    file = os.path.abspath(os.path.expanduser(file))
+    suffix = os.path.splitext(file)[1].lower()
+    in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
+    if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:
+        raise InputError(f"{file}: no format to write is known for {suffix!r}; known are name.npy, name.zarr, name.h5")
+    return file, dataset
 
 
 def create_output(
@@ -58,6 +85,7 @@ def create_output(
     dtype: Any,
     chunks: tuple[int, int],
     overwrite: bool = False,
+    draft: str | None = None,
 ) -> Target:
     """Make the file or folder that a product is written to.
 
@@ -76,6 +104,8 @@ def create_output(
         C's blocks ``(rows, columns)``: the chunks of a Zarr array, so that each has one writer.
     overwrite : bool, default False
         Whether an existing matrix may be replaced.
+    draft : str, optional
+        Where to write until then; by default a hidden sibling.
 
     Returns
     -------
@@ -87,27 +117,28 @@ def create_output(
     InputError
         For an output that exists, that cannot be written, that does not fit on the disk, or whose format is unknown.
     """
-    name = os.fspath(path)
-    if "://" in name:
-        raise InputError(f"{name}: outputs are written to local or mounted folders, not to URLs")
-    shape, dtype = check_shape(name, shape), check_dtype(name, dtype)
-    file, dataset = hdf5.split(name) or (name, None)
-    file = os.path.abspath(os.path.expanduser(file))
-    suffix = os.path.splitext(file)[1].lower()
-    in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
-    if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:
-        raise InputError(f"{file}: no format is known for {suffix!r}; known are {FORMATS}")
+    file, dataset = locate(path)
+    shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
     if overwrite and os.path.isdir(file):
         ZarrTarget.check_replaceable(file)
-    elif overwrite and os.path.lexists(file) and hdf5.split(name):
-        hdf5.Hdf5Target.check_replaceable(file)
-    output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite)
+    elif overwrite and os.path.lexists(file) and hdf5.split(file):
+        hdf5.check_replaceable(file)
+    output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
-        if hdf5.split(name):
-            return hdf5.Hdf5Target.create(output, dataset or "/C", shape, dtype)
-        if suffix == ".npy":
-            return NpyTarget.create(output, shape, dtype)
+        if hdf5.split(file):
+            return hdf5.create(output, dataset or "/C", shape, dtype)
+        if file.lower().endswith(".npy"):
+            return npy.create(output, shape, dtype)
         return ZarrTarget.create(output, shape, dtype, chunks)
     except OSError as error:
         output.discard()
         raise InputError(f"{file}: cannot be written: {error}; choose another folder") from error
+
+
+def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
+    """Go on with an output that `create_output` has made at `draft`; what it is follows from what lies there."""
+    file, _ = locate(path)
+    output = Output(file, draft, overwrite)
+    if hdf5.split(file):
+        return hdf5.reopen(output)
+    return npy.reopen(output) if file.lower().endswith(".npy") else ZarrTarget.reopen(output)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import h5py
 import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
-from distmm.storage.output import Output, Target
+from distmm.storage.flat import FlatTarget
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix
+from distmm.storage.output import Output
 
-__all__ = ["Hdf5Matrix", "Hdf5Target", "split"]
+__all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split"]
 
 
 def split(path: str) -> tuple[str, str | None] | None:
@@ -62,41 +63,47 @@ class Hdf5Matrix(Matrix):
         path = f"{file}:{name}"
         return cls(path, check_shape(path, shape), check_dtype(path, dtype), chunks, file=file, dataset=name)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return size and time of the file too."""
+        return {**super().fingerprint(), **modified(self.file)}
+
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         with _open(self.file) as opened:
             return np.asarray(opened[self.dataset][rows, cols], dtype=self.dtype)
 
 
-@dataclass(frozen=True)
-class Hdf5Target(Target):
-    """A new HDF5 file with one dataset. HDF5 allows one writing process, so the client writes all blocks."""
+def check_replaceable(path: str) -> None:
+    """Refuse to delete a file that holds more than one dataset."""
+    try:
+        with _open(path) as file:
+            shapes = datasets(file)
+    except OSError as error:
+        raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
+    if len(shapes) > 1:
+        raise InputError(
+            f"{path}: holds {len(shapes)} datasets ({', '.join(shapes)}), and all would be lost; choose another file"
+        )
 
-    parallel: ClassVar[bool] = False
-    dataset: str
 
-    @staticmethod
-    def check_replaceable(path: str) -> None:
-        """Refuse to delete a file that holds more than one dataset."""
-        try:
-            with _open(path) as file:
-                shapes = datasets(file)
-        except OSError as error:
-            raise InputError(
-                f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself"
-            ) from error
-        if len(shapes) > 1:
-            raise InputError(
-                f"{path}: holds {len(shapes)} datasets ({', '.join(shapes)}), and all would be lost; choose another "
-                f"file"
-            )
+def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
+    """Write a file with one dataset, its space set aside in one piece, without data.
 
-    @classmethod
-    def create(cls, output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> Self:
-        """Write the file with its dataset, contiguous, without data."""
-        with h5py.File(output.draft, "x") as file:
-            file.create_dataset(dataset, shape=shape, dtype=dtype)
-        return cls(output, shape, dtype, dataset)
+    HDF5 allows one writing process, but such a dataset is plain bytes at an offset, and nothing else in the file
+    changes any more: the workers write there as into any file.
+    """
+    if dtype.kind == "V":
+        raise InputError(f"{output.path}: HDF5 files have no type {dtype}; write C to Zarr, or as another type")
+    layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    layout.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+    layout.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
+    with h5py.File(output.draft, "x") as file:
+        file.create_dataset(dataset, shape=shape, dtype=dtype, dcpl=layout)
+    return reopen(output)
 
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        with h5py.File(self.output.draft, "r+") as file:
-            file[self.dataset][rows, cols] = block
+
+def reopen(output: Output) -> FlatTarget:
+    """Go on with a draft that `create` has made."""
+    stored = Hdf5Matrix.open(output.draft, None)
+    with _open(output.draft) as file:
+        offset = file[stored.dataset].id.get_offset() or 0  # None for a matrix without elements
+    return FlatTarget(output, stored.shape, stored.dtype, offset)

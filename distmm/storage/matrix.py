@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
 
-__all__ = ["Matrix", "check_dtype", "check_shape", "normalise", "only_matrix"]
+__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,14 @@ class Matrix(ABC):
             raise ValueError(f"{self.path}: a matrix on disk cannot become a NumPy array without a copy")
         return np.asarray(self[...], dtype=dtype)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Tell by what a changed matrix is recognised, as JSON; elements are not read for it.
+
+        Formats add what they know: size and time of the file, or the hash of the metadata.
+        """
+        chunks = None if self.chunks is None else list(self.chunks)
+        return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
+
     @abstractmethod
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a fresh array of ``self.dtype``; both slices are not empty, within the shape, and step upwards."""
@@ -142,10 +152,16 @@ def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tu
     return (read[0], read[1]), tuple(rest)
 
 
+def modified(file: str) -> dict[str, Any]:
+    """Size and time of last change of a file, in bytes and nanoseconds."""
+    found = os.stat(file)
+    return {"bytes": found.st_size, "modified_ns": found.st_mtime_ns}
+
+
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
     """Return the native form of a dtype that can be multiplied; raise InputError for one that cannot."""
     dtype = np.dtype(dtype)
-    if dtype.kind not in "biufc" or dtype.char in "gG":
+    if dtype != ml_dtypes.bfloat16 and (dtype.kind not in "biufc" or dtype.char in "gG"):
         raise InputError(
             f"{path}: holds {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
             f"(16, 32, 64 bit) or complex (64, 128 bit) type"

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.matrix import Matrix, check_dtype, check_shape
-from distmm.storage.output import Output, Target
+from distmm.storage.flat import FlatTarget
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified
+from distmm.storage.output import Output
 
-__all__ = ["NpyMatrix", "NpyTarget"]
+__all__ = ["NpyMatrix", "create", "reopen"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,10 @@ class NpyMatrix(Matrix):
             ) from error
         return cls(path, check_shape(path, stored.shape), check_dtype(path, stored.dtype), None)
 
+    def fingerprint(self) -> dict[str, Any]:
+        """Return size and time of the file too."""
+        return {**super().fingerprint(), **modified(self.path)}
+
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         # A copy, in the order of the file: a view of the map would be read at some later time, by someone else.
         return np.array(_map(self.path)[rows, cols], dtype=self.dtype, order="K", subok=False)
@@ -41,28 +46,26 @@ def _map(path: str) -> NDArray[Any]:
     return np.lib.format.open_memmap(path, mode="r")
 
 
-@dataclass(frozen=True)
-class NpyTarget(Target):
-    """A ``.npy`` file in C order that many processes fill, each its own blocks."""
+def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
+    """Write the header of a file in C order and set the file's length; nothing else is written yet."""
+    if dtype.kind == "V":
+        raise InputError(f"{output.path}: .npy files have no type {dtype}; write C to Zarr, or as another type")
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    with open(output.draft, "xb") as file:
+        np.lib.format.write_array_header_1_0(file, header)
+        offset = file.tell()
+        file.truncate(offset + shape[0] * shape[1] * dtype.itemsize)
+    return FlatTarget(output, shape, dtype, offset)
 
-    offset: int  # bytes of the header
 
-    @classmethod
-    def create(cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> Self:
-        """Write the header and set the file's length; nothing else is written yet."""
-        header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-        with open(output.draft, "xb") as file:
-            np.lib.format.write_array_header_1_0(file, header)
-            offset = file.tell()
-            file.truncate(offset + shape[0] * shape[1] * dtype.itemsize)
-        return cls(output, shape, dtype, offset)
+def reopen(output: Output) -> FlatTarget:
+    """Go on with a draft that `create` has made."""
+    stored = NpyMatrix.open(output.draft)
+    return FlatTarget(output, stored.shape, stored.dtype, _offset(output.draft))
 
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # Plain writes, not a map: a full disk is an OSError here, where a map would kill the worker by SIGBUS.
-        block = np.ascontiguousarray(block, dtype=self.dtype)
-        width = self.shape[1]
-        lines = [block] if block.shape[1] == width else list(block)
-        with open(self.output.draft, "r+b") as file:
-            for i, line in enumerate(lines):
-                file.seek(self.offset + ((rows.start + i) * width + cols.start) * self.dtype.itemsize)
-                file.write(line.data)
+
+def _offset(path: str) -> int:
+    with open(path, "rb") as file:
+        np.lib.format.read_magic(file)
+        np.lib.format.read_array_header_1_0(file)
+        return file.tell()

@@ -7,7 +7,7 @@ import shutil
 import uuid
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage.matrix import normalise
 
-__all__ = ["Output", "Target"]
+__all__ = ["Output", "Target", "fsync"]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,8 @@ class Output:
     path : str
         Final name, absolute.
     draft : str
-        Hidden sibling with the same suffix, where blocks are written until then.
+        Where blocks are written until then, on the same file system and with the same suffix: a hidden sibling, or the
+        name that the job gives.
     overwrite : bool
         Whether something under the final name may be replaced. It is left alone until the very end.
     """
@@ -37,8 +38,8 @@ class Output:
     overwrite: bool
 
     @classmethod
-    def reserve(cls, path: str, nbytes: int, overwrite: bool) -> Self:
-        """Check that ``nbytes`` can be written under a name, and choose the draft; nothing is written.
+    def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:
+        """Check that ``nbytes`` can be written under a name, and choose a draft if none is given; nothing is written.
 
         Raises
         ------
@@ -58,7 +59,7 @@ class Output:
                 f"{path}: needs {nbytes / 1e9:.3g} GB, and {folder} has {free / 1e9:.3g} GB free: short by "
                 f"{(nbytes - free) / 1e9:.3g} GB; free some space, or choose another disk"
             )
-        return cls(path, cls._sibling(path, f"draft-{uuid.uuid4().hex[:8]}", hidden=True), overwrite)
+        return cls(path, draft or cls._sibling(path, f"draft-{uuid.uuid4().hex[:8]}", hidden=True), overwrite)
 
     @staticmethod
     def _sibling(path: str, word: str, hidden: bool) -> str:
@@ -100,6 +101,15 @@ class Output:
             _remove(self.draft)
 
 
+def fsync(path: str) -> None:
+    """Return once a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def _remove(path: str) -> None:
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
@@ -119,11 +129,10 @@ class Target(ABC):
         ``(rows, columns)``.
     dtype : numpy.dtype
         What blocks are cast to.
-    parallel : bool
-        Whether workers may write blocks at the same time (no two to one storage chunk). Otherwise only the client may.
+
+    Many processes may write at the same time, no two to one storage chunk.
     """
 
-    parallel: ClassVar[bool] = True
     output: Output
     shape: tuple[int, int]
     dtype: np.dtype[Any]
@@ -132,12 +141,16 @@ class Target(ABC):
         (rows, cols), rest = normalise(key, self.shape)
         if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
             raise IndexError(f"blocks are written to ranges of rows and columns, not to {key!r}")
-        block = np.asarray(block)
+        block = np.asarray(block).astype(self.dtype, copy=False)
         expected = (rows.stop - rows.start, cols.stop - cols.start)
         if block.shape != expected:
             raise ValueError(f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}")
         if block.size:
             self._write(rows, cols, block)
+
+    @abstractmethod
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return once a block that was written is on the disk, and will outlive a loss of power."""
 
     @abstractmethod
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:

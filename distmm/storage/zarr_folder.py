@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 import numpy as np
@@ -10,15 +13,18 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage.flat import write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
-from distmm.storage.output import Output, Target
+from distmm.storage.output import Output, Target, fsync
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
 
 
 @dataclass(frozen=True)
 class ZarrMatrix(Matrix):
-    """One Zarr array."""
+    """One Zarr array, sharded or not. `metadata` is the SHA-256 of its metadata."""
+
+    metadata: str = field(kw_only=True)
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -40,7 +46,13 @@ class ZarrMatrix(Matrix):
                 f"{path}: its metadata are damaged: chunks {chunks} for shape {shape}; write the array again"
             )
         _check_codecs(path, stored.metadata.to_dict())
-        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]))
+        described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
+        digest = hashlib.sha256(described.encode()).hexdigest()
+        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]), metadata=digest)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return the hash of the metadata too."""
+        return {**super().fingerprint(), "metadata": self.metadata}
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
@@ -76,6 +88,8 @@ def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
 class ZarrTarget(Target):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
 
+    chunks: tuple[int, int]
+
     @staticmethod
     def check_replaceable(path: str) -> None:
         """Refuse to delete a folder that is anything but one Zarr array."""
@@ -90,14 +104,45 @@ class ZarrTarget(Target):
     @classmethod
     def create(cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int]) -> Self:
         """Write the metadata; chunks are in elements."""
+        chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
         zarr.create_array(
             output.draft,
             shape=shape,
-            chunks=(max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))),
+            chunks=chunks,
             dtype=dtype,
             compressors=None,  # the mantissas of a product do not compress: raw chunks go at the speed of the disk
         )
-        return cls(output, shape, dtype)
+        return cls(output, shape, dtype, chunks)
+
+    @classmethod
+    def reopen(cls, output: Output) -> Self:
+        """Go on with a draft that `create` has made."""
+        stored = ZarrMatrix.open(output.draft)
+        assert stored.chunks is not None
+        return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        zarr.open_array(self.output.draft, mode="r+")[rows, cols] = block
+        # An uncompressed chunk is its elements in C order, the last ones filled up to the full shape. Written by hand
+        # it costs no copies of the block, and a chunk of zeros is written too: missing, it would look like a lost one.
+        height, width = self.chunks
+        whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
+        if any(
+            at.start % edge or (len(at) < edge and at.stop != n) or len(at) > edge
+            for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
+        ):
+            raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
+        folder = os.path.join(self.output.draft, "c", str(rows.start // height))
+        os.makedirs(folder, exist_ok=True)
+        # No truncation: written a second time, by a task that runs twice, a chunk is never anything but right.
+        descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o644)
+        with open(descriptor, "wb") as file:
+            os.ftruncate(descriptor, height * width * self.dtype.itemsize)
+            write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
+
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return once the chunks written are on the disk, and their names."""
+        for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
+            folder = os.path.join(self.output.draft, "c", str(i))
+            for j in range(cols.start // self.chunks[1], -(-cols.stop // self.chunks[1])):
+                fsync(os.path.join(folder, str(j)))
+            fsync(folder)

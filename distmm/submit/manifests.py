@@ -56,6 +56,7 @@ def job(job: Job) -> list[Manifest]:
     patience = int(parse_timedelta(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
+    command += ["--overwrite"] if product.overwrite else []
     runner = {
         **_pod(job, "client", command, SMALL),
         # An error in the job file does not go away by itself: what can be resumed is submitted again.

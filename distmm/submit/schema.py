@@ -71,7 +71,7 @@ class Product:
     c: str = key(_path)
     transa: bool = key(default=False)
     transb: bool = key(default=False)
-    overwrite: bool = key(default=False)
+    overwrite: bool = key(default=False)  # start over each time that the job is submitted
     precision: str = key(_one_of("highest", "high", "medium", "ieee"), "highest")
     check: str = key(_one_of("freivalds", "full", "none"), "freivalds")
     kernel: str = key(_matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them"), "")
@@ -169,10 +169,13 @@ class Job:
         return int(parse_timedelta(getattr(self.run, key)))
 
     def command(self) -> list[str]:
-        """Return the arguments of ``distmm`` that compute the product, without those that say where."""
+        """Return the arguments of ``distmm`` that compute the product, or go on with it, without those that say where.
+
+        ``--overwrite`` is not among them: it starts over, which is for the first start of a job only.
+        """
         product = self.product
         words = ["multiply", product.a, product.b, "-o", product.c]
-        words += [f"--{flag}" for flag in ("transa", "transb", "overwrite") if getattr(product, flag)]
+        words += [f"--{flag}" for flag in ("transa", "transb") if getattr(product, flag)]
         for option in ("precision", "check", "kernel", "blocks"):
             if value := getattr(product, option):
                 words += [f"--{option}", value]

@@ -57,7 +57,7 @@ workers=$!
 
 # Waits until {count} worker(s) are there, prints how to reach the dashboard, and becomes the product.
 "${{one[@]}}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
-    {command} --cluster "$scheduler_file" &
+    {command} --cluster "$scheduler_file"{overwrite} &
 client=$!
 
 warned=
@@ -159,6 +159,8 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         count=workers.count,
         patience=PATIENCE_SECONDS,
         command=_command(job),
+        # A restart goes on with what the first start has left.
+        overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
         lost=LOST,
         restarts=job.run.restarts,

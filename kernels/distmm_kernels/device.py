@@ -10,6 +10,7 @@ import functools
 import importlib.util
 import os
 import platform
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,10 +95,8 @@ def _found() -> _Search:
     if missing is not None:
         found = f"GPU found ({devices[0].name}), but {missing}"
         return _Search((), f"{found}: type pip install 'distmm[cuda{max(12, min(cuda_major, 13))}]'")
-    from numba import config
-
     # The simulator replaces Numba's CUDA with Python threads: a kernel there would refuse CuPy's arrays.
-    if config.ENABLE_CUDASIM:
+    if _simulated():
         return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
     return _Search(devices, None)
 
@@ -146,6 +145,14 @@ def _driver_devices() -> tuple[tuple[Device, ...], int]:
     return tuple(devices), ask(driver.cuDriverGetVersion) // 1000
 
 
+def _simulated() -> bool:
+    """Whether Numba's CUDA is simulated. Numba is not imported for it: half a second, where all kernels are on disk."""
+    numba = sys.modules.get("numba")
+    if numba is None:
+        return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
+    return bool(numba.config.ENABLE_CUDASIM)
+
+
 def _missing_library() -> str | None:
     """Name the first library that the GPU kernels need and that does not work here."""
     if importlib.util.find_spec("cupy") is None:
@@ -156,8 +163,12 @@ def _missing_library() -> str | None:
         cupy.cuda.runtime.getDeviceCount()
     except Exception as error:  # CuPy raises its own and the loader's errors; all of them mean the same here
         return f"CuPy cannot use it ({error})"
+    if importlib.util.find_spec("numba_cuda") is None:
+        return "numba-cuda is missing"
     try:
-        from numba.cuda.cudadrv import nvvm
-    except ImportError as error:
-        return f"numba-cuda is missing ({error})"
-    return None if nvvm.is_available() else "the CUDA compiler library NVVM is missing"
+        from cuda.bindings import nvvm
+
+        nvvm.version()
+    except Exception as error:  # the loader's own kinds, as above
+        return f"the CUDA compiler library NVVM cannot be used ({error})"
+    return None

@@ -22,8 +22,8 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 class Kernel(ABC):
     """Multiplies blocks of one type on one device; a worker uses one for all its blocks, ragged ones included.
 
-    Every verb returns when its result is complete, so another thread or stream may use it at once; `multiply` can be
-    told not to wait.
+    Every verb returns when its result is complete, so another thread or stream may use it at once; `prepare_a`,
+    `prepare_b` and `multiply` can be told not to wait.
 
     Parameters
     ----------
@@ -52,13 +52,15 @@ class Kernel(ABC):
         self.dtype = problem.dtype if self.takes_narrow else self.accumulator
         self.device = device
 
-    def prepare_a(self, block: Array) -> Array:
+    def prepare_a(self, block: Array, *, wait: bool = True) -> Array:
         """Bring a left operand ``(..., m, k)`` into this kernel's format, on its device.
 
         Parameters
         ----------
         block
-            NumPy or CuPy array with any strides. It is copied only for another device or type.
+            NumPy or CuPy array with any strides.
+        wait
+            As for `multiply`.
 
         Raises
         ------
@@ -67,11 +69,11 @@ class Kernel(ABC):
         ValueError
             If it has fewer than two dimensions.
         """
-        return self._prepare(block, "A")
+        return self._prepare(block, "A", wait)
 
-    def prepare_b(self, block: Array) -> Array:
+    def prepare_b(self, block: Array, *, wait: bool = True) -> Array:
         """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
-        return self._prepare(block, "B")
+        return self._prepare(block, "B", wait)
 
     def multiply(
         self, a: Array, b: Array, c: Array | None, *, dtype: DTypeLike | None = None, wait: bool = True
@@ -108,7 +110,7 @@ class Kernel(ABC):
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
         with self._on_device():
             c = None if c is None else self._to_device(c)
-            d = self._module.empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
+            d = self._empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
             if a.shape[-1] == 0:
                 d[...] = 0 if c is None else c
             elif d.size:
@@ -155,6 +157,10 @@ class Kernel(ABC):
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Write ``c + a @ b`` into ``d``, of the accumulator's type or one that `_stores`; no size is 0."""
 
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        """Return a new array for a result."""
+        return self._module.empty(shape, dtype)
+
     def _stores(self, dtype: np.dtype[Any]) -> bool:
         """Whether `_accumulate` can round to this type as it writes."""
         return dtype == self.accumulator
@@ -181,7 +187,7 @@ class Kernel(ABC):
     def _complete(self) -> None:
         """Wait until what this thread has asked of the device is done."""
 
-    def _prepare(self, block: Array, operand: str) -> Array:
+    def _prepare(self, block: Array, operand: str, wait: bool) -> Array:
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
         # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
@@ -189,11 +195,13 @@ class Kernel(ABC):
         if to_real or not np.can_cast(block.dtype, self.dtype, "same_kind"):
             raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
-            prepared = self._format(self._to_device(block))
-            self._complete()
+            prepared = self._format(self._to_device(block), operand)
+            if wait:
+                self._complete()
         return prepared
 
-    def _format(self, block: Array) -> Array:
+    def _format(self, block: Array, operand: str) -> Array:
+        """Return operand ``"A"`` or ``"B"``, on the device already, as `_accumulate` wants it."""
         return block.astype(self.dtype, copy=False)
 
     def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
@@ -212,6 +220,8 @@ class Kernel(ABC):
 
 
 def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
+    if array.dtype == dtype:
+        return array
     return array != 0 if dtype.kind == "b" else array.astype(dtype, copy=False)
 
 
@@ -225,6 +235,8 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
     """
     if a[-1] != b[-2]:
         raise ValueError(f"{a} @ {b}: a's last size, {a[-1]}, must equal b's last but one, {b[-2]}")
+    if len(a) == len(b) == 2:  # the usual case; broadcasting nothing takes NumPy 3 us
+        return a[0], b[1]
     try:
         return (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
     except ValueError as error:

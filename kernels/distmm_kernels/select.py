@@ -1,4 +1,4 @@
-"""Choose the kernel: a table of candidates, one predicate that says why one cannot be used, one score.
+"""Choose the kernel: one predicate that says why one cannot be used, one score, a reason that can be printed.
 
 Pure: the device is an argument, and a kernel's module is imported only once it is chosen.
 """
@@ -7,180 +7,128 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
-from distmm_kernels.config import PRECISIONS, TILE, Problem
+from distmm_kernels.candidates import CANDIDATES, SIZES, Candidate, rate
+from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.tiling import TILINGS
 
 __all__ = ["CANDIDATES", "Candidate", "explain", "names", "select", "why_not"]
 
-
-@dataclass(frozen=True)
-class Candidate:
-    """One row of the table.
-
-    Attributes
-    ----------
-    kernel
-        ``module:class`` below ``distmm_kernels.gemm``.
-    kinds
-        Kinds of accumulator that it adds in, as in ``numpy.dtype.kind``.
-    loads
-        Loads from global memory for one element of C; None for a library that does not say.
-    tile
-        Rows and columns of C that one thread block shares its loads for; None if threads share nothing.
-    by_name_only
-        True for what is never chosen unasked: a peer that we measure ourselves against, a kernel on trial.
-    """
-
-    name: str
-    device_kind: str
-    kernel: str
-    kinds: str
-    idea: str
-    loads: Callable[[Problem], int] | None = None
-    tile: Callable[[Problem], tuple[int, int]] | None = None
-    by_name_only: bool = False
-
-
-def _tile(problem: Problem) -> tuple[int, int]:
-    return TILE, TILE
-
-
-def _register_loads(problem: Problem) -> int:
-    tiling = TILINGS[problem.accumulator.name]
-    steps = -(-problem.k // tiling.depth) * tiling.depth
-    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
-
-
-def _register_tile(problem: Problem) -> tuple[int, int]:
-    tiling = TILINGS[problem.accumulator.name]
-    return tiling.rows, tiling.columns
-
-
-CANDIDATES = (
-    Candidate("cpu", "cpu", "cpu:CpuKernel", "fci", "BLAS for floats, packed tiles on all cores for integers"),
-    Candidate(
-        "register_tiled",
-        "cuda",
-        "register_tiled:RegisterTiledKernel",
-        "fci",
-        "tiles in shared memory, and tiles of those in registers",
-        loads=_register_loads,
-        tile=_register_tile,
-        by_name_only=True,  # its sizes for float64, int32 and complex types have not run on a GPU yet
-    ),
-    Candidate(
-        "tiled",
-        "cuda",
-        "tiled:TiledKernel",
-        "fci",
-        f"{TILE} x {TILE} tiles in shared memory",
-        # a thread loads one element of A and one of B for each tile along k
-        loads=lambda problem: 2 * -(-problem.k // TILE),
-        tile=_tile,
-    ),
-    Candidate(
-        "naive", "cuda", "naive:NaiveKernel", "fci", "one thread per element of C", loads=lambda problem: 2 * problem.k
-    ),
-    Candidate(
-        "guvectorized",
-        "cuda",
-        "guvectorized:GuvectorizedKernel",
-        "fci",
-        "Numba's generalised ufunc, one thread per row of C",
-        loads=lambda problem: 2 * problem.k,
-    ),
-    Candidate("cublas", "cuda", "cublas:CublasKernel", "fc", "NVIDIA's library, through CuPy", by_name_only=True),
-)
+STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
 
 
 def names(device: Device) -> tuple[str, ...]:
-    """Return the names of the kernels that run on this kind of device, best first."""
+    """Return the names of the kernels that run on this kind of device."""
     return tuple(candidate.name for candidate in CANDIDATES if candidate.device_kind == device.kind)
 
 
-def why_not(candidate: Candidate, problem: Problem, device: Device) -> str | None:
-    """Say why a candidate cannot compute the problem on the device; None if it can."""
+def why_not(
+    candidate: Candidate, problem: Problem, device: Device, precision: str = "medium", *, reproducible: bool = False
+) -> str | None:
+    """Say why a candidate cannot compute the problem on the device as asked; None if it can."""
     if candidate.device_kind != device.kind:
         return f"it runs on {candidate.device_kind} devices, and {device} is a {device.kind} device"
-    if problem.accumulator.kind not in candidate.kinds:
+    if problem.dtype.name not in candidate.dtypes:
         return f"it does not multiply {problem.dtype}"
+    least, greatest = candidate.capabilities
+    if device.compute_capability is not None and not least <= device.compute_capability <= greatest:
+        needs = "{}.{}".format(*least) if greatest == least else "{}.{} or more".format(*least)
+        return f"it needs compute capability {needs}, and {device} has {'{}.{}'.format(*device.compute_capability)}"
+    if problem.accumulator.kind != "i" and STRICTNESS[candidate.precision] < STRICTNESS[precision]:
+        return f"its products are of precision {candidate.precision!r}"
+    if reproducible and candidate.granule is None and problem.accumulator.kind != "i":
+        return "its bits may change with how k is cut"
     return None
 
 
-def select(problem: Problem, device: Device, precision: str = "highest", name: str | None = None) -> Kernel:
-    """Return the kernel for a problem, ready to use.
+def select(
+    problem: Problem,
+    device: Device,
+    precision: str = "highest",
+    *,
+    reproducible: bool = False,
+    name: str | None = None,
+) -> Kernel:
+    """Return the kernel for a problem, ready to use: the fastest, by its measured rate, of those that may be used.
 
     Parameters
     ----------
     precision
-        One of ``PRECISIONS``. Every kernel of today computes in the operands' own IEEE type, so all are met.
+        ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit. ``"highest"``: float32
+        products with an error not larger than that; 16-bit operands multiplied exactly and added in float32.
+        ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to bfloat16 (8 bits). A kernel that
+        is stricter than asked for may be chosen where it is faster. Other types than float32 have one precision, but
+        for ``"ieee"`` of 16-bit ones.
+    reproducible
+        True: only kernels whose bits do not change with how k is cut into calls, at multiples of ``Kernel.granule``;
+        and the choice looks at types and device alone, so that blocks of any size are multiplied by the same kernel.
     name
-        Forces one kernel, for example ``"cublas"``.
+        Forces one kernel, for example ``"cublas"``, of whatever precision.
 
     Raises
     ------
     ValueError
         If the named kernel is unknown or cannot compute this problem here, or the precision is unknown.
     """
-    chosen = _choose(problem, device, precision, name)
+    chosen = _choose(problem, device, precision, reproducible, name)
     module, cls = chosen.kernel.split(":")
     kernel: type[Kernel] = getattr(importlib.import_module(f"distmm_kernels.gemm.{module}"), cls)
     return kernel(problem, device)
 
 
-def explain(problem: Problem, device: Device, precision: str = "highest") -> str:
+def explain(problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False) -> str:
     """Say which kernel `select` takes and why, and why not the others: one printable line each."""
-    chosen = _choose(problem, device, precision, None)
+    chosen = _choose(problem, device, precision, reproducible, None)
     lines = [f"{problem} on {device}, precision {precision}: {chosen.name}, {chosen.idea}"]
     for candidate in CANDIDATES:
         if candidate is not chosen:
-            reason = why_not(candidate, problem, device)
+            reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
             if reason is None and candidate.by_name_only:
                 reason = f"{candidate.idea}: the peer, used only when asked for by name"
             elif reason is None:
-                reason = f"{_loads(candidate, problem)}, {chosen.name} {_loads(chosen, problem)}"
+                expected, least = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
+                reason = f"{expected * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
             lines.append(f"  not {candidate.name}: {reason}")
     return "\n".join(lines)
 
 
-def _choose(problem: Problem, device: Device, precision: str, name: str | None) -> Candidate:
+def _choose(problem: Problem, device: Device, precision: str, reproducible: bool, name: str | None) -> Candidate:
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-    legal = [candidate for candidate in CANDIDATES if why_not(candidate, problem, device) is None]
     if name is None:
-        return min(
-            (candidate for candidate in legal if not candidate.by_name_only), key=lambda c: _score(c, problem, device)
-        )
+        unasked = [c for c in CANDIDATES if not c.by_name_only]
+        legal = [c for c in unasked if why_not(c, problem, device, precision, reproducible=reproducible) is None]
+        if not legal:
+            raise ValueError(
+                f"no kernel for {problem} on {device} promises the same bits for any cuts of k: do not ask"
+            )
+        return min(legal, key=lambda candidate: _seconds(candidate, problem, device, reproducible))
+    legal = [c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None]
     for candidate in legal:
         if candidate.name == name:
             return candidate
     known = {candidate.name: candidate for candidate in CANDIDATES}
-    reason = why_not(known[name], problem, device) if name in known else "there is no kernel of this name"
+    reason = "there is no kernel of this name"
+    if name in known:
+        reason = why_not(known[name], problem, device, reproducible=reproducible) or reason
     raise ValueError(
         f"kernel {name!r} cannot compute {problem} on {device}: {reason}; "
         f"use one of {', '.join(candidate.name for candidate in legal)}"
     )
 
 
-def _score(candidate: Candidate, problem: Problem, device: Device) -> int:
-    """Global loads of all thread blocks, the fewer the better: what serves most multiply-adds with a load is fastest.
+def _seconds(candidate: Candidate, problem: Problem, device: Device, reproducible: bool) -> float:
+    """Time that a product should take: its operations, with those of tiles that stick out of C, by the measured rate.
 
-    Blocks pay for all of their tile, also where it sticks out of C, and multiprocessors without a block as if they had
-    one: large tiles suit large products only.
+    Of a large cube if the choice must not look at sizes.
     """
-    if candidate.loads is None:
-        return 0
-    rows, columns = candidate.tile(problem) if candidate.tile else (TILE, TILE)
-    blocks = math.prod(problem.batch) * -(-problem.m // rows) * -(-problem.n // columns)
-    return max(blocks, device.multiprocessors) * rows * columns * candidate.loads(problem)
-
-
-def _loads(candidate: Candidate, problem: Problem) -> str:
-    loads = "unknown" if candidate.loads is None else str(candidate.loads(problem))
-    tiles = "" if candidate.tile is None else " in tiles of {} x {}".format(*candidate.tile(problem))
-    return f"{loads} loads per element of C{tiles}"
+    if device.compute_capability is None:
+        return 0.0  # one kernel
+    m, k, n, batch = problem.m, problem.k, problem.n, math.prod(problem.batch)
+    if reproducible:
+        m, k, n, batch = (*(SIZES[-1],) * 3, 1)
+    rows, columns = (-(-max(1, size) // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
+    operations = (8 if problem.accumulator.kind == "c" else 2) * max(1, batch) * rows * columns * max(1, k)
+    edge = (max(1, batch) * max(1, m) * max(1, k) * max(1, n)) ** (1 / 3)
+    return operations / rate(candidate, problem, device.compute_capability, edge)

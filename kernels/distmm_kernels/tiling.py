@@ -1,57 +1,31 @@
 """Who owns what in the register-tiled kernel: index arithmetic only, no device and no Numba.
 
 A thread block owns a tile of C, a warp a part of it, a thread ``thread_rows x thread_columns`` elements. Along k the
-block brings in ``depth`` steps of A and B at a time. Every offset that follows from this is a constant of the compiled
-kernel, and is computed here.
+block brings in ``depth`` steps of A and B at a time, both with k first. Every offset that follows from this is a
+constant of the compiled kernel, and is computed here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
-__all__ = ["TILINGS", "WARP", "Access", "Fetch", "Tiling", "access"]
+__all__ = ["TILINGS", "WARP", "Tiling", "lane_place", "tiling_for"]
 
-# Threads of a warp along the rows and along the columns of its part of C. Its 4 vectors of A reach the lanes by
-# broadcast and its 8 vectors of B, 16 bytes each, fill the 32 banks of shared memory exactly once.
+# Threads of a warp along the rows and along the columns of its part of C.
 WARP = (4, 8)
-
-VECTOR_BYTES = 16  # the widest load of a thread
-SECTOR_BYTES = 32  # what global memory delivers at least
-
-# Elements between the end of one k of a tile in shared memory and the next: keeps vectors aligned, and sends the
-# columns of a transposed store to different banks.
-PADDING = 4
 
 Offsets: TypeAlias = tuple[tuple[int, int], ...]
 
 
-@dataclass(frozen=True)
-class Access:
-    """How a thread reads or writes a matrix: ``width`` neighbours at once, neighbouring threads along ``axis``."""
+def lane_place(lane):  # type: ignore[no-untyped-def]  # Python's int or Numba's
+    """Row and column of a lane among the ``WARP`` of its warp.
 
-    axis: Literal[0, 1]
-    width: int
-
-
-@dataclass(frozen=True)
-class Fetch:
-    """How the threads of a block share a tile of A or B out among them.
-
-    Attributes
-    ----------
-    access
-        Axis 0 runs along the rows of the matrix, 1 along its columns.
-    lanes
-        Threads side by side along the axis; thread t starts at ``t % lanes * width`` on it, ``t // lanes`` across.
-    offsets
-        ``(row, column)`` of each vector of a thread, from where the thread starts.
+    A load of 16 bytes is served half a warp at a time, in one pass if lanes that differ in one of their two lowest bits
+    ask for the same address, in two if not. So one of these bits counts rows and one columns: both A and B are read in
+    the two passes that 16 vectors need at least.
     """
-
-    access: Access
-    lanes: int
-    offsets: Offsets
+    return lane >> 4 << 1 | lane >> 1 & 1, (lane >> 2 & 3) << 1 | lane & 1
 
 
 @dataclass(frozen=True)
@@ -63,7 +37,9 @@ class Tiling:
     rows, columns
         Of the tile of C that a thread block owns.
     depth
-        Steps along k for which tiles of A and B lie in shared memory; there are two of each, one being filled.
+        Steps along k that are brought in at once, as one stage.
+    stages
+        Places for tiles of A and B in shared memory: one is multiplied, the others are on their way.
     thread_rows, thread_columns
         Elements of C that a thread holds in registers.
     vector
@@ -80,6 +56,7 @@ class Tiling:
     rows: int
     columns: int
     depth: int
+    stages: int
     thread_rows: int
     thread_columns: int
     vector: int
@@ -89,19 +66,18 @@ class Tiling:
         for name, whole, part in (
             ("rows", self.rows, WARP[0] * self.thread_rows),
             ("columns", self.columns, WARP[1] * self.thread_columns),
-            ("depth", self.depth, 2),  # A's next tile travels during the first half, B's during the second
+            ("depth", self.depth, 2),  # the two places for a step's operands in registers change turns
             ("thread_rows", self.thread_rows, self.vector),
             ("thread_columns", self.thread_columns, self.vector),
-            ("padding of shared memory", PADDING, self.vector),
         ):
             if whole <= 0 or part <= 0 or whole % part:
                 raise ValueError(f"{self}: {name} is {whole}, which must be a positive multiple of {part}")
+        if self.stages < 2:
+            raise ValueError(f"{self} has {self.stages} stages: one is multiplied while others fill, so give 2 or more")
         if self.threads > 1024:
             raise ValueError(f"{self} has {self.threads} threads a block, CUDA allows 1024: use larger thread tiles")
-        for width in (1, self.vector):
-            for axis in (0, 1):
-                self.fetch_a(Access(axis, width))
-                self.fetch_b(Access(axis, width))
+        for width in (self.rows, self.columns):
+            self.copies(width)
 
     @property
     def threads(self) -> int:
@@ -114,14 +90,9 @@ class Tiling:
         return self.rows // (WARP[0] * self.thread_rows)
 
     @property
-    def pitch_a(self) -> int:
-        """Elements from one k to the next in the tile of A, which lies in shared memory as (k, row)."""
-        return self.rows + PADDING
-
-    @property
-    def pitch_b(self) -> int:
-        """Elements from one k to the next in the tile of B, which lies in shared memory as (k, column)."""
-        return self.columns + PADDING
+    def shared_elements(self) -> int:
+        """Elements of all stages in shared memory."""
+        return self.stages * self.depth * (self.rows + self.columns)
 
     def row_of(self, element: int) -> int:
         """Row of a thread's element ``0 ... thread_rows - 1``, from its first: vectors of the lanes alternate."""
@@ -139,62 +110,48 @@ class Tiling:
             for j in range(0, self.thread_columns, width)
         )
 
-    def fetch_a(self, access: Access) -> Fetch:
-        """Share out a tile of A, ``(rows, depth)``."""
-        return self._fetch((self.rows, self.depth), access, along_k=access.axis == 1)
+    def lanes(self, width: int) -> int:
+        """Threads side by side on one k of a tile that is ``width`` wide, each with a vector."""
+        return width // self.vector
 
-    def fetch_b(self, access: Access) -> Fetch:
-        """Share out a tile of B, ``(depth, columns)``."""
-        return self._fetch((self.depth, self.columns), access, along_k=access.axis == 0)
+    def copies(self, width: int) -> tuple[int, ...]:
+        """List the steps of k that a thread copies a vector of each, from its first, ``thread // lanes``.
 
-    def _fetch(self, shape: tuple[int, int], access: Access, along_k: bool) -> Fetch:
-        along, across = shape[access.axis], shape[1 - access.axis]
-        # Along k a row of lanes reads one sector, so that the other lanes of the warp, on other rows, store to other
-        # banks; all of them together must not need more rows than there are.
-        sector = SECTOR_BYTES // VECTOR_BYTES * self.vector // access.width
-        lanes = max(sector, self.threads // across) if along_k else along // access.width
-        step_along, step_across = lanes * access.width, self.threads // max(1, lanes)
-        if not step_along or not step_across or along % step_along or across % step_across or self.threads % lanes:
-            raise ValueError(f"{self}: {self.threads} threads cannot share a tile of {shape} out evenly for {access}")
-        offsets = [(i, j) for j in range(0, across, step_across) for i in range(0, along, step_along)]
-        return Fetch(access, lanes, tuple((i, j) if access.axis == 0 else (j, i) for i, j in offsets))
+        The vector begins at ``thread % lanes * vector`` of the tile's ``width``.
+        """
+        lanes = self.lanes(width)
+        if self.threads % lanes or self.depth % (self.threads // lanes):
+            shape = self.depth, width
+            raise ValueError(f"{self}: {self.threads} threads cannot share a tile of {shape} out evenly in vectors")
+        return tuple(range(0, self.depth, self.threads // lanes))
 
 
-# 128 registers of a thread hold its part of C, in every type but int64, whose products take registers of their own. A
-# step is then 128 multiply-adds of reals for 6 vector loads from shared memory.
-_FOUR_BYTES = Tiling(rows=128, columns=128, depth=8, thread_rows=8, thread_columns=16, vector=4)
+# For each type the tiling for large products, then the one for small ones.
+#
+# Large: 128 registers of a thread hold its part of C, in every type but int64, whose products take registers of their
+# own. A step is then 128 multiply-adds of reals for 6 vector loads from shared memory.
+# Small: more blocks of C, so that more multiprocessors have one.
+_FOUR_BYTES = (Tiling(128, 128, 16, 3, 8, 16, 4), Tiling(64, 64, 16, 3, 4, 8, 4, blocks=4))
 
 TILINGS = {
     "float32": _FOUR_BYTES,
     "int32": _FOUR_BYTES,
-    "float64": Tiling(rows=64, columns=128, depth=8, thread_rows=8, thread_columns=8, vector=2),
-    "int64": Tiling(rows=64, columns=64, depth=8, thread_rows=4, thread_columns=4, vector=2),
-    "complex64": Tiling(rows=128, columns=64, depth=8, thread_rows=8, thread_columns=8, vector=2),
-    "complex128": Tiling(rows=64, columns=64, depth=8, thread_rows=4, thread_columns=8, vector=1),
+    "float64": (Tiling(64, 128, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
+    "int64": (Tiling(64, 64, 8, 3, 4, 4, 2), Tiling(32, 32, 8, 3, 4, 2, 2, blocks=4)),
+    "complex64": (Tiling(128, 64, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
+    "complex128": (Tiling(64, 64, 8, 2, 4, 8, 1), Tiling(32, 32, 8, 3, 4, 2, 1, blocks=4)),
 }
 
+# Time of a small tiling for as much work as a large one does, where both keep all multiprocessors busy.
+SMALL_COST = 1.25
 
-def access(shape: Sequence[int], strides: Sequence[int], address: int, itemsize: int, vector: int) -> Access:
-    """Find the widest access that a stack of matrices allows.
 
-    Parameters
-    ----------
-    shape, strides
-        Of ``(batch, rows, columns)``; strides in bytes, of any sign.
-    address
-        Of the first element.
-    itemsize
-        Bytes of an element.
-    vector
-        Elements of the widest access.
+def tiling_for(m: int, n: int, batch: int, dtype: str, multiprocessors: int) -> Tiling:
+    """Choose the tiling for a product by the time of the multiprocessor that has most to do."""
 
-    Returns
-    -------
-    Access
-        Along the axis with the smaller stride. It is ``vector`` wide if neighbours touch on that axis and every vector
-        lies wholly inside the matrix and on a multiple of its own size; 1 wide otherwise.
-    """
-    axis: Literal[0, 1] = 1 if abs(strides[2]) <= abs(strides[1]) else 0
-    aligned = (address, strides[0], strides[2 - axis])
-    whole = strides[1 + axis] == itemsize and shape[1 + axis] % vector == 0
-    return Access(axis, vector if whole and not any(number % (vector * itemsize) for number in aligned) else 1)
+    def time(tiling: Tiling) -> float:
+        tiles = batch * -(-m // tiling.rows) * -(-n // tiling.columns)
+        cost = 1.0 if tiling is TILINGS[dtype][0] else SMALL_COST
+        return cost * -(-tiles // multiprocessors) * tiling.rows * tiling.columns
+
+    return min(TILINGS[dtype], key=time)

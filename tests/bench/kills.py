@@ -171,7 +171,7 @@ def main() -> int:
             patience=options.patience,
             kernel=options.kernel,
             gpu=gpu,
-            pause=(1.0, 8.0) if gpu else (0.1, 1.5),
+            pause=(0.5, 2.5) if gpu else (0.1, 1.5),
         )
     print(  # noqa: T201
         f"{outcome.kills} kills during {outcome.products} products in {time.perf_counter() - started:.0f} s: "

@@ -46,7 +46,7 @@ def kernel_rate(name: str, edge: int) -> float:
 
     here = device.current()
     problem = config.Problem(edge, edge, edge, np.dtype("f4"))
-    kernel = select.select(problem, here, "highest", name)
+    kernel = select.select(problem, here, name=name)
     rng = np.random.default_rng(0)
     a, b = (kernel.prepare_a(rng.standard_normal((edge, edge), dtype="f4")) for _ in range(2))
     seconds = []

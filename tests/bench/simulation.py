@@ -29,6 +29,7 @@ from distributed import Scheduler, Status
 from distributed import worker_state_machine as machine
 from distributed.protocol import Serialized, serialize, to_serialize
 from distributed.scheduler import ClientState, WorkerState
+from rich.console import Console
 
 from distmm import matmul
 from distmm.clusters import SCHEDULER_CONFIG
@@ -151,7 +152,7 @@ class VirtualWorker:
             validate=False,
         )
         self.gpu, self.host_link, self.inward, self.outward = Server(), Server(), Server(), Server()
-        self.held = self.peak = self.fetched = 0
+        self.held = self.peak = self.fetched = self.writing = 0
 
     def handle(self, event: machine.StateMachineEvent) -> None:
         for instruction in self.state.handle_stimulus(event):
@@ -164,7 +165,7 @@ class VirtualWorker:
             else:
                 raise NotImplementedError(instruction)
         self.state.stimulus_log.clear()
-        self.held = sum(block.nbytes for block in self.state.data.values())
+        self.held = self.writing + sum(block.nbytes for block in self.state.data.values())
         self.peak = max(self.peak, self.held)
 
     def receive(self, message: dict[str, Any]) -> None:
@@ -182,7 +183,13 @@ class VirtualWorker:
             key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
             stimulus_id=f"done-{key}",
         )  # fmt: skip
-        self.simulation.later(server.free - self.simulation.now, lambda: self.handle(done))
+        self.writing += nbytes
+
+        def finish() -> None:
+            self.writing -= nbytes
+            self.handle(done)
+
+        self.simulation.later(server.free - self.simulation.now, finish)
 
     def gather(self, instruction: machine.GatherDep) -> None:
         sim, peer = self.simulation, self.simulation.workers[instruction.worker]
@@ -216,8 +223,8 @@ class Simulation:
     def _add(self, address: str, rank: int, worker: VirtualWorker) -> None:
         scheduler = self.scheduler
         ws = WorkerState(
-            address=address, status=Status.running, pid=0, name=rank, nthreads=self.machine.threads, memory_limit=0, local_directory="",
-            services={}, versions={}, nanny="", extra={}, server_id=address, scheduler=scheduler,
+            address=address, status=Status.running, pid=0, name=rank, nthreads=self.machine.threads, memory_limit=0,
+            local_directory="", services={}, versions={}, nanny="", extra={}, server_id=address, scheduler=scheduler,
         )  # fmt: skip
         scheduler.workers[address], scheduler.aliases[rank] = ws, address
         scheduler.running.add(ws)
@@ -300,7 +307,7 @@ class Simulation:
         return keys
 
 
-def simulate(plan: Plan, virtual: Machine = Machine()) -> Result:  # noqa: B008
+def simulate(plan: Plan, virtual: Machine) -> Result:
     """Run `plan` on virtual workers."""
 
     async def run() -> Result:
@@ -318,6 +325,11 @@ def planned(size: int, gpus: int, dtype: str, virtual: Machine) -> Plan:
     return make_plan(Problem(size, size, size, np.dtype(dtype)), spec)
 
 
+HEADER = """\
+| GPUs | n | plan | tasks | task | seconds | of the ideal | moved / bound | peak / plan | live | first task | wall |
+| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"""
+
+
 def main() -> None:
     """Print a line for each number of GPUs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -328,22 +340,19 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("distributed").setLevel(logging.WARNING)
     virtual = Machine(rate=options.rate)
-    print(
-        "| GPUs | n | blocks | tasks | task | seconds | of the ideal | moved / bound | peak / plan | live | first task | wall |"
-    )  # noqa: T201
-    print("| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |")  # noqa: T201
+    console = Console(soft_wrap=True)
+    console.print(HEADER, markup=False)
     for gpus, size in zip(options.gpus, options.size or [int(32768 * g**0.5) for g in options.gpus], strict=True):
         started = time.perf_counter()
         plan = planned(size, gpus, options.dtype, virtual)
         r = simulate(plan, virtual)
-        m, k, n = plan.block_shape
         task = plan.problem.flops / plan.cost.tasks / virtual.rate
-        print(  # noqa: T201
-            f"| {gpus} | {size} | {m}x{k}x{n} p{plan.blocking.panels} | {plan.cost.tasks} | {task * 1e3:.0f} ms "
-            f"| {r.seconds:.2f} | {r.ideal / r.seconds:.1%} | {r.fetched / plan.cost.bytes_bound:.4f} "
-            f"| {r.peak / plan.cost.peak_bytes:.2f} | {r.live} | {r.first_task:.2f} s | {time.perf_counter() - started:.0f} s |",
-            flush=True,
-        )
+        cells = (
+            gpus, size, plan, plan.cost.tasks, f"{task * 1e3:.0f} ms", f"{r.seconds:.2f}", f"{r.ideal / r.seconds:.1%}",
+            f"{r.fetched / plan.cost.bytes_bound:.4f}", f"{r.peak / plan.cost.peak_bytes:.2f}", r.live,
+            f"{r.first_task:.2f} s", f"{time.perf_counter() - started:.0f} s",
+        )  # fmt: skip
+        console.print(f"| {' | '.join(map(str, cells))} |", markup=False)
 
 
 if __name__ == "__main__":

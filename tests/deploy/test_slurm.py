@@ -124,9 +124,6 @@ def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Pat
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
 
 
-@pytest.mark.skip(
-    reason="until distmm multiply keeps finished blocks, exits with 75 on SIGTERM, and goes on with the rest"
-)
 def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, job_file: Path) -> None:
     from distmm.cli.app import app
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -60,6 +61,21 @@ def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
     assert "folder='/run of $me'" in text
     assert '#SBATCH --output="/run of $me/distmm-%j.log"' in text
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_restart_does_not_start_over() -> None:
+    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["product.overwrite=true"]))
+    (client,) = [line for line in text.replace("\\\n", " ").splitlines() if "distmm multiply" in line]
+    (option,) = re.findall(r"\$\(.*\)", client)
+    for restarts, expected in (("0", "--overwrite"), ("1", "")):
+        shell = subprocess.run(
+            ["bash", "-c", f"echo {option}"],
+            env={"SLURM_RESTART_COUNT": restarts},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert shell.stdout.strip() == expected
 
 
 def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,39 @@ def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str]) -> None
     np.testing.assert_allclose(open_matrix("C.zarr")[...], np.load("P.npy"), atol=1e-4)
 
 
+def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[str]) -> None:
+    command = ["multiply", "A.npy", "B.npy", "-o", "C.zarr", *where]
+    result = run(*command, "--deadline", "0s")
+    assert (result.exit_code, "the deadline of 0 s has come; 0 of" in result.output) == (75, True), result.output
+    assert run(*command).exit_code == 0
+    assert run("status", "C.zarr").output.count("complete") == 1
+    again = run(*command)
+    assert (again.exit_code, "Done" in again.output) == (0, True)
+    assert run("resume", "C.zarr", *where).exit_code == 0
+
+
+def test_alpha_beta_and_type_are_options(where: list[str]) -> None:
+    product = np.load("P.npy").astype("f8")
+    assert (
+        run("multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "float64", "--alpha", "-2", *where).exit_code == 0
+    )
+    assert np.load("C.npy").dtype == np.float64
+    result = run("multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "float64", "--beta", "0.5", *where)
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose(np.load("C.npy"), 0 * product, atol=1e-4)
+
+
+def test_verify_reads_the_certificate(where: list[str]) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    right = run("verify", "C.npy", *where)
+    assert (right.exit_code, "blocks are what was written" in right.output) == (0, True), right.output
+    spoilt = np.load("C.npy", mmap_mode="r+")
+    spoilt[17, 23] *= -1
+    spoilt.flush()
+    wrong = run("verify", "C.npy", *where)
+    assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
+
+
 def test_plan_computes_nothing(where: list[str]) -> None:
     before = sorted(os.listdir("."))
     result = run("plan", "A.npy", "B.npy", *where)
@@ -78,7 +112,7 @@ def test_plan_says_what_does_not_fit(where: list[str]) -> None:
 @pytest.mark.parametrize("check", ["freivalds", "full"])
 def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[str]) -> None:
     right = run("verify", "A.npy", "B.npy", "P.npy", "--check", check, *where)
-    assert (right.exit_code, right.stdout.startswith("Right: ")) == (0, True)
+    assert (right.exit_code, right.stdout.startswith("Right: ")) == (0, True), right.output
     spoilt = np.load("P.npy")
     spoilt[17, 23] += 100
     np.save("W.npy", spoilt)
@@ -98,6 +132,11 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--workers", "2"], "local cluster only"),
         (["verify", "A.npy", "B.npy", "A.npy"], "(60, 40)"),
         (["verify", "A.npy", "B.npy", "P.npy", "--check", "none"], "nothing to verify"),
+        (["verify", "P.npy"], "there is no certificate"),
+        (["verify", "A.npy", "B.npy"], "give C"),
+        (["resume", "P.npy"], "no unfinished job"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "words"], "is no type"),
     ],
 )
 def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: str, where: list[str]) -> None:
@@ -124,6 +163,7 @@ def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: st
         ["bench", "kernels", "--size", "1x2"],
         ["bench", "kernels", "--dtype", "words"],
         ["bench", "kernels", "--json", "no/such/folder.json"],
+        ["bench", "kernels", "--part", "race", "--device", "cpu"],
         ["info", "--size", "0"],
     ],
 )
@@ -163,11 +203,14 @@ def test_bench_prints_a_table_and_writes_json_and_pictures(tmp_path: Path) -> No
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     assert "NumPy" in result.output
-    assert len(json.loads((tmp_path / "bench.json").read_text())["rows"]) >= 4
+    assert len(json.loads((tmp_path / "bench.json").read_text())["ladder"]["rows"]) >= 4
     assert sorted(os.listdir(tmp_path)) == ["bench.json", "bench.png", "bench.svg"]
 
 
-@pytest.mark.parametrize("command", [[], ["multiply"], ["plan"], ["verify"], ["demo"], ["info"], ["bench", "kernels"]])
+@pytest.mark.parametrize(
+    "command",
+    [[], ["multiply"], ["resume"], ["status"], ["plan"], ["verify"], ["demo"], ["info"], ["bench", "kernels"]],
+)
 def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     result = run(*command, "--help")
     assert result.exit_code == 0
@@ -205,24 +248,55 @@ def test_the_demo_touches_no_folder_that_it_did_not_make(tmp_path: Path) -> None
     assert os.listdir(tmp_path) == ["A.zarr"]
 
 
-@pytest.mark.parametrize(("number", "code", "last"), [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, None)])
-def test_signals_end_the_job_cleanly(number: signal.Signals, code: int, last: str | None, tmp_path: Path) -> None:
-    np.lib.format.open_memmap(tmp_path / "A.npy", mode="w+", dtype="float32", shape=(4000, 4000)).flush()
-    options = ["--blocks", "200", "--device", "cpu", "--workers", "2"]
-    command = [*RUN, "multiply", "A.npy", "A.npy", "-o", "C.zarr", *options]
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+def started(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """A job of some seconds, in a process of its own, whose first blocks are on the disk."""
+    np.lib.format.open_memmap(folder / "A.npy", mode="w+", dtype="float32", shape=(3000, 3000)).flush()
+    command = [
+        *RUN,
+        "multiply",
+        "A.npy",
+        "A.npy",
+        "-o",
+        "C.zarr",
+        "--blocks",
+        "300",
+        "--device",
+        "cpu",
+        "--workers",
+        "2",
+    ]
+    return subprocess.Popen(
+        [*command, *options], cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True, bufsize=1,
-    ) as process:  # fmt: skip
-        assert process.stdout is not None
-        for line in process.stdout:
-            if line.startswith("time"):  # the last line of the plan
-                break
+    )  # fmt: skip
+
+
+def finished(folder: Path) -> int:
+    return len(list((folder / "C.zarr.job" / "done").glob("*.json")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signals_stop_the_job_which_resume_ends(number: signal.Signals, tmp_path: Path) -> None:
+    with started(tmp_path) as process:
+        while not finished(tmp_path) and process.poll() is None:
+            time.sleep(0.01)
         if number is signal.SIGINT:  # a terminal sends it to the whole group of processes, the workers included
             os.killpg(process.pid, number)
         else:
             process.send_signal(number)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in err, "Done" in out) == (code, False, False), err
-    assert last is None or err.splitlines()[-1] == last
-    assert os.listdir(tmp_path) == ["A.npy"]
+    assert (process.returncode, "Traceback" in err, "Done" in out) == (75, False, False), err
+    done = finished(tmp_path)
+    assert f"stopped: {number.name} was received; {done} of 100 blocks of C are finished and kept" in err
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr.job"]
+    found = subprocess.run(
+        [*RUN, "status", "C.zarr"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
+    )
+    assert [w for w in ("stopped", f"{done} of 100", "distmm resume") if w not in found.stdout] == []
+    resumed = subprocess.run(
+        [*RUN, "resume", "C.zarr", "--device", "cpu", "--workers", "2"], cwd=tmp_path, env=environment(),
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert resumed.returncode == 0, resumed.stderr
+    assert f"100, {done} of them finished before" in resumed.stdout
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr", "C.zarr.certificate.json"]

@@ -180,13 +180,12 @@ def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
 
 
 def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
-    from distmm_kernels.config import SUPPORTED
-    from distmm_kernels.select import CANDIDATES
+    from distmm_kernels.candidates import CANDIDATES
+    from distmm_kernels.config import compute_dtype
 
     for candidate in CANDIDATES:
-        for dtype in SUPPORTED:
-            if dtype.kind in candidate.kinds:
-                assert RATES[candidate.name][dtype.str[1:]] > 0
+        for dtype in candidate.dtypes:
+            assert RATES[candidate.name][compute_dtype(dtype).str[1:]] > 0
 
 
 def test_a_cluster_without_workers_is_refused() -> None:

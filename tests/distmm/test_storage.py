@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import h5py
+import ml_dtypes
 import numpy as np
 import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import Matrix, create_output, open_matrix
+from distmm.storage import Matrix, create_output, locate, open_matrix, reopen_output
 
 DTYPES = ["float16", "float32", "float64", "int8", "int64", "uint16", "complex64", "complex128", "bool", ">f8"]
 
@@ -276,9 +277,70 @@ def test_a_member_of_a_zarr_group_can_be_the_output(tmp_path: Path) -> None:
     assert set(zarr.open_group(tmp_path / "all.zarr", mode="r").array_keys()) == {"A", "C"}
 
 
-def test_only_hdf5_wants_a_single_writer(tmp_path: Path) -> None:
-    parallel = {n: create_output(tmp_path / n, (4, 4), "f4", (2, 2)).parallel for n in ["C.npy", "C.zarr", "C.h5"]}
-    assert parallel == {"C.npy": True, "C.zarr": True, "C.h5": False}
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_draft_is_gone_on_with_by_another_process(name: str, tmp_path: Path) -> None:
+    values, (path, _) = sample(), locate(tmp_path / name)
+    os.makedirs(tmp_path / "job")
+    draft = str(tmp_path / "job" / os.path.basename(path))
+    first = create_output(tmp_path / name, values.shape, values.dtype, (5, 4), draft=draft)
+    first[0:5, 0:4] = values[0:5, 0:4]
+    first.sync(slice(0, 5), slice(0, 4))
+    again = pickle.loads(pickle.dumps(reopen_output(tmp_path / name, draft)))
+    assert again == first
+    fill(again, values)
+    again.output.commit()
+    np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], values)
+
+
+def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
+    target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
+    fill(target, np.zeros((13, 9), "float32"))
+    target.output.commit()
+    assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
+
+
+@pytest.mark.parametrize(("order", "dtype"), [("C", "float32"), ("F", "complex64"), ("C", "bfloat16")])
+def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: Path) -> None:
+    values = sample(dtype="float32").astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    (tmp_path / "A.bin").write_bytes(values.tobytes(order=order))
+    path = f"{tmp_path}/A.bin:13x9:{dtype}{':F' * (order == 'F')}"
+    matrix = pickle.loads(pickle.dumps(open_matrix(path)))
+    np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
+    np.testing.assert_array_equal(open_matrix(matrix.path)[::-1, 3], values[::-1, 3])
+    for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "no type of elements")]:
+        with pytest.raises(InputError, match=message):
+            open_matrix(f"{tmp_path}/A.bin:{wrong}")
+
+
+def test_sharded_arrays_are_read(tmp_path: Path) -> None:
+    values = sample()
+    zarr.create_array(tmp_path / "A.zarr", data=values, chunks=(2, 2), shards=(4, 6))
+    matrix = open_matrix(tmp_path / "A.zarr")
+    np.testing.assert_array_equal(matrix[3:11, ::-1], values[3:11, ::-1])
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_object_stores_are_read_through_fsspec(version: int, tmp_path: Path) -> None:
+    values = sample()
+    store = zarr.storage.FsspecStore.from_url(f"memory://bucket{version}/A.zarr")
+    zarr.create_array(store, data=values, chunks=(4, 4), zarr_format=version)
+    matrix = pickle.loads(pickle.dumps(open_matrix(f"memory://bucket{version}/A.zarr")))
+    np.testing.assert_array_equal(matrix[3:11, 2:], values[3:11, 2:])
+    with pytest.raises(InputError, match="not a readable Zarr"):
+        open_matrix("memory://bucket/nothing.zarr")
+
+
+@pytest.mark.parametrize("form", ["npy-c", "zarr2", "zarr3", "hdf5"])
+def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> None:
+    values = sample()
+    path = stored(form, tmp_path, values)
+    first = open_matrix(path).fingerprint()
+    assert first == open_matrix(path).fingerprint() == json.loads(json.dumps(first))
+    shutil.rmtree(path) if os.path.isdir(path) else os.unlink(path.partition(":")[0])
+    stored(form, tmp_path, values.astype("float32"))
+    changed = open_matrix(path).fingerprint()
+    assert {name for name in first if first[name] != changed[name]} >= {"dtype"}
+    assert first["path"] == changed["path"]
 
 
 def test_a_block_that_does_not_fill_its_region_is_refused(tmp_path: Path) -> None:
@@ -339,7 +401,7 @@ def test_overwriting_never_deletes_more_than_one_matrix(tmp_path: Path) -> None:
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = {"no/such/C.npy": "mkdir -p", "C.csv": "no format is known for '.csv'"}
+    cases = {"no/such/C.npy": "mkdir -p", "C.csv": "no format to write is known for '.csv'"}
     for name, message in cases.items():
         with pytest.raises(InputError, match=message):
             create_output(tmp_path / name, (2, 2), "float32", (2, 2))

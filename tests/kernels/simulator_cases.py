@@ -7,21 +7,23 @@ where the real tile has them at 32.
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from numba import config, cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
-from distmm_kernels import launch, reference
+from distmm_kernels import block_kernel, launch, reference
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.naive import NaiveKernel
-from distmm_kernels.gemm.register_tiled import RegisterTiledKernel, register_tiled
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.reference import first_difference
 from distmm_kernels.testing import STRIDES, error_bound, matrix
-from distmm_kernels.tiling import Access, Tiling
+from distmm_kernels.tiling import Tiling
 
 TILE = 3
 SHAPES = [
@@ -44,7 +46,12 @@ class SmallTiled(TiledKernel):
 
 
 class SmallRegisterTiled(RegisterTiledKernel):
-    tiling = Tiling(rows=8, columns=16, depth=8, thread_rows=2, thread_columns=2, vector=2)  # one warp
+    """One warp, and vectors of two elements: of 16 bytes only for some types, which the simulator does not mind."""
+
+    tiling = Tiling(rows=8, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=2, vector=2)
+
+    def _tiling(self, m, n, batch):
+        return self.tiling
 
 
 both = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled])
@@ -54,9 +61,28 @@ every = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled, SmallRegister
 @pytest.fixture(autouse=True)
 def numpy_memory(monkeypatch):
     """Let the launcher see NumPy arrays, of any strides, where it sees CuPy's on a GPU."""
-    monkeypatch.setattr(launch, "view", FakeCUDAArray)
-    monkeypatch.setattr(launch, "current_stream", lambda: 0)
+    monkeypatch.setattr(block_kernel, "view", FakeCUDAArray)
+    monkeypatch.setattr(block_kernel, "current_stream", lambda: 0)
     monkeypatch.setattr(launch, "address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
+
+
+class SimulatedLaunch:
+    """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
+
+    def __init__(self, recipe, device, blocks, arrays):
+        module, function = recipe.maker.split(":")
+        self.source = getattr(importlib.import_module(module), function)(*recipe.parameters)
+        self.blocks, self.planned = blocks, arrays
+
+    def __call__(self, *arrays):
+        # the addresses are these arrays', shapes and strides those of the others
+        assert [launch.address(x) for x in arrays if x is not None] == [
+            launch.address(x) for x in self.planned if x is not None
+        ]
+        none = np.empty((0, 0, 0), arrays[0].dtype)
+        stacks = [none if x is None else x if x.ndim == 3 else x[None] for x in self.planned]
+        cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, stacks))
 
 
 def multiply(kernel, a, b, c=None):
@@ -119,21 +145,14 @@ def test_batches_broadcast(kernel):
     np.testing.assert_array_equal(multiply(kernel, a, b), a @ b)
 
 
-# (m, k, n) at the tile of 8 x 16 and its 8 steps, one short of them and beyond; the other tests have the small ones
-@pytest.mark.parametrize("access_a", [Access(0, 1), Access(0, 2), Access(1, 1), Access(1, 2)], ids=str)
-@pytest.mark.parametrize("access_b", [Access(0, 1), Access(0, 2), Access(1, 1), Access(1, 2)], ids=str)
-@pytest.mark.parametrize(("shape", "width"), [((8, 8, 16), 2), ((7, 9, 17), 1)])
-def test_register_tiles_are_right_by_every_access(access_a, access_b, shape, width):
+# (m, k, n) around the tile of 8 x 16 and its 8 steps, of which 3 stages are under way
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("shape", [(8, 8, 16), (7, 9, 17), (9, 16, 18), (8, 33, 16)])
+def test_register_tiles_are_right_in_every_order(orders, shape):
     m, k, n = shape
-    if (m, k)[access_a.axis] % access_a.width or (k, n)[access_b.axis] % access_b.width:
-        m, k, n, width = m + 1, k + 1, n + 1, 2  # vectors end where the matrix ends
-    a, b, c = (matrix(s, "int64", seed, "integers") for seed, s in enumerate(((2, m, k), (2, k, n), (2, m, n))))
-    d = np.full_like(c, -77)
-    tiling = SmallRegisterTiled.tiling
-    kernel = cuda.jit(register_tiled(a.dtype, tiling, access_a, access_b, width))
-    grid = -(-m // tiling.rows) * -(-n // tiling.columns), 2
-    kernel[grid, tiling.threads](*map(FakeCUDAArray, (a, b, c, d)))
-    np.testing.assert_array_equal(d, a @ b + c)
+    a, b = matrix((2, m, k), "int64", 0, "integers", orders[0]), matrix((2, k, n), "int64", 1, "integers", orders[1])
+    c = matrix((2, m, n), "int64", 2, "integers")
+    np.testing.assert_array_equal(multiply(SmallRegisterTiled, a, b, c), a @ b + c)
 
 
 def test_register_tiles_are_numbered_in_groups_that_cover_c_once():

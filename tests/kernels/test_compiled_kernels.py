@@ -7,7 +7,7 @@ import re
 import pytest
 
 from distmm_kernels.config import SUPPORTED
-from distmm_kernels.tiling import TILINGS, Access
+from distmm_kernels.tiling import TILINGS
 
 pytestmark = pytest.mark.compile
 
@@ -67,47 +67,47 @@ def test_kernels_build_without_spills_and_fit_a_block_of_1024_threads(build, ker
     assert 0 < registers <= 64, "65536 registers / 1024 threads"
 
 
-def register_tiled_of(dtype, axis_a, axis_b, wide):
-    from distmm_kernels.gemm.register_tiled import register_tiled
+@pytest.fixture(scope="module")
+def register_tiles(build):
+    """A function from dtype, tiling, vectors or not, and architecture to the linker's log; its cubins are not kept."""
+    from distmm_kernels import compiler
+    from distmm_kernels.device_code.register_tiled import source
 
-    tiling = TILINGS[dtype.name]
-    width = tiling.vector if wide else 1
-    return register_tiled(dtype, tiling, Access(axis_a, width), Access(axis_b, width), width)
+    def built(dtype, tiling, wide, architecture):
+        return compiler.build(source(dtype, tiling, tiling.vector if wide else 1), architecture).log
+
+    return built
 
 
-# C and Fortran order, and the mixture with the most addresses to hold; architectures differ little, so one has them all
-@pytest.mark.parametrize("dtype", SUPPORTED)
+# every tiling for one architecture, and the large ones for the others: they differ little
 @pytest.mark.parametrize(
-    ("architecture", "axis_a", "axis_b", "wide"),
+    ("dtype", "size", "wide", "architecture"),
     [
-        ((9, 0), 1, 1, True),
-        ((9, 0), 0, 0, True),
-        ((9, 0), 0, 1, True),
-        ((9, 0), 0, 0, False),
-        ((9, 0), 1, 0, False),
-        ((8, 0), 1, 1, True),
-        ((12, 0), 1, 1, True),
+        *((dtype, size, True, (9, 0)) for dtype in TILINGS for size in (0, 1)),
+        *((dtype, 0, False, (9, 0)) for dtype in TILINGS),
+        *((dtype, 0, True, architecture) for dtype in TILINGS for architecture in ((8, 0), (12, 0))),
     ],
 )
-def test_register_tiles_stay_in_registers(build, dtype, architecture, axis_a, axis_b, wide):
-    tiling = TILINGS[dtype.name]
-    most = min(255, 65536 // (tiling.threads * tiling.blocks))
-    kernel = register_tiled_of(dtype, axis_a, axis_b, wide)
-    ptx, log = build(kernel, dtype, architecture, f"-maxrregcount={most}")
-    assert ".local" not in ptx
+def test_register_tiles_stay_in_registers(register_tiles, dtype, size, wide, architecture):
+    tiling = TILINGS[dtype][size]
+    log = register_tiles(dtype, tiling, wide, architecture)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
-    assert max(map(int, re.findall(r"[Uu]sed (\d+) registers", log))) <= most
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in SUPPORTED if dtype.kind in "fc"])
 def test_every_product_of_register_tiles_is_one_fused_step(build, dtype):
-    ptx, _ = build(register_tiled_of(dtype, 1, 1, True), dtype, (9, 0))
-    tiling = TILINGS[dtype.name]
+    from distmm_kernels.device_code.register_tiled import register_tiled
+
+    tiling = TILINGS[dtype.name][0]
+    ptx, _ = build(register_tiled(dtype, tiling, tiling.vector), dtype, (9, 0), "-maxrregcount=255")
     steps = tiling.thread_rows * tiling.thread_columns * tiling.depth * (4 if dtype.kind == "c" else 1)
     assert len(re.findall(r"fma\.rn\.f(32|64)", ptx)) == steps
     assert not re.search(r"(add|sub|mul|mad)(\.rn)?\.f(32|64)", ptx)
     assert re.search(r"ld\.shared\.v[24]\.", ptx)
-    assert re.search(r"ld\.global\.v[24]\.", ptx)
+    assert re.search(r"st\.global\.v[24]\.|complex128", ptx + dtype.name)
+    assert re.search(r"cp\.async\.cg\.shared\.global", ptx)
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in SUPPORTED if dtype.kind in "fc"])

@@ -6,23 +6,25 @@ import numpy as np
 import pytest
 
 from distmm_kernels import device
-from distmm_kernels.config import PRECISIONS, SUPPORTED, Problem
+from distmm_kernels.candidates import CANDIDATES, SIZES, rate
+from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
 from distmm_kernels.gemm.cpu import CpuKernel
-from distmm_kernels.select import CANDIDATES, explain, names, select, why_not
+from distmm_kernels.select import explain, names, select, why_not
 
 CPU = device.cpu()
-GPU = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
-
-
-@pytest.fixture
-def unasked(monkeypatch):
-    """Let `select` choose among all of our own kernels, those on trial too."""
-    ours = tuple(c if c.name == "cublas" else dataclasses.replace(c, by_name_only=False) for c in CANDIDATES)
-    monkeypatch.setattr("distmm_kernels.select.CANDIDATES", ours)
+H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
+A100 = dataclasses.replace(H200, name="NVIDIA A100", compute_capability=(8, 0), multiprocessors=108)
+T4 = dataclasses.replace(H200, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
+BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
 def problem(dtype="float32", k=256, n=128):
     return Problem(n, k, n, np.dtype(dtype))
+
+
+def chosen(problem, where, precision="highest", **options):
+    """The name of the choice, without the kernel itself: its libraries may not be here."""
+    return explain(problem, where, precision, **options).partition(f"precision {precision}: ")[2].partition(",")[0]
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -34,34 +36,87 @@ def test_cpu_serves_every_type_and_precision(dtype, precision):
     assert kernel.device_kind == "cpu"
 
 
-@pytest.mark.parametrize("dtype", SUPPORTED)
-def test_a_kernel_on_trial_is_not_chosen_unasked(dtype):
-    assert select(problem(dtype, n=2048), GPU).name == "tiled"
+@pytest.mark.parametrize(
+    ("precision", "name"),
+    [("ieee", "register_tiled"), ("highest", "fp16x3"), ("high", "hopper_tf32"), ("medium", "hopper_bf16")],
+)
+def test_precision_chooses_among_the_kernels_for_float32(precision, name):
+    assert chosen(problem(k=8192, n=8192), H200, precision) == name
+    assert chosen(problem(k=8192, n=8192), A100, precision) == "register_tiled"
 
 
-@pytest.mark.usefixtures("unasked")
-@pytest.mark.parametrize("dtype", SUPPORTED)
-def test_large_products_on_a_gpu_take_the_kernel_with_the_fewest_global_loads(dtype):
-    assert select(problem(dtype, n=2048), GPU).name == "register_tiled"
-    assert select(Problem(200, 64, 200, np.dtype(dtype), batch=(3, 40)), GPU).name == "register_tiled"
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "complex64", "complex128"])
+def test_other_types_have_one_precision(dtype, precision):
+    assert chosen(problem(dtype, k=4096, n=4096), H200, precision) == "register_tiled"
 
 
-@pytest.mark.usefixtures("unasked")
-@pytest.mark.parametrize("dtype", SUPPORTED)
-@pytest.mark.parametrize(("m", "n"), [(1, 1), (128, 128), (256, 256), (1, 4096), (2000, 8)])
-def test_products_that_large_tiles_would_leave_idle_take_small_ones(dtype, m, n):
-    assert select(Problem(m, 500, n, np.dtype(dtype)), GPU).name == "tiled"
+@pytest.mark.parametrize("dtype", NARROW)
+def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_for(dtype):
+    large = problem(dtype, k=4096, n=4096)
+    assert chosen(large, H200) == chosen(large, H200, "medium") == "hopper"
+    assert chosen(large, H200, "ieee") == ("hopper" if dtype == "int8" else "register_tiled")
+    assert chosen(large, A100) == "register_tiled"
 
 
-@pytest.mark.usefixtures("unasked")
-@pytest.mark.parametrize(("n", "name"), [(512, "tiled"), (768, "register_tiled")])
-def test_the_choice_turns_when_large_tiles_keep_enough_multiprocessors_busy(n, name):
-    assert select(problem("float32", k=n, n=n), GPU).name == name
+@pytest.mark.parametrize("where", [H200, A100, T4])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+def test_what_is_chosen_is_legal_and_as_precise_as_asked(where, precision, dtype):
+    for size in (1, 100, 1000, 10_000):
+        product = problem(dtype, k=size, n=size)
+        candidate = BY_NAME[chosen(product, where, precision)]
+        assert why_not(candidate, product, where, precision) is None
+        assert not candidate.by_name_only
+
+
+def test_small_products_are_not_split_for_tensor_cores():
+    assert chosen(problem(k=256, n=256), H200) == "register_tiled"
+    assert chosen(Problem(1, 4096, 1, np.dtype("float32")), H200) == "register_tiled"
+
+
+def test_batches_count_as_work():
+    assert chosen(Problem(512, 512, 512, np.dtype("float32"), batch=(16, 32)), H200) == "fp16x3"
+
+
+def test_old_gpus_without_asynchronous_copies_take_the_textbook_tile():
+    assert chosen(problem(n=4096), T4) == "tiled"
+    with pytest.raises(ValueError, match=r"compute capability 8.0 or more, and Tesla T4 .* has 7.5"):
+        select(problem(), T4, name="register_tiled")
+    with pytest.raises(ValueError, match=r"compute capability 9.0, and NVIDIA A100 .* has 8.0"):
+        select(problem(), A100, name="fp16x3")
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+def test_a_reproducible_choice_promises_its_bits_and_does_not_look_at_sizes(dtype, precision):
+    found = {
+        chosen(Problem(m, k, n, np.dtype(dtype), batch), H200, precision, reproducible=True)
+        for m, k, n, batch in ((1, 1, 1, ()), (8192, 8192, 8192, ()), (100, 3, 5000, (7,)))
+    }
+    assert len(found) == 1
+    assert BY_NAME[found.pop()].granule is not None
+
+
+def test_a_promise_that_nobody_makes_is_refused():
+    with pytest.raises(ValueError, match="promises the same bits for any cuts of k"):
+        select(problem(), CPU, reproducible=True)
+    with pytest.raises(ValueError, match=r"'cublas'.*its bits may change with how k is cut"):
+        select(problem(), H200, reproducible=True, name="cublas")
+    assert select(problem("int32"), CPU, reproducible=True).name == "cpu", "integers are exact"
 
 
 @pytest.mark.parametrize("name", ["register_tiled", "naive", "tiled", "guvectorized", "cublas"])
 def test_a_name_forces_a_kernel(name):
-    assert select(problem(), GPU, name=name).name == name
+    assert select(problem(), H200, name=name).name == name
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
+def test_the_table_agrees_with_the_kernels(candidate):
+    where = CPU if candidate.device_kind == "cpu" else H200
+    kernel = select(problem(sorted(candidate.dtypes & {"float32", "float16"})[-1]), where, name=candidate.name)
+    assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
+    assert kernel.granule == candidate.granule
 
 
 def test_loads_fall_by_the_tile():
@@ -75,11 +130,21 @@ def test_loads_fall_by_the_tile():
     assert loads["register_tiled"](problem(k=0)) == 0
 
 
+@pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.device_kind == "cuda"], ids=lambda c: c.name)
+def test_rates_rise_with_size_and_every_type_has_one(candidate):
+    if candidate.by_name_only:
+        pytest.skip("not chosen, so its rate is not needed")
+    for dtype in candidate.dtypes:
+        rates = [rate(candidate, problem(dtype), (9, 0), edge) for edge in (1, 100, *SIZES, 3000, 100_000)]
+        assert all(low > 0 for low in rates)
+        ascending = [rate(candidate, problem(dtype), (9, 0), edge) for edge in (1, 100, 512, 700, 1024, 2048, 9000)]
+        assert ascending == sorted(ascending)
+        assert rate(candidate, problem(dtype), (12, 0), 4096) == rate(candidate, problem(dtype), (9, 0), 4096)
+
+
 def test_a_name_that_cannot_serve_is_refused_with_the_names_that_can():
-    with pytest.raises(
-        ValueError, match=r"does not multiply int32; use one of register_tiled, tiled, naive, guvectorized$"
-    ):
-        select(problem("int32"), GPU, name="cublas")
+    with pytest.raises(ValueError, match=r"does not multiply int32; use one of register_tiled, tiled, naive, guvec"):
+        select(problem("int32"), H200, name="cublas")
     with pytest.raises(ValueError, match=r"runs on cuda devices.*; use one of cpu$"):
         select(problem(), CPU, name="tiled")
     with pytest.raises(ValueError, match=r"'fastest'.*no kernel of this name; use one of cpu$"):
@@ -93,30 +158,25 @@ def test_an_unknown_precision_is_refused():
         explain(problem(), CPU, "double")
 
 
+def test_a_row_of_unknown_precision_is_refused():
+    with pytest.raises(ValueError, match="tiled has precision 'exact'"):
+        dataclasses.replace(BY_NAME["tiled"], precision="exact")
+
+
 def test_names_are_those_of_the_device():
     assert names(CPU) == ("cpu",)
-    assert names(GPU) == ("register_tiled", "tiled", "naive", "guvectorized", "cublas")
+    assert set(names(H200)) == set(BY_NAME) - {"cpu"}
 
 
-@pytest.mark.usefixtures("unasked")
 def test_explain_gives_a_reason_for_every_candidate():
-    text = explain(problem("int64", k=64), GPU)
-    first, *others = text.splitlines()
-    assert first.startswith("(128, 64) @ (64, 128) int64 on NVIDIA H200 (cuda:0), precision highest: tiled")
-    assert sorted(line.split()[1].rstrip(":") for line in others) == [
-        "cpu",
-        "cublas",
-        "guvectorized",
-        "naive",
-        "register_tiled",
-    ]
-    of_c = "loads per element of C"
-    assert f"  not naive: 128 {of_c}, tiled 4 {of_c} in tiles of 32 x 32" in others
-    assert f"  not register_tiled: 2 {of_c} in tiles of 64 x 64, tiled 4 {of_c} in tiles of 32 x 32" in others
-    assert "  not cublas: it does not multiply int64" in others
-    assert "used only when asked for by name" in explain(problem(), GPU)
-
-
-def test_every_candidate_is_legal_somewhere():
-    for candidate in CANDIDATES:
-        assert why_not(candidate, problem(), CPU if candidate.device_kind == "cpu" else GPU) is None
+    first, *others = explain(problem(k=2048, n=2048), H200, "ieee").splitlines()
+    assert first.startswith(
+        "(2048, 2048) @ (2048, 2048) float32 on NVIDIA H200 (cuda:0), precision ieee: register_tiled,"
+    )
+    reasons = dict(line.removeprefix("  not ").split(": ", 1) for line in others)
+    assert set(reasons) == set(BY_NAME) - {"register_tiled"}
+    assert reasons["fp16x3"] == "its products are of precision 'highest'"
+    assert "used only when asked for by name" in explain(problem(), H200)
+    assert "runs on cpu devices" in reasons["cpu"]
+    assert "expected, register_tiled takes" in reasons["tiled"]
+    assert "does not multiply int64" in explain(problem("int64"), H200)

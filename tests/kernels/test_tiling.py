@@ -7,50 +7,62 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import SUPPORTED
-from distmm_kernels.testing import STRIDES, matrix
-from distmm_kernels.tiling import PADDING, TILINGS, VECTOR_BYTES, WARP, Access, Tiling, access
+from distmm_kernels.tiling import TILINGS, WARP, lane_place, tiling_for
+from distmm_kernels.vectors import VECTOR_BYTES
 
-every_type = pytest.mark.parametrize("name", TILINGS)
+every_tiling = pytest.mark.parametrize(
+    ("name", "tiling"), [(name, tiling) for name, tilings in TILINGS.items() for tiling in tilings]
+)
+LARGE, SMALL = TILINGS["float32"]
 
 
-def test_every_supported_type_has_a_tiling():
+def test_every_supported_type_has_tilings_the_largest_first():
     assert set(TILINGS) == {dtype.name for dtype in SUPPORTED}
+    for large, small in TILINGS.values():
+        assert large.rows * large.columns > small.rows * small.columns
 
 
-@every_type
-def test_vectors_are_of_16_bytes_and_tiles_fit_where_every_gpu_has_room(name):
-    tiling, itemsize = TILINGS[name], np.dtype(name).itemsize
+@every_tiling
+def test_vectors_are_of_16_bytes_and_tiles_fit_where_every_gpu_has_room(name, tiling):
+    itemsize = np.dtype(name).itemsize
     assert tiling.vector * itemsize == VECTOR_BYTES
-    assert 2 * tiling.depth * (tiling.pitch_a + tiling.pitch_b) * itemsize <= 48 * 1024
+    assert tiling.shared_elements * itemsize <= 48 * 1024
+    assert tiling.shared_elements * itemsize * tiling.blocks <= 99 * 1024 + 1024 * tiling.blocks, "sm_120 has 100 KB"
     assert tiling.threads * tiling.blocks <= 1024
 
 
-@every_type
-@pytest.mark.parametrize("operand", ["a", "b"])
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("wide", [False, True])
-def test_the_threads_of_a_block_fetch_every_element_of_a_tile_once(name, operand, axis, wide):
-    tiling = TILINGS[name]
-    by = Access(axis, tiling.vector if wide else 1)
-    fetch = tiling.fetch_a(by) if operand == "a" else tiling.fetch_b(by)
-    taken = np.zeros((tiling.rows, tiling.depth) if operand == "a" else (tiling.depth, tiling.columns), int)
-    for thread, offset, e in itertools.product(range(tiling.threads), fetch.offsets, range(by.width)):
-        start = [thread // fetch.lanes, thread // fetch.lanes]
-        start[axis] = thread % fetch.lanes * by.width + e
-        taken[start[0] + offset[0], start[1] + offset[1]] += 1
+@every_tiling
+@pytest.mark.parametrize("operand", ["rows", "columns"])
+def test_the_threads_of_a_block_copy_every_element_of_a_tile_once(name, tiling, operand):
+    width = getattr(tiling, operand)
+    taken = np.zeros((tiling.depth, width), int)
+    for thread, step, e in itertools.product(range(tiling.threads), tiling.copies(width), range(tiling.vector)):
+        k, vector = divmod(thread, tiling.lanes(width))
+        taken[k + step, vector * tiling.vector + e] += 1
     assert (taken == 1).all()
 
 
-@every_type
+def test_the_lanes_of_a_warp_have_a_place_each():
+    assert sorted(map(lane_place, range(32))) == list(itertools.product(range(WARP[0]), range(WARP[1])))
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_half_a_warp_reads_in_one_pass_what_its_lanes_share_in_pairs(axis):
+    # of the two lowest bits of a lane, one must leave the row as it is and the other the column
+    for half in (range(16), range(16, 32)):
+        assert any(all(lane_place(lane)[axis] == lane_place(lane ^ bit)[axis] for lane in half) for bit in (1, 2))
+        places = {lane_place(lane)[axis] for lane in half}
+        assert len(places) * VECTOR_BYTES <= 128, "32 banks of 4 bytes"
+
+
+@every_tiling
 @pytest.mark.parametrize("wide", [False, True])
-def test_the_threads_of_a_warp_own_every_element_of_its_part_once(name, wide):
-    tiling = TILINGS[name]
+def test_the_threads_of_a_warp_own_every_element_of_its_part_once(name, tiling, wide):
     width = tiling.vector if wide else 1
     owned = np.zeros((WARP[0] * tiling.thread_rows, WARP[1] * tiling.thread_columns), int)
-    for row, column in itertools.product(range(WARP[0]), range(WARP[1])):
-        for i, j in tiling.outputs(width):
-            first = column * tiling.vector + j
-            owned[row * tiling.vector + i, first : first + width] += 1
+    for (row, column), (i, j) in itertools.product(map(lane_place, range(32)), tiling.outputs(width)):
+        first = column * tiling.vector + j
+        owned[row * tiling.vector + i, first : first + width] += 1
     assert (owned == 1).all()
 
 
@@ -60,58 +72,33 @@ def test_the_threads_of_a_warp_own_every_element_of_its_part_once(name, wide):
         ({"rows": 100}, "rows is 100, which must be a positive multiple of 32"),
         ({"columns": 64}, "columns is 64, which must be a positive multiple of 128"),
         ({"thread_rows": 6, "rows": 96}, "thread_rows is 6, which must be a positive multiple of 4"),
-        ({"vector": 8}, f"padding of shared memory is {PADDING}"),
         ({"rows": 1024, "columns": 512}, "4096 threads a block, CUDA allows 1024"),
         ({"depth": 0}, "depth is 0, which must be a positive multiple of 2"),
         ({"depth": 6}, "cannot share a tile"),
+        ({"stages": 1}, "1 stages.*give 2 or more"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_refused(change, reason):
     with pytest.raises(ValueError, match=reason):
-        dataclasses.replace(TILINGS["float32"], **change)
+        dataclasses.replace(LARGE, **change)
 
 
 def test_a_tiling_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
-        TILINGS["float32"].depth = 16
-    assert hash(TILINGS["float32"]) == hash(Tiling(128, 128, 8, 8, 16, 4))
-
-
-def stack_access(values):
-    return access(values.shape, values.strides, 4096, values.itemsize, 4)
-
-
-def test_aligned_rows_and_columns_are_read_in_vectors():
-    values = np.zeros((2, 12, 8), np.float32)
-    assert stack_access(values) == Access(1, 4)
-    assert stack_access(values.swapaxes(1, 2)) == Access(0, 4)
-    assert stack_access(values[:, ::-1]) == Access(1, 4)
-    assert stack_access(values[:, :, 4:]) == Access(1, 4)
+        LARGE.depth = 16
+    assert hash(LARGE) == hash(dataclasses.replace(LARGE))
 
 
 @pytest.mark.parametrize(
-    "values",
+    ("m", "n", "batch", "expected"),
     [
-        np.zeros((1, 12, 9), np.float32),
-        np.zeros((1, 12, 8), np.float32)[:, :, :6],
-        np.zeros((1, 12, 8), np.float32)[:, :, ::-1],
-        np.zeros((1, 12, 16), np.float32)[:, :, ::2],
-        np.broadcast_to(np.float32(0), (1, 12, 8)),
+        (8192, 8192, 1, LARGE),
+        (64, 64, 1, SMALL),
+        (512, 512, 1, SMALL),  # 16 large tiles would leave 116 of 132 multiprocessors idle
+        (512, 512, 64, LARGE),
+        (1, 100_000, 1, SMALL),  # a large tile would be empty for the most part
+        (4096, 4096, 1, LARGE),
     ],
-    ids=["odd pitch", "ragged end", "reversed", "every other", "stride 0"],
 )
-def test_what_is_not_whole_aligned_vectors_is_read_by_elements(values):
-    assert stack_access(values) == Access(1, 1)
-
-
-def test_an_address_off_the_vector_is_read_by_elements():
-    assert access((1, 4, 4), (64, 16, 4), 4100, 4, 4) == Access(1, 1)
-    assert access((2, 4, 4), (68, 16, 4), 4096, 4, 4) == Access(1, 1)
-
-
-@pytest.mark.parametrize("order", STRIDES)
-def test_every_stride_has_an_access(order):
-    values = matrix((1, 8, 12), "float32", 0, order=order)
-    found = stack_access(values)
-    assert found.axis == (0 if order == "F" else 1) or order == "broadcast"
-    assert found.width == 1 or values.strides[1 + found.axis] == 4
+def test_small_products_take_small_tiles(m, n, batch, expected):
+    assert tiling_for(m, n, batch, "float32", 132) is expected

@@ -1,8 +1,10 @@
-"""The source programs' own experiment: the same product by every method, side by side."""
+"""Two experiments: the source programs' own, every method on the same matrices; and our kernels next to cuBLAS."""
 
 from __future__ import annotations
 
 from distmm_kernels.bench.experiment import run
+from distmm_kernels.bench.race import HEATS, SIZES, Heat, race
 from distmm_kernels.bench.report import Report, Row
+from distmm_kernels.bench.results import Results, Run
 
-__all__ = ["Report", "Row", "run"]
+__all__ = ["HEATS", "SIZES", "Heat", "Report", "Results", "Row", "Run", "race", "run"]

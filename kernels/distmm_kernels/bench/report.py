@@ -18,7 +18,7 @@ from distmm_kernels.device import Device
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "Row"]
+__all__ = ["Report", "Row", "figure", "versions"]
 
 
 @dataclass(frozen=True)
@@ -85,12 +85,8 @@ class Report:
     @classmethod
     def of(cls, device: Device, seed: int, repeat: int) -> Report:
         """Start an empty report for a device."""
-        versions = {"python": platform.python_version()}
-        for package in ("numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x"):
-            for found in metadata.distributions(name=package):
-                versions.setdefault(package, found.version)
         host = devices.cpu()
-        return cls(str(device), host.name, host.multiprocessors, seed, repeat, versions)
+        return cls(str(device), host.name, host.multiprocessors, seed, repeat, versions())
 
     def add(self, rows: Iterable[Row]) -> None:
         """Add the rows of one product by all methods, comparing them with each other."""
@@ -148,10 +144,10 @@ class Report:
                 row.method,
                 _time(row.seconds),
                 _time(row.seconds_with_transfers),
-                _figure(row.gflops),
+                figure(row.gflops),
                 f"{row.residual:.2g}",
                 "" if row.loads is None else str(row.loads),
-                *map(_figure, (row.vs_numpy, row.vs_cublas, row.vs_naive)),
+                *map(figure, (row.vs_numpy, row.vs_cublas, row.vs_naive)),
             )
             previous = group
         return table
@@ -174,7 +170,17 @@ def _time(seconds: float | None) -> str:
     return f"{seconds / scale:.3g} {unit}"
 
 
-def _figure(value: float | None) -> str:
+def figure(value: float | None) -> str:
+    """Return three digits, or all before the point; nothing for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what takes part in a measurement and is installed."""
+    found = {"python": platform.python_version()}
+    for package in ("numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch"):
+        for each in metadata.distributions(name=package):
+            found.setdefault(package, each.version)
+    return found

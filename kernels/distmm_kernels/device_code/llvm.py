@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from llvmlite import ir
 from numba import types
 
-__all__ = ["Matrix", "Registers", "Shared", "intrinsic"]
+__all__ = ["I64", "Matrix", "Registers", "Shared", "assembly", "copy_vector", "intrinsic"]
 
 Elements: TypeAlias = list[tuple[Any, ...]]
 
@@ -35,6 +35,20 @@ def intrinsic(code: Callable[..., Any], signature: Callable[..., Any]) -> Callab
     )
     made: Callable[..., None] = numba_intrinsic(typed)
     return made
+
+
+def assembly(builder: Any, text: str, arguments: Sequence[Any] = ()) -> None:
+    """Write PTX with effects on memory, its arguments integers."""
+    letters = ["r" if argument.type == I32 else "l" for argument in arguments]
+    kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
+    code = ir.InlineAsm(kind, text, ",".join([*letters, "~{memory}"]), side_effect=True)
+    builder.call(code, arguments)
+
+
+def copy_vector(builder: Any, target: Any, source: Any, valid: Any) -> None:
+    """Start an asynchronous copy of 16 bytes, or of zeros if not valid, from a global address to shared memory."""
+    text = "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }"
+    assembly(builder, text, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
 
 
 class _Elements:
@@ -69,6 +83,18 @@ class _Elements:
 
     def zeros(self, count: int) -> Elements:
         return [(ir.Constant(self.real, 0),) * self.components] * count
+
+    def disguised(self, element: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return the element in registers of its own, which the compiler must not take for the old ones.
+
+        It is xored with the block's number along the grid's third axis, which is 0: there is one. The compiler does not
+        know that.
+        """
+        builder, integer = self.builder, ir.IntType(self.itemsize // self.components * 8)
+        kind = ir.FunctionType(I32, [])
+        third = builder.call(ir.InlineAsm(kind, "mov.u32 $0, %ctaid.z;", "=r"), [])
+        zero = third if integer == I32 else builder.zext(third, integer)
+        return tuple(builder.bitcast(builder.xor(builder.bitcast(part, integer), zero), self.real) for part in element)
 
     def multiply_add(self, acc: Sequence[Any], x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
         """Return ``acc + x * y``, as `device_code.arithmetic` does: fused, and a complex number in the same order."""
@@ -121,13 +147,13 @@ class Shared(_Elements):
         data = builder.addrspacecast(data, data.type.pointee.as_pointer(SHARED))
         self.first = builder.gep(data, [base])
 
+    def pointer(self, place: int) -> Any:
+        """Return the address of an element."""
+        return self.builder.gep(self.first, [I32(place)])
+
     def load(self, place: int, count: int) -> Elements:
         """Load ``count`` neighbours as one vector."""
-        return self.load_from(self.builder.gep(self.first, [I32(place)]), count)
-
-    def store(self, place: int, elements: Elements) -> None:
-        """Store neighbours as one vector."""
-        self.store_to(self.builder.gep(self.first, [I32(place)]), elements)
+        return self.load_from(self.pointer(place), count)
 
 
 class Matrix(_Elements):
@@ -154,6 +180,10 @@ class Matrix(_Elements):
             self.left.append(builder.trunc(left, I32))
         data = builder.addrspacecast(stack.data, stack.data.type.pointee.as_pointer(GLOBAL))
         self.first = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer(GLOBAL)), [start])
+
+    def address(self) -> Any:
+        """Return the address of the thread's own element."""
+        return self.builder.ptrtoint(self.first, I64)
 
     def _pointer(self, offset: tuple[int, int]) -> Any:
         steps = [self.builder.mul(I64(step), stride) for step, stride in zip(offset, self.strides, strict=True)]

@@ -11,26 +11,24 @@ Python, over the same offsets.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from numba import config, types
 
 from distmm_kernels.device_code import llvm
-from distmm_kernels.tiling import Fetch, Offsets, Tiling
+from distmm_kernels.tiling import Offsets, Tiling
 
-__all__ = ["load", "multiply", "store", "store_shared"]
+__all__ = ["address", "close_stage", "copy", "load", "multiply", "store", "wait_for_stages"]
 
 
-def load(offsets: Offsets, axis: int, width: int) -> Callable[..., None]:
-    """Make ``(registers, matrices, batch, row, column, inside)``: load vectors, zero outside the matrix.
+def load(offsets: Offsets) -> Callable[..., None]:
+    """Make ``(registers, matrices, batch, row, column, inside)``: load elements, zero outside the matrix.
 
     Parameters
     ----------
     offsets
-        ``(row, column)`` of each vector, added to the thread's own.
-    axis, width
-        Of a vector: axis 1 runs along a row. A vector wider than one element has unit stride, is aligned, and does not
-        stick out of the matrix.
+        ``(row, column)`` of each element, added to the thread's own.
 
     The kernel's ``inside`` promises that no element of the thread's block lies outside, which saves the tests.
     """
@@ -38,31 +36,24 @@ def load(offsets: Offsets, axis: int, width: int) -> Callable[..., None]:
     def simulated(registers, matrices, batch, row, column, inside):
         matrix = matrices[batch]
         for p, (i, j) in enumerate(offsets):
-            for e in range(width):
-                at = (row + i + e, column + j) if axis == 0 else (row + i, column + j + e)
-                valid = at[0] < matrix.shape[0] and at[1] < matrix.shape[1]
-                assert valid or not inside
-                registers[p * width + e] = matrix[at] if valid else 0
+            valid = row + i < matrix.shape[0] and column + j < matrix.shape[1]
+            assert valid or not inside
+            registers[p] = matrix[row + i, column + j] if valid else 0
 
     def generated(builder, registers, matrix, inside):
-        def move(p, vector):
-            registers.put(p * width, vector)
+        for p, offset in enumerate(offsets):
+            registers.put(p, registers.zeros(1))
+            with builder.if_then(builder.or_(inside, matrix.contains(offset))):
+                registers.put(p, matrix.load(offset, 1))
 
-        with builder.if_else(inside) as (within, at_the_edge):
-            with within:
-                for p, offset in enumerate(offsets):
-                    move(p, matrix.load(offset, width))
-            with at_the_edge:
-                for p, offset in enumerate(offsets):
-                    move(p, registers.zeros(width))
-                    with builder.if_then(matrix.contains(offset)):
-                        move(p, matrix.load(offset, width))
-
-    return _on_matrix(simulated, generated, axis if width > 1 else None)
+    return _on_matrix(simulated, generated, None)
 
 
 def store(offsets: Offsets, width: int) -> Callable[..., None]:
-    """Make ``(registers, matrices, batch, row, column, inside)``: store vectors along rows, as `load` loads them."""
+    """Make ``(registers, matrices, batch, row, column, inside)``: store vectors along rows, where inside.
+
+    A vector wider than one element has unit stride, is aligned, and does not stick out of the matrix.
+    """
 
     def simulated(registers, matrices, batch, row, column, inside):
         matrix = matrices[batch]
@@ -77,93 +68,151 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
     def generated(builder, registers, matrix, inside):
         for p, offset in enumerate(offsets):
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                matrix.store(offset, registers.get(p * width, width))
+                # A vector is stored from neighbouring registers. Were these the ones that the loop before adds in, the
+                # order would put operands of multiply-adds into one bank of the register file, which gives one a cycle.
+                matrix.store(offset, [registers.disguised(element) for element in registers.get(p * width, width)])
 
     return _on_matrix(simulated, generated, 1 if width > 1 else None)
 
 
-def store_shared(fetch: Fetch, pitch: int, along_k: bool) -> Callable[..., None]:
-    """Make ``(registers, tile, base)``: put what `load` fetched into a tile that lies as (k, row or column).
+def address() -> Callable[..., Any]:
+    """Make ``(matrices, batch, row, column)``: where an element lies, for `copy`; 0 where there are no addresses."""
+
+    def simulated(matrices, batch, row, column):
+        return 0
+
+    if config.ENABLE_CUDASIM:
+        return simulated
+
+    def generated(context, builder, signature, arguments):
+        return llvm.Matrix(context, builder, signature.args[0], arguments, 1).address()
+
+    def typed(matrices, batch, row, column):
+        return types.int64(matrices, types.int64, types.int64, types.int64)
+
+    return llvm.intrinsic(generated, typed)
+
+
+def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
+    """Make ``(tile, base, matrices, batch, k, column, first)``: start copies to shared memory, past the registers.
 
     Parameters
     ----------
-    pitch
-        Elements of the tile from one k to the next.
-    along_k
-        Whether the vectors run along k; if so, they are stored element by element, ``pitch`` apart.
-    """
-    width = fetch.access.width
-    k_axis = fetch.access.axis if along_k else 1 - fetch.access.axis
-    places = [offset[k_axis] * pitch + offset[1 - k_axis] for offset in fetch.offsets]
+    steps
+        Rows of the matrix, from row ``k`` on, of which the thread copies the 16 bytes that begin at ``column``.
+    width
+        Elements of the tile from one row to the next.
+    vector
+        Elements in 16 bytes.
 
-    def simulated(registers, tile, base):
-        for p, place in enumerate(places):
-            for e in range(width):
-                tile[base + place + e * (pitch if along_k else 1)] = registers[p * width + e]
+    Rows beyond the last arrive as zeros; what lies in a vector beyond the last column is of no meaning. The address of
+    element ``(k, column)`` is given as ``first``, since that is cheaper to move on than to compute. The data is there
+    after `wait_for_stages` and a barrier.
+    """
+
+    def simulated(tile, base, matrices, batch, k, column, first):
+        matrix = matrices[batch]
+        for step, e in itertools.product(steps, range(vector)):
+            valid = k + step < matrix.shape[0] and column + e < matrix.shape[1]
+            tile[base + step * width + e] = matrix[k + step, column + e] if valid else 0
 
     if config.ENABLE_CUDASIM:
         return simulated
 
     def generated(context, builder, signature, arguments):
-        registers = llvm.Registers(context, builder, signature.args[0], arguments[0])
-        tile = llvm.Shared(context, builder, signature.args[1], arguments[1], arguments[2])
-        for p, place in enumerate(places):
-            if along_k:
-                for e in range(width):
-                    tile.store(place + e * pitch, registers.get(p * width + e, 1))
-            else:
-                tile.store(place, registers.get(p * width, width))
+        tile = llvm.Shared(context, builder, signature.args[0], arguments[0], arguments[1])
+        stack = context.make_array(signature.args[2])(context, builder, arguments[2])
+        rows, stride = builder.extract_value(stack.shape, 1), builder.extract_value(stack.strides, 1)
+        k, first = arguments[4], arguments[6]
+        for step in steps:
+            source = builder.add(first, builder.mul(stride, llvm.I64(step)))
+            valid = builder.icmp_signed("<", builder.add(k, llvm.I64(step)), rows)
+            llvm.copy_vector(builder, tile.pointer(step * width), source, valid)
         return context.get_dummy_value()
 
-    def typed(registers, tile, base):
-        return types.void(registers, tile, types.int32)
+    def typed(tile, base, matrices, batch, k, column, first):
+        return types.void(tile, types.int32, matrices, *(types.int64,) * 4)
 
     return llvm.intrinsic(generated, typed)
+
+
+def close_stage() -> Callable[[], None]:
+    """Make ``()``: what this thread began to copy since the last call is one stage."""
+    return _instruction("cp.async.commit_group;")
+
+
+def wait_for_stages(open_stages: int) -> Callable[[], None]:
+    """Make ``()``: wait until no more than so many stages of this thread, the youngest, are still on their way."""
+    return _instruction(f"cp.async.wait_group {open_stages};")
 
 
 def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
-    """Make ``(registers, tile_a, base_a, tile_b, base_b)``: multiply-add steps ``first <= k < last`` of two tiles.
+    """Make ``(acc, operands, tile_a, base_a, tile_b, base_b)``: multiply-add steps ``first <= k < last`` of a tile.
 
-    One step adds an outer product: ``thread_rows`` elements of A times ``thread_columns`` of B, loaded as vectors. The
-    compiler moves the loads ahead, so that those of the next step arrive while this one computes.
+    One step adds an outer product, ``thread_rows`` elements of A times ``thread_columns`` of B. They are in registers
+    already, and those of the next step are loaded meanwhile. After a tile's last step that is step 0 of the next tile,
+    whose place is then to be given. Step -1 is none, and only loads those of step 0.
     """
-    rows, columns, vector = tiling.thread_rows, tiling.thread_columns, tiling.vector
+    rows, columns = tiling.thread_rows, tiling.thread_columns
 
-    def simulated(registers, tile_a, base_a, tile_b, base_b):
+    def operands_of(k):
+        """First of A's and first of B's in registers, which have room for two steps."""
+        return k % 2 * (rows + columns), k % 2 * (rows + columns) + rows
+
+    def vectors(k):
+        """Place in registers and in the tile of each vector, of A and of B."""
+        a, b = operands_of(k)
+        along_a = [(a + i, k * tiling.rows + tiling.row_of(i)) for i in range(0, rows, tiling.vector)]
+        return along_a, [(b + j, k * tiling.columns + tiling.column_of(j)) for j in range(0, columns, tiling.vector)]
+
+    def simulated(acc, operands, tile_a, base_a, tile_b, base_b):
         for k in range(first, last):
-            for i in range(rows):
-                x = tile_a[base_a + k * tiling.pitch_a + tiling.row_of(i)]
-                for j in range(columns):
-                    y = tile_b[base_b + k * tiling.pitch_b + tiling.column_of(j)]
-                    registers[i * columns + j] += x * y
+            tiles = (tile_a, base_a), (tile_b, base_b)
+            for (tile, base), moves in zip(tiles, vectors((k + 1) % tiling.depth), strict=True):
+                for (register, place), e in itertools.product(moves, range(tiling.vector)):
+                    operands[register + e] = tile[base + place + e]
+            a, b = operands_of(k)
+            for i, j in itertools.product(range(rows), range(columns)) if k >= 0 else ():
+                acc[i * columns + j] += operands[a + i] * operands[b + j]
 
     if config.ENABLE_CUDASIM:
         return simulated
 
     def generated(context, builder, signature, arguments):
-        registers = llvm.Registers(context, builder, signature.args[0], arguments[0])
-        tile_a = llvm.Shared(context, builder, signature.args[1], arguments[1], arguments[2])
-        tile_b = llvm.Shared(context, builder, signature.args[3], arguments[3], arguments[4])
-
-        def fragments(k):
-            a = [tile_a.load(k * tiling.pitch_a + tiling.row_of(i), vector) for i in range(0, rows, vector)]
-            b = [tile_b.load(k * tiling.pitch_b + tiling.column_of(j), vector) for j in range(0, columns, vector)]
-            return [*itertools.chain(*a)], [*itertools.chain(*b)]
-
-        acc = registers.get(0, rows * columns)
+        acc = llvm.Registers(context, builder, signature.args[0], arguments[0])
+        operands = llvm.Registers(context, builder, signature.args[1], arguments[1])
+        tile_a = llvm.Shared(context, builder, signature.args[2], arguments[2], arguments[3])
+        tile_b = llvm.Shared(context, builder, signature.args[4], arguments[4], arguments[5])
         for k in range(first, last):
-            a, b = fragments(k)
-            for i in range(rows):
-                # there and back, so that neighbours in time share an operand, which its register's cache then serves
-                for j in range(columns) if i % 2 == 0 else reversed(range(columns)):
-                    acc[i * columns + j] = registers.multiply_add(acc[i * columns + j], a[i], b[j])
-        registers.put(0, acc)
+            for tile, moves in zip((tile_a, tile_b), vectors((k + 1) % tiling.depth), strict=True):
+                for register, place in moves:
+                    operands.put(register, tile.load(place, tiling.vector))
+            if k >= 0:
+                a, b = operands.get(operands_of(k)[0], rows), operands.get(operands_of(k)[1], columns)
+                for j in range(columns):
+                    # there and back: neighbours in time share an operand, which its register's cache then serves
+                    for i in range(rows) if j % 2 == 0 else reversed(range(rows)):
+                        (old,) = acc.get(i * columns + j, 1)
+                        acc.put(i * columns + j, [acc.multiply_add(old, a[i], b[j])])
         return context.get_dummy_value()
 
-    def typed(registers, tile_a, base_a, tile_b, base_b):
-        return types.void(registers, tile_a, types.int32, tile_b, types.int32)
+    def typed(acc, operands, tile_a, base_a, tile_b, base_b):
+        return types.void(acc, operands, tile_a, types.int32, tile_b, types.int32)
 
     return llvm.intrinsic(generated, typed)
+
+
+def _instruction(text: str) -> Callable[[], None]:
+    """Make the function of nothing that is one PTX instruction; the simulator needs none of them."""
+
+    def simulated():
+        pass
+
+    def generated(context, builder, signature, arguments):
+        llvm.assembly(builder, text)
+        return context.get_dummy_value()
+
+    return simulated if config.ENABLE_CUDASIM else llvm.intrinsic(generated, lambda: types.void())
 
 
 def _on_matrix(simulated: Callable[..., None], generated: Callable[..., None], unit: int | None) -> Callable[..., None]:

@@ -32,7 +32,7 @@ class CpuKernel(Kernel):
     def _complete(self) -> None:
         """Nothing is asynchronous here."""
 
-    def _format(self, block: Array) -> Array:
+    def _format(self, block: Array, operand: str) -> Array:
         block = block.astype(self.dtype, copy=False)
         if self.dtype.kind == "i":  # packed tile by tile, whatever the strides
             return block if block.flags.aligned else block.copy()

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numba import from_dtype, guvectorize, types
 
+from distmm_kernels.block_kernel import current_stream, stacks, view
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel, current_stream, matrices, view, zero_if_none
+from distmm_kernels.launch import CudaKernel
 
 __all__ = ["GuvectorizedKernel"]
 
@@ -28,7 +29,7 @@ class GuvectorizedKernel(CudaKernel):
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         rows_times_b = _compiled(self.dtype, self.device.compute_capability)
         stream = current_stream()
-        for stack in matrices(a, b, zero_if_none(c, d), d):
+        for stack in stacks(a, b, c, d):
             for operands in zip(*stack, strict=True):
                 rows_times_b(*map(view, operands), stream=stream)
 

@@ -1,0 +1,43 @@
+"""``distmm resume C``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from distmm.cli import options
+
+__all__ = ["resume"]
+
+
+def resume(
+    ctx: typer.Context,
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
+    deadline: options.Deadline = None,
+    cluster: options.Cluster = "local",
+    device: options.DeviceOption = options.Device.auto,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
+) -> None:
+    """Go on with a job that was stopped or killed, with the missing blocks only.
+
+    What is computed stands beside C. It is refused, saying which, if A or B has changed since. The cluster may be
+    another one, as long as it computes on the same kind of device.
+
+    ```text
+    distmm resume C.zarr
+    distmm resume C.zarr --cluster scheduler.json --deadline 55m
+    ```
+    """
+    from distmm.cli import session
+    from distmm.cli.multiply import shown
+    from distmm.job import resume as job
+    from distmm.job import status
+
+    status(c)  # a job that is not there is not worth the start of a cluster
+    stop = options.stop(deadline)
+    with stop.on_signals(), session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
+        summary = shown(job, c, client=client, device=device.value, stop=stop)
+    session.out().print(session.table(summary.rows(), "Done"))

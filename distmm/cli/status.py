@@ -1,0 +1,25 @@
+"""``distmm status C``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+__all__ = ["status"]
+
+
+def status(
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
+) -> None:
+    """Say how far a job is, from any machine that sees its files; no cluster is asked.
+
+    ```text
+    distmm status C.zarr
+    ```
+    """
+    from distmm import job
+    from distmm.cli import session
+
+    found = job.status(c)
+    session.out().print(session.table(found.rows(), found.path))

@@ -1,0 +1,204 @@
+"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, any time."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import dask
+import numpy as np
+from distributed import Client
+
+from distmm import gpu
+from distmm.errors import InputError
+from distmm.everywhere import everywhere
+from distmm.geometry import even_edges, slices
+from distmm.job.folder import Folder, Json, read_json
+from distmm.job.sketch import VECTORS
+from distmm.job.spec import Spec, differences
+from distmm.job.wave import checksum
+from distmm.plan import Plan
+from distmm.storage import Matrix, open_matrix
+from distmm.tolerance import SIGMAS, Tolerance
+from distmm.verify import Verdict, verify
+
+__all__ = ["FORMAT", "certificate", "damaged", "described", "recheck", "versions"]
+
+# Of manifest and certificate.
+FORMAT = 1
+
+PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what computes, as far as it is installed here."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def certificate(
+    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float
+) -> Json:
+    """Compose the certificate of a complete C.
+
+    Parameters
+    ----------
+    manifest : dict
+    blocks : iterable of dict
+        The markers.
+    tolerance : Tolerance or None
+        None where blocks have not been judged.
+    rejected : int
+        Blocks that were made again, over all runs.
+    seconds : float
+        Of the last run.
+    """
+    blocks = sorted(blocks, key=lambda block: (block["i"], block["j"]))
+    residuals = [block["residual"] for block in blocks if block.get("residual") is not None]
+    bound = None
+    if tolerance is not None:
+        bound = {
+            "formula": "integers agree to the bit"
+            if tolerance.exact
+            else "SIGMAS (sqrt(k) u |A||B| + u_out |C| + eta) + 2 u_in |A||B|, for rows times random vectors",
+            "SIGMAS": SIGMAS, "k": tolerance.k, "u": tolerance.u, "u_in": tolerance.u_in, "u_out": tolerance.u_out,
+            "eta": tolerance.eta,
+        }  # fmt: skip
+    return {
+        "format": FORMAT,
+        "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
+        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
+        "vectors": VECTORS if tolerance is not None else 0,
+        "bound": bound,
+        "largest_residual": max(residuals, default=None),
+        "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
+        "rejected": rejected,
+        "seconds": seconds,
+        "done": blocks,
+    }
+
+
+@dataclass(frozen=True)
+class _Check:
+    """Compares blocks of a matrix with their checksums. Runs on workers."""
+
+    matrix: Matrix
+
+    def __call__(self, region: tuple[slice, slice], expected: int) -> str | None:
+        """Return what is wrong with one block; None if nothing is."""
+        try:
+            found = checksum(self.matrix[region])
+        except InputError as error:
+            return str(error)
+        return None if found == expected else f"its checksum is {found:08x}, and was {expected:08x} when it was written"
+
+
+def damaged(
+    client: Client | None, matrix: Matrix, edges: tuple[tuple[int, ...], tuple[int, ...]], blocks: Iterable[Json]
+) -> dict[tuple[int, int], str]:
+    """Read blocks back and name those that are not what was written, with what is wrong.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+        Whose workers read; None: this process does.
+    matrix : Matrix
+        C, or its draft.
+    edges : tuple
+        Block edges along m and n.
+    blocks : iterable of dict
+        Markers.
+    """
+    check = _Check(matrix)
+    rows, columns = map(slices, edges)
+    blocks = list(blocks)
+    regions = [(rows[block["i"]], columns[block["j"]]) for block in blocks]
+    sums = [block["crc32c"] for block in blocks]
+    if client is None:
+        found = [check(region, expected) for region, expected in zip(regions, sums, strict=True)]
+    else:
+        found = client.gather(client.map(check, regions, sums, pure=False, batch_size=1000))
+    return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
+
+
+def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
+    """Check a C by its certificate: each block by its checksum, then A, B and C as they are now by Freivalds' test.
+
+    Parameters
+    ----------
+    path : str or path
+        Of C.
+    client : distributed.Client, optional
+        Whose workers read; by default this process does.
+    seed : int, optional
+        Of the random vectors; by default another one than that of the job.
+
+    Raises
+    ------
+    InputError
+        If there is no certificate, or C is not there.
+    """
+    folder = Folder.of(path)
+    if not os.path.exists(folder.certificate):
+        raise InputError(
+            f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
+        )
+    content = read_json(folder.certificate)
+    spec, c = content["spec"], open_matrix(path)
+    edges = _edges(content)
+    bad = damaged(client, c, edges, content["done"])
+    if bad:
+        (i, j), message = next(iter(sorted(bad.items())))
+        return Verdict(False, np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}")
+    kept = f"all {len(content['done'])} blocks are what was written"
+    problem = _gone(spec)
+    if problem is not None:
+        return Verdict(
+            True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again"
+        )
+    job = Spec.from_json({**spec, "C0": None, "beta": 0})
+    with dask.config.set({} if client is None else {"scheduler": client.get}):
+        verdict = verify(
+            job.a.source, job.b.source, c, seed=content["seed"] + 1 if seed is None else seed, transa=job.a.transposed,
+            transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
+        )  # fmt: skip
+    return Verdict(verdict.ok, verdict.residual, f"{kept}; {verdict.message}")
+
+
+def _gone(spec: Json) -> str | None:
+    """Say why A and B can not be multiplied again; None if they can."""
+    if spec["beta"] != 0:
+        return "the C that was there before is gone"
+    if spec["dtype"] == "bool":
+        return "C is boolean"
+    try:
+        now = Spec.from_json(spec).json()
+    except InputError as error:
+        return str(error)
+    changed = list(differences(spec, now))
+    return f"A or B has changed since ({'; '.join(changed)})" if changed else None
+
+
+def _edges(content: Json) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    (m, n), (edge_m, _, edge_n) = content["output"]["shape"], content["blocks"]
+    return even_edges(m, edge_m), even_edges(n, edge_n)
+
+
+def described(plan: Plan, client: Client) -> Json:
+    """Describe the cluster of one run: the plan, and each host with its devices."""
+    return {"plan": str(plan), "devices": sorted(set(everywhere(client, _device, plan.cluster.device).values()))}
+
+
+def _device(kind: str) -> str:
+    """Name of this worker's host and device. Runs on workers."""
+    return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

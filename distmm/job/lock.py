@@ -1,0 +1,171 @@
+"""One job on one output, also from machines that share only a file system; a dead job holds it for a minute at most.
+
+The lock is the file ``lock.N`` with the largest N. It is made with ``O_EXCL``, which one process alone can win, on NFS
+too; its owner touches it every `BEAT_SECONDS`. A lock is *stale* if
+
+- its owner ran on this machine (same host name, boot and process namespace) and that process is gone, or
+- it ran elsewhere, and has not touched the file for `STALE_SECONDS`, by the clock of the file system.
+
+A stale ``lock.N`` is never removed first: whoever makes ``lock.N+1`` has taken over, and two who try cannot both. So an
+owner that was only asleep finds a larger number and stops, and each worker looks at the lock before it writes a block.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import threading
+import time
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Self
+
+from distmm.errors import InputError
+
+__all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder"]
+
+BEAT_SECONDS = 10.0
+STALE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who holds a lock: `number` of the file, host and process, and whether it is stale."""
+
+    number: int
+    host: str
+    pid: int
+    token: str
+    age: float
+    stale: bool
+
+
+def holder(folder: str) -> Holder | None:
+    """Tell who holds the lock of a job; None if nobody does."""
+    numbers = _numbers(folder)
+    if not numbers:
+        return None
+    path = _path(folder, max(numbers))
+    try:
+        age = _now(folder) - os.stat(path).st_mtime
+        with open(path) as file:
+            content: dict[str, Any] = json.loads(file.read() or "{}")
+    except FileNotFoundError:  # released meanwhile
+        return None
+    except ValueError:
+        content = {}
+    pid, here = int(content.get("pid", 0)), content.get("machine") == _machine()
+    # An empty file is an owner that died between making and filling it, or has not filled it yet.
+    stale = content.get("born") != _born(pid) if here else age > STALE_SECONDS
+    return Holder(max(numbers), str(content.get("host", "?")), pid, str(content.get("token", "")), age, stale)
+
+
+class Lock:
+    """The lock of one job folder, held from `take` to `release`; a thread keeps it fresh."""
+
+    def __init__(self, folder: str, number: int, token: str) -> None:
+        self.folder, self.number, self.token = folder, number, token
+        self._released = threading.Event()
+        self._beat = threading.Thread(target=self._keep_fresh, name="distmm-lock", daemon=True)
+
+    @classmethod
+    def take(cls, folder: str) -> Self:
+        """Take the lock.
+
+        Raises
+        ------
+        InputError
+            If another job holds it.
+        """
+        found = holder(folder)
+        if found is not None and not found.stale:
+            raise InputError(
+                f"{folder}: another job works on this output: process {found.pid} on {found.host}, last seen "
+                f"{found.age:.0f} s ago; wait for it, or stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
+            )
+        number = 0 if found is None else found.number + 1
+        content = {
+            "host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "born": _born(os.getpid()),
+            "token": uuid.uuid4().hex,
+        }  # fmt: skip
+        try:
+            descriptor = os.open(_path(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        except FileExistsError:
+            raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        for old in _numbers(folder):
+            if old < number:
+                os.unlink(_path(folder, old))
+        lock = cls(folder, number, str(content["token"]))
+        lock._beat.start()
+        return lock
+
+    @staticmethod
+    def check(folder: str, number: int) -> None:
+        """Raise unless lock `number` is still the one that counts: called before anything is written."""
+        numbers = _numbers(folder)
+        if not numbers or max(numbers) != number:
+            raise InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
+
+    def release(self) -> None:
+        """Give the lock up; another job may take it at once."""
+        self._released.set()
+        self._beat.join()
+        with suppress(FileNotFoundError):  # the job is complete, and its folder gone
+            os.unlink(_path(self.folder, self.number))
+
+    def _keep_fresh(self) -> None:
+        while not self._released.wait(BEAT_SECONDS):
+            try:
+                os.utime(_path(self.folder, self.number))
+            except OSError:
+                continue  # the mount may come back; if it does not, writing a block fails and says so
+
+
+def _path(folder: str, number: int) -> str:
+    return os.path.join(folder, f"lock.{number}")
+
+
+def _numbers(folder: str) -> list[int]:
+    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.\d+", name)]
+
+
+def _now(folder: str) -> float:
+    """Time by the clock of the file system: those of two machines may differ by more than a minute."""
+    probe = os.path.join(folder, f"clock.{uuid.uuid4().hex}")
+    try:
+        with open(probe, "w"):
+            return os.stat(probe).st_mtime
+    except OSError:  # a reader without the right to write: its own clock must do
+        return time.time()
+    finally:
+        if os.path.exists(probe):
+            os.unlink(probe)
+
+
+def _machine() -> str:
+    """Identity of the set of processes that a process number belongs to."""
+    parts = [socket.gethostname()]
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            parts.append(file.read().strip())
+        parts.append(os.readlink("/proc/self/ns/pid"))
+    except OSError:
+        pass  # not Linux: the host name is what there is
+    return " ".join(parts)
+
+
+def _born(pid: int) -> str | None:
+    """When a process here was started, since process numbers are used again; None if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            fields = file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]

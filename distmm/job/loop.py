@@ -1,0 +1,257 @@
+"""The client's side of a job: submit waves, collect written blocks, have bad ones made again, stop cleanly."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dask
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, Future, Scheduler, Worker
+
+from distmm import graph
+from distmm.errors import Stopped, WrongResultError
+from distmm.everywhere import everywhere
+from distmm.geometry import Wave
+from distmm.job.folder import Json
+from distmm.job.spec import RECHUNK, Spec
+from distmm.job.stop import Stop
+from distmm.job.wave import Names, Writer, WritingLayer
+from distmm.operands import Operand
+from distmm.plan import Plan
+from distmm.runtime.scheduler import PlacementPlugin
+from distmm.tasks import Epilogue, KernelChoice
+
+__all__ = ["TOPIC", "Loop"]
+
+# Seconds between two looks at the futures, which tell this process by themselves that they are done, and between two
+# at the cluster, each of which costs a round trip and a line in the scheduler's log.
+POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5
+
+# Seconds that blocks which are complete get to reach the disk when the job stops.
+GRACE_SECONDS = 60.0
+
+# Seconds without any worker after which the job stops: a nanny needs a few to start another one.
+LONELY_SECONDS = 60.0
+
+# Times that a block is made before the product is given up as wrong.
+ATTEMPTS = 3
+
+# Topic of the events that a job logs on the scheduler, for whoever counts them: {"event": ..., "job": ..., "i", "j"}.
+TOPIC = "distmm-job"
+
+Block = tuple[int, int]
+
+
+@dataclass
+class _Submitted:
+    """One wave on the scheduler: its product's name, how many steps it has, and how many were done when last seen."""
+
+    product: str
+    steps: int
+    pending: set[Future] = field(default_factory=set)
+    done: int = 0
+
+
+class Loop:
+    """Brings all `missing` blocks of C to the disk.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    spec : Spec
+    plan : Plan
+    writer : Writer
+    stop : Stop
+    progress : callable
+        Called with steps done and steps in all of this run, a few times a second.
+    """
+
+    def __init__(
+        self, client: Client, spec: Spec, plan: Plan, writer: Writer, stop: Stop, progress: Callable[[int, int], None]
+    ) -> None:
+        self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
+        self.progress = progress
+        self.job = uuid.uuid4().hex[:12]
+        self.records: dict[Block, Json] = {}  # what the writing tasks said of blocks that are on the disk
+        self.rejected: list[Json] = []  # and of blocks that were not right
+        self.waves: list[_Submitted] = []
+        self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
+        self.lonely_since: float | None = None
+        self.looked = 0.0
+        self.steps = plan.blocking.tasks(plan.grid.layers) // max(1, plan.blocking.c_blocks)  # of one block of C
+
+    def run(self, missing: Iterable[Block]) -> None:
+        """Compute and write the missing blocks.
+
+        Raises
+        ------
+        Stopped
+            If the job is to stop, or the cluster is lost; finished blocks are on the disk.
+        WrongResultError
+            If a block is wrong however often it is made.
+        InputError, OSError
+            What workers met on the disk.
+        """
+        queue = deque(_waves(self.plan, set(missing)))
+        self.total = sum(len(blocks) for _, blocks in queue) * self.steps
+        try:
+            while queue or self.pending:
+                if self.stop.reason is not None:
+                    raise Stopped(self.stop.reason)
+                if queue and self._at_the_tail():
+                    self._submit(*queue.popleft(), self.plan, self.writer)
+                for future in [future for future in self.pending if future.done()]:
+                    self._take(future)
+                if time.monotonic() - self.looked > LOOK_SECONDS:
+                    self._look()
+                    self.looked = time.monotonic()
+                if self.pending:
+                    time.sleep(POLL_SECONDS)
+            self.progress(self.total, self.total)
+        except BaseException:
+            self._wind_up()
+            raise
+
+    def _at_the_tail(self) -> bool:
+        """Whether the last wave leaves workers without work: less than half of it, and a block a worker, is to come.
+
+        Earlier, two waves would share the memory that is planned for one. The user's own tasks keep their results for
+        as long as a wave that is known needs them: with such operands, nothing of the last wave may be left.
+        """
+        if not self.waves or not self.pending:
+            return True
+        if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))):
+            return False
+        last = self.waves[-1]
+        blocks = last.steps // self.steps
+        return len(self.pending) <= min(self.plan.cluster.workers, blocks // 2)
+
+    def _submit(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> None:
+        """Send the graph of some blocks of a wave to the scheduler.
+
+        Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
+        memory for the next one.
+        """
+        spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
+        token = uuid.uuid4().hex
+        with dask.config.set(RECHUNK):
+            a = spec.a.blocked((blocking.m, blocking.k), device, self.client)
+            b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
+            c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
+        product = f"distmm-matmul-{token}"
+        choice = KernelChoice(device, plan.problem.dtype, plan.precision, plan.kernel)
+        epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
+        chains = graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave)
+        names = Names(a.name, b.name, product, None if c0 is None else c0.name)
+        writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
+        reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
+        layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
+        submitted = _Submitted(product, len(blocks) * self.steps)
+        self.waves.append(submitted)
+        futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
+        for future, block in zip(futures, blocks, strict=True):
+            self.pending[future] = wave, block, submitted
+            submitted.pending.add(future)
+
+    def _take(self, future: Future) -> None:
+        """Take what a writing task says; a block that it rejected is made again, on other workers."""
+        record = future.result()
+        wave, block, submitted = self.pending.pop(future)
+        submitted.pending.discard(future)
+        if not submitted.pending:
+            submitted.done = submitted.steps
+        if record.pop("written"):
+            self.records[block] = record
+            return
+        self._event("certificate-failure", block)
+        before = self.writer.confirm if record["attempt"] == 0 else self.rejected[-1]["crc32c"]
+        self.rejected.append(record)
+        attempt = record["attempt"] + 1
+        systematic = before == record["crc32c"] and (record["residual"] is None or record["residual"] > 1)
+        if attempt == ATTEMPTS or systematic:
+            error = "differs" if record["residual"] is None else f"is {record['residual']:.2g} times its bound off"
+            raise WrongResultError(
+                f"C is not A @ B: block C[{block[0]}, {block[1]}] {error} in its row {record['row']}, "
+                f"{'with the same bits on other workers' if systematic else f'after {attempt} attempts'}, the last one "
+                f"on worker {record['worker']} of {record['host']}; it is not written. A kernel or a bound is wrong: "
+                f"try --kernel or --check none, and report it"
+            )
+        self._event("block-recomputed", block)
+        plan = replace(self.plan, grid=replace(self.plan.grid, shift=attempt))
+        writer = replace(self.writer, plan=plan, attempt=attempt, confirm=record["crc32c"])
+        self._submit(wave, (block,), plan, writer)
+        self.total += self.steps
+
+    def _event(self, event: str, block: Block) -> None:
+        self.client.log_event(TOPIC, {"event": event, "job": self.job, "i": block[0], "j": block[1]})
+
+    def _look(self) -> None:
+        """Report the progress; notice that the cluster is gone."""
+        products = [wave.product for wave in self.waves if wave.pending]
+
+        def look(dask_scheduler: Scheduler) -> tuple[int, list[int]]:
+            plugin = dask_scheduler.plugins[PlacementPlugin.name]
+            return len(dask_scheduler.workers), [len(plugin.done.get(product, ())) for product in products]
+
+        if self.client.status != "running":
+            raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
+        try:
+            workers, done = self.client.run_on_scheduler(look)
+        except (OSError, TimeoutError) as error:
+            raise Stopped(f"the scheduler is lost ({type(error).__name__}: {error})") from error
+        for wave, count in zip((wave for wave in self.waves if wave.pending), done, strict=True):
+            wave.done = min(max(wave.done, count), wave.steps)
+        now = time.monotonic()
+        self.lonely_since = None if workers else self.lonely_since or now
+        if self.lonely_since is not None and now - self.lonely_since > LONELY_SECONDS:
+            raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
+        self.progress(sum(wave.done for wave in self.waves), self.total)
+
+    def _wind_up(self) -> None:
+        """Let blocks that are complete reach the disk, cancel the rest, and wait until no worker runs a task."""
+        if self.client.status != "running":
+            return
+        keys = {future.key: future for future in self.pending}
+
+        def complete(dask_scheduler: Scheduler) -> list[Any]:
+            return [
+                key for key in keys_ if key in dask_scheduler.tasks and dask_scheduler.tasks[key].state == "processing"
+            ]
+
+        keys_ = list(keys)
+        try:
+            writing = [keys[key] for key in self.client.run_on_scheduler(complete)]
+            self.client.cancel([future for future in self.pending if future not in writing], force=True)
+            deadline = time.monotonic() + GRACE_SECONDS
+            while not all(future.done() for future in writing) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+            self.client.cancel(writing, force=True)
+            while any(everywhere(self.client, _running).values()) and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+        except (OSError, TimeoutError):
+            return  # the scheduler went away meanwhile, and with it the tasks
+
+
+def _running(dask_worker: Worker) -> int:
+    """Count the tasks of this worker that have begun: cancelling stops none of them, and they may be writing."""
+    return len(dask_worker.state.executing) + len(dask_worker.state.long_running)
+
+
+def _waves(plan: Plan, missing: set[Block]) -> Iterable[tuple[Wave, tuple[Block, ...]]]:
+    """Waves with their missing blocks, without those that are complete."""
+    for wave in plan.waves:
+        blocks = tuple((i, j) for _, i, j in plan.blocking.c_indices(wave) if (i, j) in missing)
+        if blocks:
+            yield wave, blocks
+
+
+def _lazy(operand: Operand | None) -> bool:
+    """Whether the blocks are made by tasks of the user's graph, whose keys are the same for every wave."""
+    return operand is not None and isinstance(operand.source, da.Array) and not operand.resident

@@ -1,0 +1,159 @@
+"""The calls: `multiply` begins a job or goes on with it, `resume` goes on from what stands beside C alone."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from distributed import Client
+
+from distmm.errors import InputError
+from distmm.job.folder import Folder, read_json
+from distmm.job.job import Announce, Job, Report, manifest_of
+from distmm.job.lock import holder
+from distmm.job.spec import Check, Spec, differences
+from distmm.job.stop import Stop
+from distmm.job.summary import Summary
+from distmm.runtime import cluster
+from distmm.verify import check_possible
+
+__all__ = ["multiply", "resume"]
+
+Path = str | os.PathLike[str]
+
+
+def multiply(
+    a: Any,
+    b: Any,
+    out: Path,
+    c: Any = None,
+    *,
+    client: Client | None = None,
+    transa: bool = False,
+    transb: bool = False,
+    alpha: complex = 1,
+    beta: complex = 0,
+    dtype: Any = None,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    overwrite: bool = False,
+    check: Check = "freivalds",
+    seed: int | None = None,
+    stop: Stop | None = None,
+    announce: Announce | None = None,
+    progress: Report | None = None,
+) -> Summary:
+    """Multiply matrices on disk into a third: ``C = alpha * op(A) @ op(B) + beta * C``, and go on where a job stopped.
+
+    All that can be refused is refused before any work. Blocks of C are written as they are made, each with a marker,
+    into a folder beside C (``C.zarr.job``); C gets its name when it is complete and right. A job that was stopped or
+    killed goes on with the missing blocks when the same call is made again, or `resume` is.
+
+    Parameters
+    ----------
+    a, b : str, path, or array
+        Matrices of shape (m, k) and (k, n): what `distmm.storage.open_matrix` opens, or arrays as in `distmm.matmul`.
+    out : str or path
+        Where C (m, n) goes; see `distmm.storage.create_output`.
+    c : str, path, or array, optional
+        The C that is added, times beta; by default the one that `out` is, which the result then replaces.
+    client : distributed.Client, optional
+        The workers must see the same paths. By default Dask's current client, else a local cluster for this call.
+    transa, transb : bool
+        Use the transpose of A or B, without a copy.
+    alpha, beta : scalars
+    dtype : dtype, optional
+        Of C; by default NumPy's result type. The product is computed in the wider of the two types, and cast once.
+    precision, kernel, device, blocks
+        As in `distmm.matmul`.
+    overwrite : bool
+        Replace an existing C, and an unfinished job on it.
+    check : {"freivalds", "full", "none"}
+        "freivalds": each block is compared with sketches of A and B as it is made, and made again on another worker
+        where they disagree; "full": all elements at the end, for small sizes.
+    seed : int, optional
+        Of the random vectors of the check; chosen at random by default, and kept in the certificate.
+    stop : Stop, optional
+        Asks the job to stop before its end.
+    announce : callable, optional
+        Called with the plan, and the operations that are left to do, before work starts.
+    progress : callable, optional
+        Called with steps done and steps in all of this run, a few times a second.
+
+    Returns
+    -------
+    Summary
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        Before any work; also for data that turn out to be unreadable, and a full disk: finished blocks are kept.
+    Stopped
+        Where `stop` asked for it, or the cluster was lost; finished blocks are kept.
+    WrongResultError
+        If a block stays wrong on several workers.
+
+    Examples
+    --------
+    >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
+    """
+    spec = Spec.of(
+        a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
+        precision=precision, kernel=kernel, check=check,
+    )  # fmt: skip
+    check_possible(check, spec.problem)
+    if check == "full" and beta != 0:
+        raise InputError("a full check knows no beta: use check freivalds, or none")
+    folder = Folder.of(out)
+    replaces = overwrite or (beta != 0 and c is None)
+    if not overwrite and not folder.exists():
+        finished = _finished(folder, spec)
+        if finished is not None:
+            return finished
+    job = Job(folder, os.fspath(out), spec, replaces, blocks, seed)
+    return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
+
+
+def resume(
+    out: Path,
+    *,
+    client: Client | None = None,
+    device: cluster.Device = "auto",
+    stop: Stop | None = None,
+    announce: Announce | None = None,
+    progress: Report | None = None,
+) -> Summary:
+    """Go on with an unfinished job, from what stands beside C alone.
+
+    Parameters are those of `multiply`.
+
+    Raises
+    ------
+    InputError
+        If there is no job, or A or B has changed since; else as `multiply`.
+    """
+    folder = Folder.of(out)
+    if not folder.exists():
+        if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
+            if os.path.isdir(folder.path) and holder(folder.path) is None:
+                folder.remove()  # what a kill at the very end has left
+            return Summary.of_complete(folder, read_json(folder.certificate))
+        raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
+    manifest = manifest_of(folder)
+    spec = Spec.from_json(manifest["spec"])
+    job = Job(folder, manifest["output"]["name"], spec, manifest["output"]["overwrite"], None, None)
+    return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
+
+
+def _finished(folder: Folder, spec: Spec) -> Summary | None:
+    """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do."""
+    if spec.beta != 0 or not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
+        return None
+    content = read_json(folder.certificate)
+    return None if any(differences(content["spec"], spec.json())) else Summary.of_complete(folder, content)
+
+
+def _unseen(done: int, total: int) -> None:
+    """Report to nobody."""

@@ -1,0 +1,179 @@
+"""What a job computes, from what, and how it is cut: as Python objects for a run, and as JSON in the manifest."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import dask
+import dask.array as da
+import numpy as np
+from dask.base import tokenize
+
+from distmm.errors import InputError
+from distmm.geometry import Problem
+from distmm.operands import Operand, check_pair, wrap
+from distmm.storage import Matrix, open_matrix
+from distmm.verify import CHECKS
+
+__all__ = ["RECHUNK", "Check", "Spec", "differences"]
+
+# Peer-to-peer rechunking moves a whole operand at once, outside any plan, and its tasks cannot be made anew for a wave.
+RECHUNK = {"array.rechunk.method": "tasks"}
+
+Check = Literal["freivalds", "full", "none"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Spec:
+    """``C = alpha op(A) @ op(B) + beta C0``, of type `dtype`.
+
+    Attributes
+    ----------
+    a, b : Operand
+        Matrices on disk, or arrays.
+    c0 : Operand or None
+        Present where beta is not 0.
+    dtype : numpy.dtype
+        Of C.
+    precision, kernel, check
+        As in `distmm.multiply`.
+    """
+
+    a: Operand
+    b: Operand
+    c0: Operand | None
+    alpha: complex
+    beta: complex
+    dtype: np.dtype[Any]
+    precision: str
+    kernel: str | None
+    check: Check
+
+    @classmethod
+    def of(
+        cls,
+        a: Any,
+        b: Any,
+        c0: Any,
+        *,
+        transa: bool = False,
+        transb: bool = False,
+        alpha: complex = 1,
+        beta: complex = 0,
+        dtype: Any = None,
+        precision: str = "highest",
+        kernel: str | None = None,
+        check: Check = "freivalds",
+    ) -> Spec:
+        """Open what is given as a path, and check that all belongs together."""
+        left, right = _operand(a, "A", transa), _operand(b, "B", transb)
+        check_pair(left, right)
+        added = _operand(c0, "C", False) if beta != 0 else None
+        shape = (left.shape[0], right.shape[1])
+        if added is not None and added.shape != shape:
+            raise InputError(f"C has shape {added.shape}, the product {shape}: beta needs a C of the product's shape")
+        if check not in CHECKS:
+            raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
+        scalars = [x for x in (alpha, beta) if x not in (0, 1)]
+        types = [x.dtype for x in (left, right, added) if x is not None]
+        kept = np.dtype(dtype) if dtype is not None else np.result_type(*types, *scalars)
+        natural = np.result_type(*types, *scalars)
+        if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
+            raise InputError(
+                f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
+            )
+        return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
+
+    @property
+    def problem(self) -> Problem:
+        """The product, in the type in which it is computed: never narrower than its operands."""
+        wide = np.result_type(self.a.dtype, self.b.dtype, self.dtype)
+        return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
+
+    def json(self) -> Json:
+        """Describe it for the manifest; what is named here may not change while the job goes on."""
+        return {
+            "A": _described(self.a),
+            "B": _described(self.b),
+            "C0": None if self.c0 is None else _described(self.c0),
+            "alpha": _number(self.alpha),
+            "beta": _number(self.beta),
+            "dtype": self.dtype.name,
+            "precision": self.precision,
+            "kernel": self.kernel,
+            "check": self.check,
+        }
+
+    @classmethod
+    def from_json(cls, content: Json) -> Spec:
+        """Open the matrices of a manifest again.
+
+        Raises
+        ------
+        InputError
+            For matrices that are gone, or that were arrays of a Python program.
+        """
+        sources = {}
+        for name in ("A", "B", "C0"):
+            one = content[name]
+            if one is not None and "path" not in one:
+                raise InputError(
+                    f"{name} of this job was an array in a Python program, not a file: go on by calling "
+                    f"distmm.multiply there again, with the same arguments"
+                )
+            sources[name] = None if one is None else one["path"]
+        return cls.of(
+            sources["A"], sources["B"], sources["C0"],
+            transa=content["A"]["transposed"], transb=content["B"]["transposed"],
+            alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=_dtype(content["dtype"]),
+            precision=content["precision"], kernel=content["kernel"], check=content["check"],
+        )  # fmt: skip
+
+
+def differences(before: Json, now: Json) -> Iterator[str]:
+    """Name what differs between two descriptions, with both values."""
+    for name in sorted(before.keys() | now.keys()):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from (f"{name}: {what}" for what in differences(old, new))
+        elif old != new:
+            yield f"{name} was {old}, is {new}"
+
+
+def _operand(source: Any, name: str, transposed: bool) -> Operand:
+    if isinstance(source, (str, os.PathLike)):
+        source = open_matrix(source)
+    operand = wrap(source, name, transposed)
+    if len(operand.shape) != 2:
+        raise InputError(f"{name} has shape {operand.shape}: a job multiplies matrices; use distmm.matmul for stacks")
+    if isinstance(source, da.Array) and any(len(set(c[:-1])) > 1 for c in source.chunks):
+        with dask.config.set(RECHUNK):
+            return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
+    return operand
+
+
+def _described(operand: Operand) -> Json:
+    source = operand.source
+    if isinstance(source, Matrix):
+        facts = source.fingerprint()
+    else:
+        facts = {"array": tokenize(source), "shape": list(source.shape), "dtype": np.dtype(source.dtype).name}
+    return {**facts, "transposed": operand.transposed}
+
+
+def _number(value: complex) -> Any:
+    return [value.real, value.imag] if isinstance(value, complex) else value
+
+
+def _scalar(value: Any) -> complex:
+    return complex(*value) if isinstance(value, list) else value
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

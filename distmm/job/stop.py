@@ -1,0 +1,75 @@
+"""When to stop before the end: a deadline, SIGTERM, SIGINT. What is finished is kept, and the exit code is 75."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from distmm.errors import InputError
+
+__all__ = ["Stop", "seconds"]
+
+UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds(text: str) -> float:
+    """Read a time such as ``90``, ``55m``, ``1h30m`` or ``01:30:00`` (as Slurm writes it) in seconds."""
+    if re.fullmatch(r"(\d+:)?\d+:\d\d", text):
+        total = 0
+        for part in text.split(":"):
+            total = total * 60 + int(part)
+        return float(total)
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise InputError(f"{text!r} is no time: write it as 90s, 55m, 1h30m or 01:30:00")
+    return sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
+
+
+class Stop:
+    """Asks a job to stop cleanly, for a reason that it can say.
+
+    Parameters
+    ----------
+    deadline : float, optional
+        Seconds from now until the job begins to stop.
+    """
+
+    def __init__(self, deadline: float | None = None) -> None:
+        self._asked: str | None = None
+        self._deadline = deadline
+        self._started = time.monotonic()
+
+    @property
+    def reason(self) -> str | None:
+        """Why to stop; None to go on."""
+        if self._asked is None and self._deadline is not None and time.monotonic() - self._started >= self._deadline:
+            self._asked = f"the deadline of {self._deadline:g} s has come"
+        return self._asked
+
+    def ask(self, reason: str) -> None:
+        """Ask to stop."""
+        self._asked = self._asked or reason
+
+    @contextmanager
+    def on_signals(self) -> Iterator[None]:
+        """Take the first SIGTERM or SIGINT as a request; a second one ends the program at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handle(number: int, frame: FrameType | None) -> None:
+            if self._asked is not None:
+                raise KeyboardInterrupt
+            self.ask(f"{signal.Signals(number).name} was received")
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)

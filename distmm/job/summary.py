@@ -1,0 +1,98 @@
+"""What a finished job has made, as its call returns it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distmm.job.folder import Folder, Json
+from distmm.plan import Plan
+from distmm.storage import open_matrix
+from distmm.telemetry import units
+
+__all__ = ["Summary"]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a finished product was, took and is worth.
+
+    Attributes
+    ----------
+    path : str
+        Where C is.
+    shape, dtype
+        Of C.
+    plan : Plan or None
+        None where C was complete already.
+    seconds : float
+        Of this run, from the first task to the last block on disk.
+    flops : float
+        Operations of this run.
+    bytes_moved : int
+        Bytes that workers received from one another meanwhile.
+    blocks, kept : int
+        Blocks of C in all, and those that an earlier run had finished.
+    recomputed : int
+        Blocks that failed their test in this run and were made again.
+    residual : float or None
+        Largest error of a block over its bound; None where nothing was checked.
+    certificate : str or None
+        Where the certificate is; None where nothing was checked.
+    """
+
+    path: str
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    plan: Plan | None
+    seconds: float
+    flops: float
+    bytes_moved: int
+    blocks: int
+    kept: int
+    recomputed: int
+    residual: float | None
+    certificate: str | None
+
+    @property
+    def flops_per_second(self) -> float:
+        """Operations per second, reading and writing included."""
+        return self.flops / max(self.seconds, 1e-9)
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the summary as a table of label and value."""
+        planned = "" if self.plan is None else f", {units.size(self.plan.bytes_moved)} planned for all of C"
+        again = f", {self.recomputed} made again" if self.recomputed else ""
+        return [
+            ("time", f"{units.duration(self.seconds)}, reading and writing included"),
+            ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
+            ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
+            ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
+            ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
+            ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
+            *([] if self.certificate is None else [("certificate", self.certificate)]),
+        ]
+
+    @classmethod
+    def of(cls, folder: Folder, certificate: Json, **figures: Any) -> Summary:
+        """Summarise a complete C; `figures` are those of this run."""
+        c = open_matrix(certificate["output"]["name"])
+        checked = certificate["spec"]["check"] != "none"
+        return cls(
+            path=folder.target,
+            shape=c.shape,
+            dtype=c.dtype,
+            blocks=len(certificate["done"]),
+            residual=certificate["largest_residual"] or 0.0 if checked else None,
+            certificate=folder.certificate if checked else None,
+            **figures,
+        )
+
+    @classmethod
+    def of_complete(cls, folder: Folder, certificate: Json) -> Summary:
+        """Summarise a C that was complete before this run."""
+        kept = len(certificate["done"])
+        nothing: dict[str, Any] = {"seconds": 0.0, "flops": 0.0, "bytes_moved": 0, "recomputed": 0}
+        return cls.of(folder, certificate, plan=None, kept=kept, **nothing)

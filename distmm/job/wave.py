@@ -1,0 +1,239 @@
+"""The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
+
+Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
+
+    Y[p,j]   sketch of B[p,j]             at the home of B[p,j]
+    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
+    W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
+
+Only the results of W come to the client: some hundred bytes a block.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from dask._task_spec import List, TaskRef
+from dask.highlevelgraph import Layer
+from distributed import get_worker, secede
+from google_crc32c import value as crc32c
+
+from distmm.geometry import Wave, slices
+from distmm.graph import Placed, Placement
+from distmm.job import sketch
+from distmm.job.folder import Folder, Json, write_json
+from distmm.job.lock import Lock
+from distmm.plan import Plan
+from distmm.storage import Target
+from distmm.tolerance import Tolerance
+
+__all__ = ["Writer", "WritingLayer", "checksum"]
+
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """What a worker needs to judge, write and mark blocks of C.
+
+    Attributes
+    ----------
+    folder : Folder
+    lock : int
+        Number of the lock under which blocks may be written.
+    target : Target
+    plan : Plan
+    tolerance : Tolerance or None
+        None: blocks are not judged.
+    seed : int
+        Of the random vectors.
+    alpha, beta : scalars
+    attempt : int
+        0, or how often the block has been rejected before.
+    confirm : int or None
+        Checksum of the block that another worker has made: with these bits it is accepted where inf or NaN leave
+        nothing else to judge by, or a row that only stands out has turned out the same.
+    """
+
+    folder: Folder
+    lock: int
+    target: Target
+    plan: Plan
+    tolerance: Tolerance | None
+    seed: int
+    alpha: complex
+    beta: complex
+    attempt: int = 0
+    confirm: int | None = None
+
+    def region(self, i: int, j: int) -> tuple[slice, slice]:
+        """Rows and columns of a block."""
+        return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
+
+    def write(
+        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
+    ) -> Json:
+        """Judge one block; write and mark it if it is right. Runs on workers, beside their products.
+
+        Returns
+        -------
+        dict
+            What the certificate says of the block; ``"written"`` is whether it was right and has been written.
+        """
+        secede()  # reading, comparing and writing leave the worker's slot to the next product
+        block = np.ascontiguousarray(block)
+        record: Json = {
+            "i": where.i,
+            "j": where.j,
+            "crc32c": checksum(block),
+            "host": socket.gethostname(),
+            "worker": str(get_worker().name),
+            "attempt": self.attempt,
+        }
+        accepted = True
+        if self.tolerance is not None and left is not None:
+            x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
+            judged = sketch.judge(self.tolerance, left, position, block, x, self.alpha, self.beta, added)
+            confirmed = judged.residual <= 1 and self.confirm == record["crc32c"]
+            accepted = judged.ok or confirmed
+            # JSON has no infinity: an integer that differs has no residual to speak of.
+            record["residual"] = judged.residual if math.isfinite(judged.residual) else None
+            record["how"] = "sketch" if judged.ok else "same bits on two workers" if confirmed else "rejected"
+            record["row"] = judged.row
+        if accepted:
+            rows, columns = self.region(where.i, where.j)
+            Lock.check(self.folder.path, self.lock)
+            self.target[rows, columns] = block
+            if block.size:
+                self.target.sync(rows, columns)
+            record["time"] = time.time()
+            write_json(self.folder.marker(where.i, where.j), record)
+        return {**record, "written": accepted}
+
+
+def checksum(block: np.ndarray) -> int:
+    """CRC-32C of the elements in C order."""
+    return int(crc32c(np.ascontiguousarray(block).reshape(-1).view(np.uint8)))
+
+
+def _write(
+    where: Placement, writer: Writer, block: np.ndarray, left: Any, position: int, added: np.ndarray | None
+) -> Json:
+    return writer.write(where, block, left, position, added)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the keys that a wave's tasks read: A, B and C, and the C that was there before."""
+
+    a: str
+    b: str
+    c: str
+    c0: str | None
+
+
+class WritingLayer(Layer):  # type: ignore[misc]
+    """Sketches and writing tasks for some blocks of a wave; like the product's layer it travels as its parameters."""
+
+    def __init__(
+        self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
+    ) -> None:
+        super().__init__()
+        self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.names, self.writer, self.wave, self.blocks)
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks have been made."""
+        return "made" in self.__dict__
+
+    def get_output_keys(self) -> set[Key]:
+        """Keys of the writing tasks."""
+        return {self.key(i, j) for i, j in self.blocks}
+
+    def key(self, i: int, j: int) -> Key:
+        """Key of the task that writes a block."""
+        return (self.name, i, j)
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.made)
+
+    def __getitem__(self, key: Key) -> Placed:
+        return self.made[key]
+
+    @cached_property
+    def made(self) -> dict[Key, Placed]:
+        """The tasks."""
+        judged = self._sketches() if self.writer.tolerance is not None else ()
+        return {task.key: task for tasks in (judged, self._writing()) for task in tasks}
+
+    @cached_property
+    def columns(self) -> tuple[int, ...]:
+        """Block columns that are sketched."""
+        return tuple(sorted({j for _, j in self.blocks}))
+
+    @cached_property
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Layer of the grid and step of the chain to which each panel belongs."""
+        plan = self.writer.plan
+        parts = plan.blocking.parts(plan.grid.layers)
+        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+
+    def _place(self, i: int, j: int, panel: int) -> Placement:
+        layer, step = self.steps[panel]
+        order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
+        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
+
+    def _sketches(self) -> Iterator[Placed]:
+        writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
+        assert writer.tolerance is not None
+        work = writer.tolerance.work
+        for p in panels:
+            for j in self.columns:
+                yield Placed(
+                    (f"{self.name}-b", p, j),
+                    sketch.of_b,
+                    self._place(p, j, p),
+                    TaskRef((names.b, p, j)),
+                    writer.seed,
+                    j,
+                    work,
+                )
+            right = List(*(TaskRef((f"{self.name}-b", p, j)) for j in self.columns))
+            for i in sorted({i for i, _ in self.blocks}):
+                before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
+                yield Placed(
+                    (f"{self.name}-a", i, p),
+                    sketch.of_a,
+                    self._place(i, p, p),
+                    before,
+                    TaskRef((names.a, i, p)),
+                    right,
+                    work,
+                )
+
+    def _writing(self) -> Iterator[Placed]:
+        last = len(self.writer.plan.blocking.k) - 1
+        judged = self.writer.tolerance is not None
+        for i, j in self.blocks:
+            yield Placed(
+                self.key(i, j),
+                _write,
+                self._place(i, j, 0),  # before any product of the wave: it makes room
+                self.writer,
+                TaskRef((self.names.c, i, j)),
+                TaskRef((f"{self.name}-a", i, last)) if judged else None,
+                self.columns.index(j),
+                TaskRef((self.names.c0, i, j)) if judged and self.names.c0 is not None else None,
+            )

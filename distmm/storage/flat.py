@@ -1,0 +1,90 @@
+"""Matrices that are plain bytes at an offset of a file: raw binary, and what ``.npy`` and HDF5 files hold.
+
+Many processes fill one such file, each its own blocks: no two write the same byte, and no library stands between.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Literal, Self
+
+import ml_dtypes
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm.errors import InputError
+from distmm.storage.matrix import Matrix, check_dtype, modified
+from distmm.storage.output import Target
+
+__all__ = ["FlatTarget", "RawMatrix", "split", "write_rows"]
+
+EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
+
+
+def split(path: str) -> tuple[str, str] | None:
+    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description; None for a path that is nothing like it."""
+    found = re.fullmatch(r"(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
+    return None if found is None else (found[1], found[2])
+
+
+@dataclass(frozen=True)
+class RawMatrix(Matrix):
+    """A file of nothing but elements; ``path`` names the file, the shape, the type and the order."""
+
+    file: str = field(kw_only=True)
+    order: Literal["C", "F"] = field(kw_only=True)
+
+    @classmethod
+    def open(cls, file: str, description: str) -> Self:
+        """Check that the file is as long as its description says."""
+        sides, name, *rest = description.split(":")
+        path = f"{file}:{description}"
+        rows, columns = map(int, sides.split("x"))
+        try:
+            dtype = check_dtype(path, ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        except TypeError as error:
+            raise InputError(f"{path}: {name!r} is no type of elements; write it as {EXAMPLE}") from error
+        need, have = rows * columns * dtype.itemsize, os.path.getsize(file)
+        if need != have:
+            raise InputError(
+                f"{path}: {rows} x {columns} elements of {dtype} are {need} bytes, and the file has {have}; give its "
+                f"shape and type as {EXAMPLE}"
+            )
+        return cls(path, (rows, columns), dtype, None, file=file, order="F" if rest == ["F"] else "C")
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return size and time of the file too."""
+        return {**super().fingerprint(), **modified(self.file)}
+
+    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        whole = np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
+        return np.array(whole[rows, cols], order="K", subok=False)
+
+
+def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
+    """Write a block into a matrix of `width` columns, in C order, that begins at byte `offset` of a file.
+
+    Plain writes, not a map: a full disk is an OSError here, where a map would kill the worker by SIGBUS.
+    """
+    block = np.ascontiguousarray(block)
+    for i, line in enumerate([block] if block.shape[1] == width else block):
+        file.seek(offset + ((row + i) * width + column) * block.itemsize)
+        file.write(line.reshape(-1).view(np.uint8).data)
+
+
+@dataclass(frozen=True)
+class FlatTarget(Target):
+    """A matrix in C order from byte `offset` on of the draft."""
+
+    offset: int
+
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        with open(self.output.draft, "r+b") as file:
+            write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
+
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return once what was written is on the disk."""
+        with open(self.output.draft, "rb") as file:
+            os.fsync(file.fileno())

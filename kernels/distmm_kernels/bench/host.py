@@ -1,0 +1,66 @@
+"""What a product costs the host: microseconds of a call, and the first product of a new process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.select import select
+
+__all__ = ["call_microseconds", "first_milliseconds"]
+
+CALLS = 1000
+EDGE = 256
+
+
+def call_microseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
+    """Host time of one `multiply` of prepared operands that does not wait for the device."""
+    import cupy
+
+    kernel = select(Problem(EDGE, EDGE, EDGE, dtype), device, name=name)
+    with cupy.cuda.Device(device.index):
+        a, b = (cupy.ones((EDGE, EDGE), np.float32).astype(dtype) for _ in range(2))
+        a, b = kernel.prepare_a(a), kernel.prepare_b(b)
+        kernel.multiply(a, b, None)
+        fastest = float("inf")
+        for _ in range(5):  # the device falls behind after some hundred calls, and then calls wait for it
+            start = time.perf_counter()
+            for _ in range(CALLS // 5):
+                kernel.multiply(a, b, None, wait=False)
+            fastest = min(fastest, time.perf_counter() - start)
+            cupy.cuda.Device().synchronize()
+    return 1e6 * fastest / (CALLS // 5)
+
+
+# CuPy and its context come first: every program on the GPU pays for them, whatever it multiplies with
+_FIRST = """
+import sys, time
+import cupy, ml_dtypes, numpy as np
+name, dtype, n = sys.argv[1], np.dtype(sys.argv[2]), int(sys.argv[3])
+a = cupy.ones((n, n), np.float32).astype(dtype)
+cupy.cuda.Device().synchronize()
+start = time.perf_counter()
+from distmm_kernels.config import Problem
+from distmm_kernels.device import current
+from distmm_kernels.select import select
+kernel = select(Problem(n, n, n, dtype), current(), name=name)
+kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(a), None)
+print(time.perf_counter() - start)
+"""
+
+
+def first_milliseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
+    """Time of the first product of a new process that has a CUDA context; `call_microseconds` has compiled before."""
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
+    command = [sys.executable, "-c", _FIRST, name, dtype.name, str(EDGE)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    return 1e3 * float(done.stdout.split()[-1])

@@ -1,0 +1,256 @@
+"""Our kernels next to cuBLAS: the same products, in turns, so that both meet the GPU in the same state.
+
+A GPU under load lowers its clock to stay within its power limit, and how far depends on what ran before. So each
+contestant of a heat runs once in each round, in shuffled order, after a short pause: the first milliseconds after it
+are the burst rate, the rest the sustained one; the median over rounds counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from distmm_kernels.bench.host import call_microseconds, first_milliseconds
+from distmm_kernels.bench.peers import peer
+from distmm_kernels.bench.results import Results, Run
+from distmm_kernels.bench.timing import rotation
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.select import select
+
+__all__ = ["HEATS", "SIZES", "Heat", "race"]
+
+Size = tuple[int, int, int]
+
+SIZES: tuple[Size, ...] = (
+    *((n, n, n) for n in (512, 1024, 2048, 4096, 8192, 16384)),
+    (8191, 8193, 8190),
+    (65536, 512, 4096),
+    (512, 512, 65536),
+)
+
+
+@dataclass(frozen=True)
+class Heat:
+    """Kernels that one peer is raced against.
+
+    Attributes
+    ----------
+    dtype, out
+        Of operands and result.
+    kernels
+        Their names. Each runs twice: on prepared operands, and with both operands prepared for each product.
+    tf32
+        Whether the peer may round float32 to TF32.
+    """
+
+    dtype: str
+    precision: str
+    kernels: tuple[str, ...]
+    out: str
+    tf32: bool = False
+
+
+HEATS = (
+    Heat("float32", "highest", ("fp16x3", "tf32x3"), "float32"),
+    Heat("float32", "ieee", ("register_tiled",), "float32"),
+    Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
+    Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
+    Heat("bfloat16", "highest", ("hopper",), "float32"),
+    Heat("float16", "highest", ("hopper",), "float16"),
+    Heat("float16", "highest", ("hopper",), "float32"),
+    Heat("int8", "ieee", ("hopper",), "int32"),
+)
+
+PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn
+SAMPLES = 64  # rows and columns that errors are taken on
+
+
+@dataclass(frozen=True)
+class _Contestant:
+    name: str
+    whole: bool  # operands prepared within the measured time
+    call: Callable[[int], Any]  # enqueue the product of the i-th pair of operands
+
+
+def race(
+    device: Device,
+    sizes: Sequence[Size] = SIZES,
+    heats: Sequence[Heat] = HEATS,
+    rounds: int = 5,
+    seed: int = 0,
+    progress: Callable[[Run], None] | None = None,
+) -> Results:
+    """Race every heat at every size on one GPU, operands in its memory, normally distributed (int8: -9 to 9).
+
+    Raises
+    ------
+    ValueError
+        If the device is no GPU or ``rounds`` is less than 1.
+    """
+    if device.kind != "cuda" or rounds < 1:
+        raise ValueError(f"cannot race on {device} in {rounds} rounds: it takes a GPU, and one round or more")
+    import cupy
+
+    results = Results.of(device, seed, rounds)
+    with cupy.cuda.Device(device.index):
+        results.copy_rate = _copy_rate()
+        for heat in heats:
+            for size in sizes:
+                try:
+                    found = _heat(heat, size, device, rounds, seed)
+                except (LookupError, ValueError, RuntimeError) as error:
+                    # no PyTorch, no such kernel on this GPU, or a size that the peer refuses
+                    results.note(f"{heat.dtype} to {heat.out}, {'x'.join(map(str, size))}: {error}")
+                    continue
+                results.runs += found
+                if progress is not None:
+                    for run in found:
+                        progress(run)
+                cupy.get_default_memory_pool().free_all_blocks()
+    for name, dtype in {name: run.dtype for run in results.runs if (name := run.contestant) != run.peer}.items():
+        results.host_us[name] = call_microseconds(name, _dtype(dtype), device)
+        results.first_ms[name] = first_milliseconds(name, _dtype(dtype), device)
+    return results
+
+
+def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> list[Run]:
+    import cupy
+
+    m, k, n = size
+    dtype, out = _dtype(heat.dtype), _dtype(heat.out)
+    peer_name, adopt, multiply = peer(dtype, out, heat.tf32)
+    problem = Problem(m, k, n, dtype)
+    kernels = [select(problem, device, name=name) for name in heat.kernels]
+    bytes_of_one = (m * k + k * n) * dtype.itemsize
+    copies = rotation(bytes_of_one, device_l2(device))
+    pairs = [(_normal((m, k), dtype, seed + 2 * i), _normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]
+    adopted = [(adopt(a), adopt(b)) for a, b in pairs]
+    contestants = [_Contestant(peer_name, True, lambda i: multiply(*adopted[i % copies]))]
+    for kernel in kernels:
+        prepared = [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs]
+
+        def whole(i: int, kernel: Any = kernel) -> Any:
+            a, b = pairs[i % copies]
+            left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
+            return kernel.multiply(left, right, None, dtype=out, wait=False)
+
+        def alone(i: int, kernel: Any = kernel, prepared: Any = prepared) -> Any:
+            return kernel.multiply(*prepared[i % copies], None, dtype=out, wait=False)
+
+        contestants += [_Contestant(kernel.name, True, whole), _Contestant(kernel.name, False, alone)]
+    errors = [_errors(contestant.call(0), *pairs[0]) for contestant in contestants]
+    seconds = {contestant: _seconds(contestant.call, 3) for contestant in contestants}
+    taken: dict[_Contestant, list[tuple[float, float]]] = {contestant: [] for contestant in contestants}
+    order = random.Random(seed)
+    for _ in range(rounds):
+        for contestant in order.sample(contestants, len(contestants)):
+            taken[contestant].append(_turn(contestant.call, seconds[contestant]))
+    operations = (8 if dtype.kind == "c" else 2) * m * k * n
+    medians = {c: [statistics.median(turn[part] for turn in turns) for part in (0, 1)] for c, turns in taken.items()}
+    first = medians[contestants[0]]
+    moved = bytes_of_one + m * n * out.itemsize
+    cupy.cuda.Device().synchronize()
+    return [
+        Run(
+            m, k, n, heat.dtype, heat.precision, heat.out, c.name, c.whole, peer_name,
+            tflops=operations / sustained / 1e12, burst=operations / burst / 1e12,
+            ratio=first[1] / sustained, burst_ratio=first[0] / burst,
+            error=error, worst=worst, intensity=operations / moved,
+        )
+        for (c, (burst, sustained)), (error, worst) in zip(medians.items(), errors, strict=True)
+    ]  # fmt: skip
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
+    """Seconds of one product in a burst after a pause, and sustained after that."""
+    import cupy
+
+    first, then = (max(1, math.ceil(part / seconds)) for part in (BURST, SUSTAINED))
+    start, middle, stop = (cupy.cuda.Event() for _ in range(3))
+    time.sleep(PAUSE)
+    start.record()
+    for i in range(first):
+        call(i)
+    middle.record()
+    for i in range(first, first + then):
+        call(i)
+    stop.record()
+    stop.synchronize()
+    elapsed = cupy.cuda.get_elapsed_time
+    return elapsed(start, middle) / 1e3 / first, elapsed(middle, stop) / 1e3 / then
+
+
+def _seconds(call: Callable[[int], Any], number: int) -> float:
+    """Seconds of one product, roughly: enough to say how many make a turn."""
+    import cupy
+
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+    call(0)
+    start.record()
+    for i in range(number):
+        call(i)
+    stop.record()
+    stop.synchronize()
+    return max(1e-6, float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / number)
+
+
+def _normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
+    import cupy
+
+    rng = cupy.random.default_rng(seed)
+    if dtype.kind == "i":
+        return rng.integers(-9, 10, shape).astype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    return rng.standard_normal(shape, dtype=np.float64 if dtype == np.float64 else np.float32).astype(dtype)
+
+
+def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
+    """Norm of the error over the norm of the product, and the largest error over ``|A| |B|``, on sampled elements."""
+    import cupy
+
+    rng = np.random.default_rng(0)
+    rows, columns = (rng.choice(size, min(SAMPLES, size), replace=False) for size in (a.shape[0], b.shape[1]))
+    wide = np.complex128 if a.dtype.kind == "c" else np.float64
+    if not isinstance(d, cupy.ndarray):
+        d = cupy.from_dlpack(d.float() if "bfloat16" in str(d.dtype) else d)
+    left, right, found = _widened(a)[rows].astype(wide), _widened(b)[:, columns].astype(wide), _widened(d)[rows]
+    exact = left @ right
+    difference = cupy.abs(found[:, columns].astype(wide) - exact)
+    norm = cupy.linalg.norm
+    return float(norm(difference) / norm(exact)), float((difference / (abs(left) @ abs(right))).max())
+
+
+def _widened(array: Any) -> Any:
+    return array if array.dtype.kind == "i" or array.dtype.itemsize > 2 else array.astype(np.float32)
+
+
+@functools.cache
+def device_l2(device: Device) -> int:
+    """Bytes of the second-level cache."""
+    import cupy
+
+    return int(cupy.cuda.Device(device.index).attributes["L2CacheSize"])
+
+
+def _copy_rate() -> float:
+    """Bytes a second that a large copy reads and writes."""
+    import cupy
+
+    source = cupy.ones(1 << 28, np.float32)
+    target = cupy.empty_like(source)
+    return float(2 * source.nbytes / _seconds(lambda _: cupy.copyto(target, source), 10))

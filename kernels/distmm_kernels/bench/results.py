@@ -1,0 +1,134 @@
+"""What a race found: a table, JSON, and the roofline."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from distmm_kernels.bench.report import figure, versions
+from distmm_kernels.device import Device
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Results", "Run"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One contestant's product.
+
+    Attributes
+    ----------
+    contestant
+        Name of a kernel, or the peer's own.
+    whole
+        Whether both operands were prepared for each product, in the measured time; a peer needs no preparation.
+    tflops, burst
+        10^12 operations a second, sustained and in the first milliseconds; a complex multiply-add counts 8.
+    ratio, burst_ratio
+        How many times as fast as the peer.
+    error, worst
+        On samples, against float64: norm of the error over that of the product; largest error over ``|A| |B|``.
+    intensity
+        Operations for a byte of A, B and C.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: str
+    precision: str
+    out: str
+    contestant: str
+    whole: bool
+    peer: str
+    tflops: float
+    burst: float
+    ratio: float
+    burst_ratio: float
+    error: float
+    worst: float
+    intensity: float
+
+    @property
+    def size(self) -> str:
+        """The sizes as text, one number if the product is square."""
+        return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
+
+
+@dataclass
+class Results:
+    """All runs of a race and where it was held.
+
+    Attributes
+    ----------
+    copy_rate
+        Bytes a second that a large copy on the device reads and writes.
+    host_us, first_ms
+        By kernel: host microseconds of one `multiply` that does not wait; milliseconds of the first product of a
+        process whose kernels are compiled already.
+    """
+
+    device: str
+    seed: int
+    rounds: int
+    versions: dict[str, str]
+    copy_rate: float = 0.0
+    runs: list[Run] = field(default_factory=list)
+    host_us: dict[str, float] = field(default_factory=dict)
+    first_ms: dict[str, float] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, device: Device, seed: int, rounds: int) -> Results:
+        """Start empty results for a device."""
+        return cls(str(device), seed, rounds, versions())
+
+    def note(self, text: str) -> None:
+        """Add a remark, once."""
+        if text not in self.notes:
+            self.notes.append(text)
+
+    def table(self) -> Table:
+        """Lay the runs out as a table for ``rich.console.Console().print``."""
+        from rich.table import Table
+
+        lines = [f"copy on the device: {self.copy_rate / 1e12:.3g} TB/s, read and written"] if self.copy_rate else []
+        for words, figures in (("host time of a call", self.host_us), ("first product of a process", self.first_ms)):
+            unit = "µs" if figures is self.host_us else "ms"
+            if figures:
+                lines.append(f"{words}: " + ", ".join(f"{name} {value:.3g} {unit}" for name, value in figures.items()))
+        table = Table(title=f"{self.device}, {self.rounds} rounds", caption="\n".join([*lines, *self.notes]) or None)
+        for heading in ("operands", "precision", "result", "m x k x n", "contestant", ""):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("TFLOP/s", "x cuBLAS", "burst", "x cuBLAS", "error", "worst"):
+            table.add_column(heading, justify="right")
+        previous = None
+        for run in self.runs:
+            group = (run.dtype, run.precision, run.out, run.size)
+            if previous not in (None, group):
+                table.add_section()
+            table.add_row(
+                *(group if previous != group else ("",) * 4),
+                "cuBLAS" if run.contestant == run.peer else run.contestant,
+                "" if run.contestant == run.peer else "whole" if run.whole else "prepared",
+                *map(figure, (run.tflops, run.ratio, run.burst, run.burst_ratio)),
+                f"{run.error:.2g}",
+                f"{run.worst:.2g}",
+            )
+            previous = group
+        return table
+
+    def to_json(self, path: str | Path) -> None:
+        """Write everything as JSON."""
+        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
+
+    def plot(self, path: str | Path) -> tuple[Path, Path]:
+        """Draw the roofline as ``path`` with .png and .svg; return both paths."""
+        from distmm_kernels.bench.roofline import draw
+
+        return draw(self, Path(path))

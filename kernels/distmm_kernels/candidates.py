@@ -1,0 +1,235 @@
+"""The table of kernels: what each multiplies, how precisely, on which devices, and how fast it was measured to be."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
+from distmm_kernels.tiling import TILINGS
+
+__all__ = ["CANDIDATES", "SIZES", "Candidate", "rate"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One row of the table.
+
+    Attributes
+    ----------
+    kernel
+        ``module:class`` below ``distmm_kernels.gemm``.
+    dtypes
+        Operands that it multiplies, by name.
+    precision
+        The strictest of ``PRECISIONS`` that float products meet; integer products are exact in every kernel.
+    granule
+        The kernel's own; None if it promises no bits.
+    tile
+        Rows and columns of C that one thread block owns: what sticks out of C is worked on in vain.
+    loads
+        Loads from global memory for one element of C; None for a kernel whose threads load nothing themselves.
+    capabilities
+        The least and the greatest compute capability.
+    by_name_only
+        True for what is never chosen unasked: a peer that we measure ourselves against.
+    """
+
+    name: str
+    device_kind: str
+    kernel: str
+    idea: str
+    dtypes: frozenset[str]
+    precision: str
+    granule: int | None
+    tile: tuple[int, int] = (1, 1)
+    loads: Callable[[Problem], int] | None = None
+    capabilities: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (99, 0))
+    by_name_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"{self.name} has precision {self.precision!r}: use one of {', '.join(PRECISIONS)}")
+
+
+ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
+FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
+FLOAT32 = frozenset({"float32"})
+HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
+
+
+def _register_loads(problem: Problem) -> int:
+    tiling = TILINGS[problem.accumulator.name][0]
+    steps = -(-problem.k // tiling.depth) * tiling.depth
+    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
+
+
+CANDIDATES = (
+    Candidate(
+        "cpu", "cpu", "cpu:CpuKernel", "BLAS for floats, packed tiles on all cores for integers", ALL, "ieee", None
+    ),
+    Candidate(
+        "hopper_bf16",
+        "cuda",
+        "hopper:HopperBf16Kernel",
+        "operands rounded to bfloat16, on tensor cores",
+        FLOAT32,
+        "medium",
+        granule=64,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "hopper_tf32",
+        "cuda",
+        "hopper:HopperTf32Kernel",
+        "operands rounded to TF32, on tensor cores",
+        FLOAT32,
+        "high",
+        granule=32,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "hopper",
+        "cuda",
+        "hopper:HopperKernel",
+        "tensor cores fed by the tensor memory accelerator",
+        frozenset(dtype.name for dtype in NARROW),
+        "highest",
+        granule=64,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "fp16x3",
+        "cuda",
+        "emulated:Fp16x3Kernel",
+        "three products of scaled float16 halves, on tensor cores",
+        FLOAT32,
+        "highest",
+        granule=8192,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "tf32x3",
+        "cuda",
+        "emulated:Tf32x3Kernel",
+        "three products of TF32 halves, on tensor cores",
+        FLOAT32,
+        "highest",
+        granule=8192,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "register_tiled",
+        "cuda",
+        "register_tiled:RegisterTiledKernel",
+        "tiles in shared memory, and tiles of those in registers",
+        ALL,
+        "ieee",
+        granule=1,
+        tile=(64, 64),
+        loads=_register_loads,
+        capabilities=((8, 0), (99, 0)),  # asynchronous copies to shared memory
+    ),
+    Candidate(
+        "tiled",
+        "cuda",
+        "tiled:TiledKernel",
+        f"{TILE} x {TILE} tiles in shared memory",
+        ALL,
+        "ieee",
+        granule=1,
+        tile=(TILE, TILE),
+        # a thread loads one element of A and one of B for each tile along k
+        loads=lambda problem: 2 * -(-problem.k // TILE),
+    ),
+    Candidate(
+        "naive",
+        "cuda",
+        "naive:NaiveKernel",
+        "one thread per element of C",
+        ALL,
+        "ieee",
+        granule=1,
+        tile=(TILE, TILE),
+        loads=lambda problem: 2 * problem.k,
+    ),
+    Candidate(
+        "guvectorized",
+        "cuda",
+        "guvectorized:GuvectorizedKernel",
+        "Numba's generalised ufunc, one thread per row of C",
+        ALL,
+        "ieee",
+        granule=1,
+        tile=(TILE, TILE),
+        loads=lambda problem: 2 * problem.k,
+    ),
+    Candidate(
+        "cublas", "cuda", "cublas:CublasKernel", "NVIDIA's library, through CuPy", FLOATS, "highest", None,
+        by_name_only=True,
+    ),
+)  # fmt: skip
+
+# TFLOP/s of whole products, operands prepared in each, of n x n matrices; by operand, or by accumulator where a kernel
+# converts to that. One NVIDIA H200, normally distributed data (README.md says how).
+SIZES = (512, 1024, 2048, 4096, 8192)
+_RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
+    (9, 0): {
+        "hopper_bf16": {"float32": (8, 50, 210, 450, 580)},
+        "hopper_tf32": {"float32": (8, 45, 170, 300, 340)},
+        "hopper": {
+            "bfloat16": (15, 110, 480, 680, 690),
+            "float16": (15, 110, 480, 670, 680),
+            "int8": (15, 110, 500, 1000, 1200),
+        },
+        "fp16x3": {"float32": (4, 28, 118, 190, 213)},
+        "tf32x3": {"float32": (4, 24, 92, 109, 119)},
+        "register_tiled": {
+            "float32": (12, 38, 50, 51.5, 53),
+            "int32": (10, 22, 29, 31, 31),
+            "float64": (8, 16, 22, 25.5, 26),
+            "int64": (3, 5, 6, 6.3, 6.3),
+            "complex64": (20, 38, 44, 46, 47),
+            "complex128": (12, 20, 23, 25, 25),
+        },
+        "tiled": {
+            "float32": (1, 4.5, 7, 7.4, 7.4),
+            "int32": (1, 4.5, 7, 7.3, 7.3),
+            "float64": (1, 3, 4.2, 4.5, 4.5),
+            "int64": (1, 2.5, 3.1, 3.2, 3.2),
+            "complex64": (2, 6, 8, 8.4, 8.4),
+            "complex128": (2, 4, 5, 5, 5),
+        },
+        "naive": dict.fromkeys(TILINGS, (0.9, 1.9, 2.5, 2.6, 2.6)),
+        "guvectorized": {name: (0.0075,) * len(SIZES) for name in TILINGS},
+    }
+}
+# A GPU that nobody has measured chooses as this one: its kernels stand in the same order for the same reasons.
+_MEASURED = (9, 0)
+
+
+def rate(candidate: Candidate, problem: Problem, capability: tuple[int, int], edge: float) -> float:
+    """Operations a second, at which ``2 m k n`` are done (4 times as many for complex numbers).
+
+    Parameters
+    ----------
+    edge
+        Size of a cube of as many multiply-adds. Between measured sizes the logarithm is interpolated; below the least
+        one, time is constant, and above the greatest, the rate is.
+    """
+    rates = _RATES.get(capability, _RATES[_MEASURED])[candidate.name]
+    measured = rates.get(problem.dtype.name) or rates[problem.accumulator.name]
+    if edge <= SIZES[0]:
+        return 1e12 * measured[0] * (edge / SIZES[0]) ** 3
+    for (low, below), (high, above) in itertools.pairwise(zip(SIZES, measured, strict=True)):
+        if edge <= high:
+            share = math.log(edge / low) / math.log(high / low)
+            return 1e12 * below * math.exp(share * math.log(above / below))
+    return 1e12 * measured[-1]

@@ -1,0 +1,141 @@
+"""What happens to a tile of C in registers besides multiplication: loaded, scaled, stored through shared memory.
+
+Each warp looks after its own 16 rows, so no warp waits for another. The layout of registers is that of
+`distmm_kernels.device_code.wgmma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+
+from distmm_kernels.device_code.llvm import Registers, intrinsic
+from distmm_kernels.device_code.ptx import assembly, of_arity
+from distmm_kernels.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output
+
+__all__ = ["load_c", "scale", "store_d"]
+
+i32, u32, u64 = types.int32, types.uint32, types.uint64
+I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def load_c(columns: int, integer: bool) -> Callable[..., None]:
+    """Make ``load_c(acc, address, pitch, left, left_below)``: read 32-bit C into accumulators.
+
+    ``address`` is that of the thread's first element and a multiple of 8, as ``pitch``, the bytes from one row to the
+    next, is. ``left`` columns, from that element on, exist in its row, and ``left_below`` in the row 8 further down;
+    what does not exist becomes 0.
+    """
+    number, letter = (I32, "r") if integer else (F32, "f")
+    pairs = [
+        assembly(
+            f"{{ .reg .pred both, one; setp.gt.s32 both, $3, {8 * j + 1}; setp.eq.s32 one, $3, {8 * j + 1}; "
+            f"mov.b32 $0, 0; mov.b32 $1, 0; "
+            f"@both ld.global.v2.b32 {{$0, $1}}, [$2+{32 * j}]; @one ld.global.b32 $0, [$2+{32 * j}]; }}",
+            [number, number],
+            [I64, I32],
+            [f"=&{letter}", f"=&{letter}", "l", "r"],
+            clobbers_memory=False,
+        )
+        for j in range(columns // 8)
+    ]
+
+    def code(context, builder, signature, values):
+        acc, address, pitch, left, left_below = values
+        acc = Registers(context, builder, signature.args[0], acc)
+        below = builder.add(address, builder.mul(pitch, I64(8)))
+        for j, pair in enumerate(pairs):
+            quad = [*pair(builder, [address, left]), *pair(builder, [below, left_below])]
+            acc.put(4 * j, [(element,) for element in quad])
+        return context.get_dummy_value()
+
+    return intrinsic(code, of_arity(5, lambda acc, *_: types.void(acc, u64, u64, i32, i32)))
+
+
+def scale(columns: int) -> Callable[..., None]:
+    """Make ``scale(acc, rows, columns)``: multiply by a factor of the row, then by one of the column.
+
+    In two steps, since the product of the factors may be no float32 where the result is. ``rows`` and ``columns`` are
+    the addresses of the factors of the thread's first element; both lists are padded so that a tile may be read whole.
+    """
+    one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
+    two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
+
+    def code(context, builder, signature, values):
+        acc = Registers(context, builder, signature.args[0], values[0])
+        rows = [one(builder, [builder.add(values[1], I64(4 * row))])[0] for row in (0, 8)]
+        for j in range(columns // 8):
+            by_column = two(builder, [builder.add(values[2], I64(32 * j))])
+            quad = [element for (element,) in acc.get(4 * j, 4)]
+            acc.put(
+                4 * j,
+                [(builder.fmul(builder.fmul(x, rows[i // 2]), by_column[i % 2]),) for i, x in enumerate(quad)],
+            )
+        return context.get_dummy_value()
+
+    return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u64, u64)))
+
+
+def store_d(tile: HopperTile) -> Callable[..., None]:
+    """Make ``store_d(acc, buffers, row, permuted, lane, map, x, y, z, left)``: a warp stores its 16 rows of D by TMA.
+
+    Box after box of 128 bytes a row goes through the warp's buffers in shared memory, whose address is ``buffers``;
+    where a lane writes there, `distmm_kernels.hopper_tiles.box_place` says. The first box's first element in D is
+    ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns with stores under way; the next call waits where it
+    would overwrite what they read.
+    """
+    slots, put = tile.slots, _put_words if tile.box_columns == 32 else _put_halves
+    first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
+    free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
+    together = assembly("bar.warp.sync 0xffffffff;", [], [], [])
+    visible = assembly("fence.proxy.async.shared::cta;", [], [], [])
+    # without a store it is an empty group, so that the count of groups is that of boxes
+    send = assembly(
+        "{ .reg .pred p, q; setp.eq.u32 p, $0, 0; setp.gt.and.s32 q, $6, 0, p; "
+        "@q cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$1, {$3, $4, $5}], [$2]; "
+        "@p cp.async.bulk.commit_group; }",
+        [],
+        [I32, I64, I32, I32, I32, I32, I32],
+        ["r", "l", "r", "r", "r", "r", "r"],
+    )
+
+    def code(context, builder, signature, values):
+        acc = Registers(context, builder, signature.args[0], values[0])
+        _, buffers, row, permuted, lane, tensor_map, x, y, z, left = values
+        for box in range(tile.columns // tile.box_columns):
+            buffer = builder.add(buffers, I32(box % slots * WARP_ROWS * SPAN))
+            free(builder, [lane])
+            together(builder, [])
+            put(builder, acc, box, tile.output, builder.add(buffer, row), permuted)
+            visible(builder, [])
+            together(builder, [])
+            along = I32(box * tile.box_columns)
+            send(builder, [lane, tensor_map, buffer, builder.add(x, along), y, z, builder.sub(left, along)])
+        return context.get_dummy_value()
+
+    return intrinsic(code, of_arity(10, lambda acc, *_: types.void(acc, u32, u32, u32, u32, u64, i32, i32, i32, i32)))
+
+
+def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Pairs of 32-bit words: 8 columns are two units, and a thread's pair is one half of a unit."""
+    number, letter = (F32, "f") if output == "float32" else (I32, "r")
+    put = assembly("st.shared.v2.b32 [$0], {$1, $2};", [], [I32, number, number], ["r", letter, letter])
+    for j in range(4):
+        quad = [element for (element,) in acc.get(4 * (4 * box + j), 4)]
+        place = builder.add(row, builder.xor(permuted, I32(32 * j)))
+        put(builder, [place, *quad[:2]])
+        put(builder, [builder.add(place, I32(8 * SPAN)), *quad[2:]])
+
+
+def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Four 8 x 8 matrices of 16-bit numbers, 16 columns of 16 rows, with each stmatrix."""
+    name = "bf16" if output == "bfloat16" else "f16"
+    narrow = assembly(f"cvt.rn.{name}x2.f32 $0, $2, $1;", [I32], [F32, F32], ["=r", "f", "f"], pure=True)
+    put = assembly("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5, ["r"] * 5)
+    for j in range(4):
+        part = [element for (element,) in acc.get(8 * (4 * box + j), 8)]
+        words = [narrow(builder, part[i : i + 2])[0] for i in range(0, 8, 2)]
+        put(builder, [builder.add(row, builder.xor(permuted, I32(32 * j))), *words])

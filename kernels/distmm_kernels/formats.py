@@ -1,0 +1,123 @@
+"""How float32 operands are stored for tensor cores: split into narrower parts, scaled, padded; and when that is right.
+
+A tensor core multiplies numbers of 11 significant bits exactly. A float32 has 24, so it becomes a sum of two such
+numbers, ``x = scale * (hi + lo)``, and ``a b = hi hi + hi lo + lo hi`` up to ``lo lo``, at most 2^-22 of it (Ootomo and
+Yokota, IJHPCA 2022). In TF32 the parts keep 22 to 24 bits of any number; in float16, where tensor cores are twice as
+fast, of numbers that do not differ too much within a row of A (a column of B): a power of two brings the row's maximum
+to [2^14, 2^15), where it is as large as float16 lets it be.
+
+The scale belongs to one row and `GRANULE` steps of k, counted from the operand's first: so an operand that is cut there
+has the same parts as the whole. What a format cannot hold is a `Guard`, found while splitting, for each granule.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "Placement", "granules", "place", "warps_of"]
+
+GRANULE = 8192  # a row of it is what the registers of one thread block hold; blocks of a matrix are rarely deeper
+
+TOP = 14  # exponent that a row's maximum is scaled to: rounded up it is 2^15 at most, and 2^16 is no float16
+LARGEST_EXPONENT = 60  # of a row's maximum, up and down: beyond it, scaling could leave float32's range
+# float16 has its 10 bits behind the first one down to 2^-14, and lo, 11 or 12 bits below x, must still have them.
+# Smaller numbers keep fewer bits, down to the last float16, 2^-24.
+SMALL_EXPONENT = -3
+SHARE = 64  # a row may have one small number in so many that are not zero; N(0, 1) has one in 40,000
+# Products of TF32 numbers within these bounds neither overflow nor vanish, summed over any k.
+TF32_LARGEST_EXPONENT = 56
+TF32_SMALLEST_EXPONENT = -50
+
+TMA_BYTES = 16  # alignment of what the tensor memory accelerator loads, and of four float32
+
+
+class Guard(enum.IntFlag):
+    """Why a granule of an operand cannot be held in a format."""
+
+    OVERFLOW = 1  # infinite, not a number, or too large
+    UNDERFLOW = 2  # a row's maximum too small to scale, or too many numbers whose products would vanish
+    RANGE = 4  # too many numbers of a row small against its maximum
+
+
+@dataclass(frozen=True)
+class Format:
+    """How one float32 is stored.
+
+    Attributes
+    ----------
+    dtype
+        Of each part.
+    parts
+        1 for the rounded number, 2 for hi and lo.
+    """
+
+    name: str
+    dtype: np.dtype[Any]
+    parts: int
+
+    @property
+    def scaled(self) -> bool:
+        """Whether parts are scaled by a power of two for each row and granule: float16 has not the exponents."""
+        return self.dtype.itemsize == 2
+
+    @property
+    def guarded(self) -> bool:
+        """Whether numbers that the format cannot hold are looked for. A rounded number promises nothing."""
+        return self.parts == 2
+
+    @property
+    def along_k(self) -> bool:
+        """Whether tensor cores want k contiguous."""
+        return self.dtype.itemsize != 2
+
+    @property
+    def multiple(self) -> int:
+        """Elements that a padded row is a multiple of."""
+        return TMA_BYTES // self.dtype.itemsize
+
+
+FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2)
+TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2)
+TF32 = Format("tf32", np.dtype("float32"), 1)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a stack of matrices ``(batch, rows, k)`` may be read.
+
+    Attributes
+    ----------
+    contiguous
+        Axis of unit stride: ``"k"`` or ``"rows"``; None if neither has it, then it is copied first.
+    aligned
+        Whether four neighbours along that axis lie on 16 bytes, everywhere.
+    """
+
+    contiguous: str | None
+    aligned: bool
+
+
+def place(shape: tuple[int, ...], strides: tuple[int, ...], address: int, itemsize: int) -> Placement:
+    """Say how a stack ``(batch, rows, k)`` may be read, from its strides in bytes and its first element's address.
+
+    An axis of one element may count as having any stride. k is preferred: it needs no transposition.
+    """
+    for axis, contiguous in ((2, "k"), (1, "rows")):
+        if strides[axis] == itemsize or shape[axis] == 1:
+            others = [strides[i] for i in range(3) if i != axis and shape[i] > 1]
+            return Placement(contiguous, all(number % TMA_BYTES == 0 for number in (address, *others)))
+    return Placement(None, aligned=False)
+
+
+def granules(k: int) -> int:
+    """Count the granules of an operand; the last one may be shorter."""
+    return -(-k // GRANULE)
+
+
+def warps_of(k: int) -> int:
+    """Warps of a block that share a row, so that their registers hold a granule of it, or all of it if that is less."""
+    return next(warps for warps in (1, 2, 4, 8) if warps * (GRANULE // 8) >= min(k, GRANULE))

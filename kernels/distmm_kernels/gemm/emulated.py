@@ -1,0 +1,234 @@
+"""float32 products on tensor cores that multiply 11 bits: three products of halves, each granule of k by what suits it.
+
+``A B = A_low B_high + A_high B_low + A_high B_high``: the halves are those of `distmm_kernels.formats`. The Hopper
+kernel adds the products, and takes the sum out of the tensor cores every stage, since those truncate. float16 halves
+are twice as fast as TF32 ones, and right for numbers of like size; where a guard says otherwise, the granule takes
+another way:
+
+1. float16 halves with scales;
+2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
+3. float32 multiply-adds: infinities, subnormals, and short granules, where a chain has fewer roundings than a split.
+
+A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.gemm.aligned import AlignedKernel, addable
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.hopper_launch import HopperGemm, Scales
+from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
+from distmm_kernels.kernel import Array
+from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
+from distmm_kernels.tensor_map import MatrixStack
+
+__all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
+
+# A chain of fewer multiply-adds has a smaller error than the split: twins.py, N(0, 1) and U(0, 1)
+SHORTEST = 256
+
+MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
+
+
+class Way(enum.Enum):
+    """How a granule is multiplied."""
+
+    FP16X3 = enum.auto()
+    TF32X3 = enum.auto()
+    IEEE = enum.auto()
+
+
+@dataclass(frozen=True, eq=False)
+class SplitOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    matrices
+        The operand itself, ``(*batch, rows, k)``: A, or B transposed. Kept for granules that take another way.
+    parts, found
+        Its halves, and what their guards found.
+    """
+
+    shape: tuple[int, ...]
+    matrices: Array
+    parts: Parts
+    found: Found
+    pieces: dict[tuple[str, int], tuple[Parts, Piece, Found]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory, those of the operand itself included."""
+        return int(self.matrices.nbytes) + self.parts.nbytes
+
+    def granule(self, index: int) -> Array:
+        """Return one granule of the operand itself."""
+        return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
+
+    def piece(self, index: int, form: Format, device: Device) -> tuple[Parts, Piece, Found]:
+        """Return one granule in a format, and what was found in it; split at the first call if not by `prepare`."""
+        key = form.name, index
+        if key not in self.pieces:
+            if form is self.parts.format:
+                self.pieces[key] = self.parts, self.parts.piece(index), self.found
+            else:
+                parts, found = splitter(form, device)(as_stack(self.granule(index)))
+                self.pieces[key] = parts, parts.piece(0), found
+        return self.pieces[key]
+
+
+class Fp16x3Kernel(AlignedKernel):
+    """Halves in float16, where the operands allow it."""
+
+    name = "fp16x3"
+    granule = GRANULE
+    form: ClassVar[Format] = FP16_PAIR
+    first: ClassVar[Way] = Way.FP16X3
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._ieee = RegisterTiledKernel(problem, device)
+        self._gemms: dict[tuple[Any, ...], HopperGemm] = {}
+
+    def _format(self, block: Array, operand: str) -> SplitOperand:
+        block = block.astype(self.dtype, copy=False)
+        matrices = block if operand == "A" else block.swapaxes(-1, -2)
+        return SplitOperand(block.shape, matrices, *splitter(self.form, self.device)(as_stack(matrices)))
+
+    def _check(self, operand: Any, name: str) -> None:
+        if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
+            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+
+    def _accumulate(self, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
+        lengths = [min(GRANULE, a.shape[-1] - first) for first in range(0, a.shape[-1], GRANULE)]
+        expected = [self.first if length >= SHORTEST else Way.IEEE for length in lengths]
+        # While the guards are on their way, the product that they nearly always allow is begun: nobody waits. If one
+        # is raised after all, D is computed again; C is still there.
+        begun = not (a.found.here and b.found.here)
+        if begun:
+            self._chain(expected, a, b, c, d)
+        ways = [way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected)]
+        if not begun or ways != expected:
+            self._chain(ways, a, b, c, d)
+
+    def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
+        """Choose for one granule, from its guards."""
+        if not (a.found.guards[index] or b.found.guards[index]):
+            return self.first
+        if self.first is Way.FP16X3:
+            found = [operand.piece(index, TF32_PAIR, self.device)[2] for operand in (a, b)]
+            if not any(one.guards[0] for one in found):
+                return Way.TF32X3
+        return Way.IEEE
+
+    def _chain(self, ways: list[Way], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
+        """Add granule after granule; all but the first to what is in D already, element by element."""
+        index = 0
+        while index < len(ways):
+            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d), ways[index]
+            if count > 1:
+                self._side_by_side(index, count, a, b, c, d)
+            elif way is Way.IEEE:
+                self._ieee._accumulate(a.granule(index), b.granule(index).swapaxes(-1, -2), c, d)
+            else:
+                form = FP16_PAIR if way is Way.FP16X3 else TF32_PAIR
+                left, right = (operand.piece(index, form, self.device)[:2] for operand in (a, b))
+                self._tensor_cores(left, a.shape[:-2], right, b.shape[:-2], c, d)
+            index += count
+            c = d
+
+    def _at_once(self, ways: list[Way], k: int, d: Array) -> int:
+        """Return how many granules to multiply at once: more than one where one leaves processors without work.
+
+        Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
+        """
+        tiles = -(-d.shape[-2] // ROWS) * -(-d.shape[-1] // ROWS)
+        if d.ndim > 2 or 2 * tiles > self.device.multiprocessors or ways[0] is not Way.FP16X3:
+            return 1
+        alike = next((i for i, way in enumerate(ways) if way is not Way.FP16X3), len(ways))
+        return max(1, min(alike, k // GRANULE, MOST_AT_ONCE))
+
+    def _side_by_side(
+        self, first: int, count: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array
+    ) -> None:
+        products = self._rows((count, *d.shape), self.accumulator)
+        left, right = ((operand.parts, operand.parts.side_by_side(first, count)) for operand in (a, b))
+        self._tensor_cores(left, (count,), right, (count,), None, products)
+        for product in products:
+            if c is None:
+                d[...] = product
+            else:
+                self._module.add(c, product, out=d)
+            c = d
+
+    def _tensor_cores(
+        self,
+        left: tuple[Parts, Piece],
+        a_batch: tuple[int, ...],
+        right: tuple[Parts, Piece],
+        b_batch: tuple[int, ...],
+        c: Array | None,
+        d: Array,
+    ) -> None:
+        if c is not None and not addable(c):
+            c = self._padded(c)
+        batch, a, b = d.shape[:-2], left[1], right[1]
+        if not batch:
+            to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
+            scales = Scales(a.scales, 0, b.scales, 0)
+            self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
+            return
+        for index in np.ndindex(batch[:-1]):
+            to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
+            mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
+            scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
+            gemm = self._gemm(left[0], right[0], to, c is not None)
+            gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
+
+    def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
+        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
+        if key not in self._gemms:
+            columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
+            tile = HopperTile(
+                "float16" if a.format.scaled else "tfloat32",
+                "float32",
+                columns,
+                "k" if a.k_major else "m",
+                "k" if b.k_major else "n",
+                products=3,
+                adds=adds,
+                scaled=a.format.scaled,
+                buffers=3 if columns == 192 else 2,
+            )
+            self._gemms[key] = HopperGemm(tile, self.device)
+        return self._gemms[key]
+
+
+class Tf32x3Kernel(Fp16x3Kernel):
+    """Halves in TF32: half as fast, and right for nearly any numbers."""
+
+    name = "tf32x3"
+    form = TF32_PAIR
+    first = Way.TF32X3
+
+
+def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
+    """Return an operand's matrices for the products at ``index`` of the batch's first axes: one if it is broadcast."""
+    own = (1,) * (len(batch) - len(own)) + own
+    first = 0
+    for size, place in zip(own, (*index, 0), strict=True):
+        first = first * size + (place if size > 1 else 0)
+    number = own[-1]
+    hi, lo = (part._replace(address=part.address + first * part.step, matrices=number) for part in (piece.hi, piece.lo))
+    return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)

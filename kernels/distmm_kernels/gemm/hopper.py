@@ -1,0 +1,173 @@
+"""Tensor cores of Hopper GPUs, fed by the tensor memory accelerator: float16, bfloat16, int8, and TF32.
+
+Operands stay as they are where the accelerator can read them: rows or columns contiguous, all aligned to 16 bytes; else
+they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper_gemm`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from distmm_kernels import hopper_tiles
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.formats import TF32
+from distmm_kernels.gemm.aligned import AlignedKernel, addable, contiguous
+from distmm_kernels.hopper_launch import HopperGemm
+from distmm_kernels.hopper_tiles import HopperTile, best_columns
+from distmm_kernels.kernel import Array
+from distmm_kernels.splits import as_stack, splitter
+from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
+from distmm_kernels.vectors import in_vectors
+
+__all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
+
+_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # what float32 sums may be rounded to as they are stored
+
+
+@dataclass(frozen=True, eq=False)
+class HopperOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    array
+        The same matrices, or their transposes, with contiguous rows.
+    major
+        The axis that is contiguous.
+    stack
+        Where the matrices lie, if there is one matrix only.
+    """
+
+    shape: tuple[int, ...]
+    array: Array
+    major: Any
+    operand: hopper_tiles.Operand
+    stack: MatrixStack | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.array.nbytes)
+
+
+class HopperKernel(AlignedKernel):
+    """float16 and bfloat16 accumulated in float32, int8 in int32."""
+
+    name = "hopper"
+    takes_narrow = True
+    granule = 64  # a stage; int32 sums are exact, so int8 could be cut anywhere
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "int8": "int8",
+    }
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.operand = self.formats[self.dtype.name]
+        self._gemms: dict[Any, HopperGemm] = {}
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        own, other = ("k", "m") if operand == "A" else ("n", "k")
+        must_be = None if self.operand in ("float16", "bfloat16") else "k"
+        array = self._converted(block)
+        shape = array.shape
+        rows_first = {own: array, other: array.swapaxes(-1, -2)}
+        for major in (own, other):
+            if must_be in (None, major) and _legal(rows_first[major]):
+                return self._operand(shape, rows_first[major], major)
+        major = must_be or (other if contiguous(rows_first[other]) else own)
+        return self._operand(shape, self._copied(rows_first[major]), major)
+
+    def _copied(self, rows: Array) -> Array:
+        # int8 is often copied across its rows: CuPy would read one byte of each sector of 32 at a time
+        return in_vectors(rows, self.device) if self.operand == "int8" else self._padded(rows)
+
+    def _converted(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False)
+
+    def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
+        stack = MatrixStack.of(array) if array.ndim == 2 else None
+        return HopperOperand(shape, array, major, self.operand, stack)
+
+    def _stores(self, dtype: np.dtype[Any]) -> bool:
+        return dtype == self.accumulator or (dtype in _ROUNDED and self.accumulator == np.float32)
+
+    def _check(self, operand: Any, name: str) -> None:
+        if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
+            kind = getattr(operand, "operand", type(operand).__name__)
+            raise TypeError(
+                f"{name} is {kind}, this kernel multiplies {self.operand}: prepare it with this kernel first"
+            )
+
+    def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
+        if c is not None and not addable(c):
+            c = self._padded(c)
+        batch = d.shape[:-2]
+        if a.stack is not None and b.stack is not None and not batch:
+            self._multiply(a, b, a.stack, b.stack, c, d)
+            return
+        arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
+        for index in np.ndindex(batch[:-1]):
+            stacks = [MatrixStack.of(array[index]) for array in arrays]
+            self._multiply(a, b, stacks[0], stacks[1], None if c is None else c[index], d[index])
+
+    def _multiply(
+        self, a: HopperOperand, b: HopperOperand, a_stack: MatrixStack, b_stack: MatrixStack, c: Array | None, d: Array
+    ) -> None:
+        to = MatrixStack.of(d)
+        added = None if c is None else MatrixStack.of(c)
+        columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
+        key = columns, a.major, b.major, d.dtype, c is not None
+        gemm = self._gemms.get(key)
+        if gemm is None:
+            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, adds=c is not None)
+            gemm = self._gemms[key] = HopperGemm(tile, self.device)
+        gemm((a_stack,), (b_stack,), added, to)
+
+
+class HopperTf32Kernel(HopperKernel):
+    """float32 operands, rounded to nearest to 11 significant bits (TF32) on their way to the tensor cores."""
+
+    name = "hopper_tf32"
+    granule = 32
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "tfloat32"}
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        # rows of A, columns of B
+        rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
+        if _legal(rows):
+            return self._operand(block.shape, rows, "k")
+        parts, _ = splitter(TF32, self.device)(as_stack(rows))
+        array = parts.rounded().reshape(rows.shape)
+        return self._operand(block.shape, array, "k")
+
+
+class HopperBf16Kernel(HopperKernel):
+    """float32 operands rounded to bfloat16."""
+
+    name = "hopper_bf16"
+    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "bfloat16"}
+
+    def _converted(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+
+
+def _legal(array: Array) -> bool:
+    """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
+    row = array.shape[-1] * array.itemsize
+    *batch, pitch, _ = array.strides
+    if array.shape[-2] == 1:
+        pitch = -(-row // ALIGNMENT) * ALIGNMENT  # there is no next row
+    return (
+        contiguous(array)
+        and row <= pitch < 2**40
+        and all(number % ALIGNMENT == 0 and number >= 0 for number in (array.data.ptr, pitch, *batch))
+    )

@@ -1,0 +1,96 @@
+"""Descriptions of matrices for the tensor memory accelerator.
+
+The driver encodes one in 9 us; it depends on nothing but the numbers below, so each is made once and kept.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+from distmm_kernels.driver import check
+
+__all__ = ["ALIGNMENT", "MatrixStack", "tensor_map"]
+
+ALIGNMENT = 16  # bytes, of the first element, of rows and of matrices
+_TYPES = {
+    "bfloat16": "BFLOAT16",
+    "float16": "FLOAT16",
+    "tfloat32": "TFLOAT32",
+    "float32": "FLOAT32",
+    "int8": "UINT8",
+    "int32": "INT32",
+}
+# TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off
+
+
+class MatrixStack(NamedTuple):
+    """Matrices of one size in device memory, each with contiguous rows.
+
+    Attributes
+    ----------
+    address
+        Of the first element.
+    matrices, rows, columns
+        How many there are.
+    pitch, step
+        Bytes from a row to the next, and from a matrix to the next.
+    """
+
+    address: int
+    matrices: int
+    rows: int
+    columns: int
+    pitch: int
+    step: int
+
+    @classmethod
+    def of(cls, array: Any) -> MatrixStack:
+        """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast one is one matrix."""
+        if array.ndim == 2:
+            matrices, step = 1, 0
+            (rows, columns), pitch = array.shape, array.strides[0]
+        else:
+            (matrices, rows, columns), (step, pitch, _) = array.shape, array.strides
+        if rows == 1:  # its stride is that of nothing, and may be anything
+            pitch = -(-columns * array.itemsize // ALIGNMENT) * ALIGNMENT
+        if step == 0 or matrices == 1:
+            matrices, step = 1, rows * pitch
+        return cls(array.data.ptr, matrices, rows, columns, pitch, step)
+
+
+class _TensorMap:
+    """Owns the encoded bytes; their address is what a launch takes."""
+
+    def __init__(self, encoded: Any) -> None:
+        self.encoded, self.address = encoded, int(encoded.getPtr())
+
+
+@functools.lru_cache(maxsize=4096)
+def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> _TensorMap:
+    """Return the tensor map of a stack that is loaded or stored in boxes of so many rows and columns.
+
+    Rows of a box are at most 128 bytes long, and lie in shared memory permuted by the 128-byte swizzle.
+    """
+    from cuda.bindings import driver
+
+    name = _TYPES[kind]
+    sizes = [driver.cuuint64_t(size) for size in (stack.columns, stack.rows, stack.matrices)]
+    pitches = [driver.cuuint64_t(stack.pitch), driver.cuuint64_t(stack.step)]
+    box = [driver.cuuint32_t(size) for size in (columns, rows, 1)]
+    encoded = check(
+        *driver.cuTensorMapEncodeTiled(
+            getattr(driver.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{name}"),
+            3,
+            stack.address,
+            sizes,
+            pitches,
+            box,
+            [driver.cuuint32_t(1)] * 3,
+            driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+            driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
+            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+            driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    )
+    return _TensorMap(encoded)

@@ -1,0 +1,90 @@
+"""One job on one output, and a dead job holds nothing for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from distmm.errors import InputError
+from distmm.job import lock
+from distmm.job.lock import Lock, holder
+
+
+def test_a_lock_is_taken_once_and_given_up(tmp_path: Path) -> None:
+    first = Lock.take(str(tmp_path))
+    with pytest.raises(InputError, match=rf"process {os.getpid()} on .* last seen"):
+        Lock.take(str(tmp_path))
+    first.release()
+    assert holder(str(tmp_path)) is None
+    Lock.take(str(tmp_path)).release()
+    assert os.listdir(tmp_path) == []
+
+
+HANG = "import signal, sys; from distmm.job.lock import Lock; Lock.take(sys.argv[1]); signal.pause()"
+
+
+def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", HANG, str(tmp_path)], env=environment)
+    while (found := holder(str(tmp_path))) is None or not found.token:
+        assert process.poll() is None
+        time.sleep(0.01)
+    assert (found.pid, found.stale) == (process.pid, False)
+    process.kill()
+    process.wait()
+    second = Lock.take(str(tmp_path))
+    assert second.number == found.number + 1
+    second.release()
+
+
+def foreign(folder: Path, age: float, number: int = 3) -> None:
+    """A lock of a process on another machine that was seen `age` seconds ago."""
+    path = folder / f"lock.{number}"
+    path.write_text(json.dumps({"host": "far", "pid": 7, "machine": "far away", "born": "1", "token": "x"}))
+    os.utime(path, (time.time() - age,) * 2)
+
+
+def test_a_lock_of_another_machine_is_free_when_nobody_has_touched_it_for_a_minute(tmp_path: Path) -> None:
+    foreign(tmp_path, lock.STALE_SECONDS - 10)
+    with pytest.raises(InputError, match="process 7 on far"):
+        Lock.take(str(tmp_path))
+    foreign(tmp_path, lock.STALE_SECONDS + 10)
+    Lock.take(str(tmp_path)).release()
+
+
+def test_an_owner_that_was_only_asleep_finds_that_it_has_lost_the_lock(tmp_path: Path) -> None:
+    foreign(tmp_path, 1000, number=3)
+    Lock.check(str(tmp_path), 3)
+    taken = Lock.take(str(tmp_path))
+    Lock.check(str(tmp_path), taken.number)
+    with pytest.raises(InputError, match="taken over"):
+        Lock.check(str(tmp_path), 3)
+    taken.release()
+
+
+def test_of_two_that_find_a_stale_lock_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    foreign(tmp_path, 1000)
+    stale = holder(str(tmp_path))
+    first = Lock.take(str(tmp_path))
+    monkeypatch.setattr(lock, "holder", lambda folder: stale)  # the second one looked before the first one took it
+    with pytest.raises(InputError, match="at this moment"):
+        Lock.take(str(tmp_path))
+    first.release()
+
+
+def test_a_lock_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+    held = Lock.take(str(tmp_path))
+    path = tmp_path / f"lock.{held.number}"
+    os.utime(path, (0, 0))
+    deadline = time.monotonic() + 10
+    while path.stat().st_mtime == 0 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert path.stat().st_mtime > 0
+    held.release()

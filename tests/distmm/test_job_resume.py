@@ -1,0 +1,296 @@
+"""A job that stops, at a deadline or because something broke, keeps what is finished and goes on from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+from distmm import job
+from distmm.errors import InputError, Stopped
+from distmm.job import folder, lock
+from distmm.job import job as one_run
+from distmm.job.stop import seconds
+from distmm.plan import Plan
+
+SIZE, BLOCKS = 120, (30, 20, 30)
+
+
+@pytest.fixture(autouse=True)
+def _four_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen blocks of C in waves of four."""
+    plan = one_run.planned
+    monkeypatch.setattr(one_run, "planned", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[np.ndarray]:
+    """A folder with A and B; yields their product as one undisturbed job makes it."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((SIZE, SIZE)), rng.standard_normal((SIZE, SIZE))
+    os.makedirs(tmp_path / "in")
+    np.save(tmp_path / "in" / "A.npy", a)
+    zarr.create_array(tmp_path / "in" / "B.zarr", data=b, chunks=(20, 30))
+    monkeypatch.chdir(tmp_path)
+    return a @ b
+
+
+def multiply(client: Client, out: str = "C.zarr", **options: Any) -> job.Summary:
+    return job.multiply("in/A.npy", "in/B.zarr", out, client=client, blocks=BLOCKS, **options)
+
+
+class After(job.Stop):
+    """Asks to stop once some blocks have their markers."""
+
+    def __init__(self, blocks: int, out: str = "C.zarr") -> None:
+        super().__init__()
+        self.blocks, self.done = blocks, Path(f"{out}.job") / "done"
+
+    @property
+    def reason(self) -> str | None:
+        if self.done.exists() and len(list(self.done.glob("*.json"))) >= self.blocks:
+            self.ask("enough")
+        return super().reason
+
+
+def stopped(client: Client, out: str = "C.zarr", blocks: int = 4, **options: Any) -> dict[str, int]:
+    """Begin a job and stop it half-way; return its markers with their times."""
+    with pytest.raises(Stopped, match=r"enough; \d+ of 16 blocks of C are finished and kept"):
+        multiply(client, out, stop=After(blocks, out), **options)
+    assert not os.path.exists(out)
+    return marked(out)
+
+
+def marked(out: str = "C.zarr") -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in (Path(f"{out}.job") / "done").glob("*.json")}
+
+
+def values(out: str = "C.zarr") -> np.ndarray:
+    from distmm.storage import open_matrix
+
+    return open_matrix(out)[...]
+
+
+def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here: np.ndarray) -> None:
+    multiply(client, "whole.zarr")
+    before = stopped(client)
+    assert 4 <= len(before) < 16
+    found = job.status("C.zarr")
+    assert (found.state, found.done, found.total, found.runs) == ("stopped", len(before), 16, 1)
+    keep: dict[str, int] = {}
+    summary = job.resume("C.zarr", client=client, progress=lambda done, total: keep.update(marked()) or None)
+    assert (summary.blocks, summary.kept) == (16, len(before))
+    assert {name: keep[name] for name in before} == before
+    np.testing.assert_array_equal(values(), values("whole.zarr"))
+    np.testing.assert_allclose(values(), here)
+    assert not any(client.processing().values())
+    certificate = json.loads(Path("C.zarr.certificate.json").read_text())
+    assert (len(certificate["runs"]), len(certificate["done"])) == (2, 16)
+    assert sorted(os.listdir(".")) == [
+        "C.zarr", "C.zarr.certificate.json", "in", "whole.zarr", "whole.zarr.certificate.json",
+    ]  # fmt: skip
+    assert job.status("C.zarr").state == "complete"
+
+
+@pytest.mark.parametrize("out", ["C.npy", "C.h5"])
+def test_the_same_call_goes_on_too_and_is_idempotent(out: str, client: Client, here: np.ndarray) -> None:
+    before = stopped(client, out)
+    assert multiply(client, out).kept == len(before)
+    np.testing.assert_allclose(values(out), here)
+    again = multiply(client, out)
+    assert (again.kept, again.plan) == (16, None)
+    with pytest.raises(InputError, match="exists"):
+        multiply(client, out, alpha=2)
+
+
+def test_a_deadline_stops_the_job(client: Client, here: np.ndarray) -> None:
+    with pytest.raises(Stopped, match=r"the deadline of 0 s has come; 0 of 16"):
+        multiply(client, stop=job.Stop(0))
+    multiply(client)
+    np.testing.assert_allclose(values(), here)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("90", 90), ("55m", 3300), ("1h30m", 5400), ("01:30:00", 5400), ("2:05", 125)]
+)
+def test_times_are_read_as_people_and_slurm_write_them(text: str, expected: float) -> None:
+    assert seconds(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5x", "m5", "1:2:3:4"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match="is no time"):
+        seconds(text)
+
+
+def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
+    stopped(client)
+    with pytest.raises(InputError, match=r"alpha was 1, is 2; .*--overwrite"):
+        multiply(client, alpha=2)
+    with pytest.raises(InputError, match="precision was highest, is high"):
+        multiply(client, precision="high")
+    with pytest.raises(InputError, match="dtype was float64, is float32"):
+        multiply(client, dtype="float32")
+    with pytest.raises(InputError, match="A: transposed was False, is True"):
+        multiply(client, transa=True)
+    with pytest.raises(InputError, match=r"blocks were \[30, 20, 30\], are \[60, 60, 60\]"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, blocks=(60, 60, 60))
+    os.utime("in/A.npy")
+    with pytest.raises(InputError, match="A: modified_ns was"):
+        job.resume("C.zarr", client=client)
+    shutil.rmtree("in/B.zarr")
+    zarr.create_array("in/B.zarr", data=np.zeros((SIZE, SIZE)), chunks=(60, 60))
+    with pytest.raises(InputError, match="B: chunks was"):
+        job.resume("C.zarr", client=client)
+    multiply(client, overwrite=True)
+    np.testing.assert_array_equal(values(), 0 * here)
+
+
+def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np.ndarray) -> None:
+    a, b = np.load("in/A.npy"), values("in/B.zarr")
+    with pytest.raises(Stopped):
+        job.multiply(a, b, "C.zarr", client=client, blocks=BLOCKS, stop=After(4))
+    with pytest.raises(InputError, match="was an array in a Python program"):
+        job.resume("C.zarr", client=client)
+    assert job.multiply(a, b, "C.zarr", client=client).kept >= 4
+    np.testing.assert_allclose(values(), here)
+
+
+def test_a_finished_block_that_was_damaged_meanwhile_is_made_again(client: Client, here: np.ndarray) -> None:
+    before = stopped(client)
+    i, j, _ = next(iter(before)).split(".")
+    chunk = Path(f"C.zarr.job/C.zarr/c/{i}/{j}")
+    content = bytearray(chunk.read_bytes())
+    content[17] ^= 8
+    chunk.write_bytes(content)
+    assert job.resume("C.zarr", client=client).kept == len(before) - 1
+    np.testing.assert_allclose(values(), here)
+
+
+@pytest.mark.parametrize("moment", ["before C has its name", "before the certificate has", "before the folder goes"])
+def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
+    moment: str, client: Client, here: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def die(*_: Any) -> None:
+        raise Killed
+
+    def never_beside_c(path: str, content: Any) -> None:
+        die() if path.endswith("C.zarr.certificate.json") else folder.write_json(path, content)
+
+    where, name, instead = {
+        "before C has its name": (one_run.Output, "commit", die),
+        "before the certificate has": (one_run, "write_json", never_beside_c),
+        "before the folder goes": (folder.Folder, "remove", die),
+    }[moment]
+    with monkeypatch.context() as patch:
+        patch.setattr(where, name, instead)
+        with pytest.raises(Killed):
+            multiply(client)
+    summary = job.resume("C.zarr", client=client)
+    np.testing.assert_allclose(values(), here)
+    assert summary.blocks == 16
+    assert sorted(os.listdir(".")) == ["C.zarr", "C.zarr.certificate.json", "in"]
+
+
+def mend(client: Client, cause: Callable[[], None], cure: Callable[[], None], message: str, here: np.ndarray) -> None:
+    """A job that fails by `cause` in its second wave says so, keeps the first, and ends after the `cure`."""
+    stop = After(4)
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.is_set():
+            if stop.reason is not None:
+                cause()
+                return
+            time.sleep(0.002)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        with pytest.raises(
+            InputError, match=rf"(?s){message}.*kept in .*C\.zarr\.job; go on with: distmm resume C\.zarr"
+        ):
+            multiply(client)
+    finally:
+        done.set()
+        watcher.join()
+        cure()
+    assert job.resume("C.zarr", client=client).kept >= 4
+    np.testing.assert_allclose(values(), here)
+
+
+def test_a_truncated_chunk_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
+    chunk = Path("in/B.zarr/c/0/0")
+    content = chunk.read_bytes()
+    mend(
+        client, lambda: chunk.write_bytes(content[:50]), lambda: chunk.write_bytes(content) and None,
+        r"B\.zarr: cannot read \[\d+:\d+, \d+:\d+\]", here,
+    )  # fmt: skip
+
+
+def test_a_vanished_mount_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
+    mend(client, lambda: os.rename("in", "away"), lambda: os.rename("away", "in"), "cannot read", here)
+
+
+def test_a_full_disk_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
+    """A limit on file sizes: the operating system refuses to write, as on a full disk."""
+
+    def limit(nbytes: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
+
+    client.run(limit, 4 * SIZE * SIZE)
+    try:
+        with pytest.raises(InputError, match=r"File too large; \d+ of 16 blocks of C are finished and kept"):
+            multiply(client, "C.npy")
+    finally:
+        client.run(limit, resource.RLIM_INFINITY)
+    assert job.resume("C.npy", client=client).kept > 0
+    np.testing.assert_allclose(values("C.npy"), here)
+
+
+def test_two_jobs_on_one_output_are_refused(client: Client, here: np.ndarray) -> None:
+    stopped(client)
+    held = lock.Lock.take("C.zarr.job")
+    assert job.status("C.zarr").state == "running"
+    with pytest.raises(InputError, match=rf"another job works on this output: process {os.getpid()}"):
+        job.resume("C.zarr", client=client)
+    held.release()
+    job.resume("C.zarr", client=client)
+
+
+def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarray) -> None:
+    stopped(client)
+    manifest = Path("C.zarr.job/manifest.json")
+    content = json.loads(manifest.read_text())
+    for bad, message in [
+        (json.dumps({**content, "format": 99}), "knows 1"),
+        ("[1]", "no JSON object"),
+        ("{", "cannot be read"),
+    ]:
+        manifest.write_text(bad)
+        with pytest.raises(InputError, match=message):
+            job.resume("C.zarr", client=client)
+    with pytest.raises(InputError, match="no unfinished job"):
+        job.resume("D.zarr", client=client)
+
+
+def test_the_plan_is_made_anew_for_the_cluster_that_is_there(client: Client, here: np.ndarray) -> None:
+    stopped(client)
+    plans: list[Plan] = []
+    job.resume("C.zarr", client=client, announce=lambda plan, flops: plans.append(plan))
+    assert plans[0].block_shape == BLOCKS

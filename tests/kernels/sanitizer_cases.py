@@ -1,0 +1,46 @@
+"""Small products by every CUDA kernel, for compute-sanitizer; `test_sanitizer` runs this file under it.
+
+Each array is an allocation of its own, without CuPy's pool, so that a read or write past its end is seen.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+
+import cupy
+import ml_dtypes
+import numpy as np
+
+from distmm_kernels.candidates import CANDIDATES
+from distmm_kernels.config import Problem
+from distmm_kernels.device import current
+from distmm_kernels.select import select, why_not
+
+TYPES = [np.dtype(name) for name in ("float32", "complex64", "int64", "float16", "int8", ml_dtypes.bfloat16)]
+SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256)]
+TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
+
+
+def main() -> None:
+    cupy.cuda.set_allocator(None)
+    device, done = current(), 0
+    for candidate, dtype in itertools.product(CANDIDATES, TYPES):
+        left_out = candidate.name == "cublas" or (candidate.name in TEACHING and dtype != np.float32)
+        if left_out or why_not(candidate, Problem(1, 1, 1, dtype), device) is not None:
+            continue
+        kernel = select(Problem(1, 1, 1, dtype), device, name=candidate.name)
+        for (m, k, n), order in itertools.product(SHAPES, "CF"):
+            rng = np.random.default_rng(0)
+            a, b = (rng.integers(-9, 10, s).astype(np.float32) for s in ((m, k), (k, n)))
+            left, right = (cupy.asarray(x.astype(dtype), order=order) for x in (a, b))
+            c = cupy.ones((m, n), kernel.accumulator)
+            sys.stdout.write(f"{candidate.name} {dtype} {m} {k} {n} {order}\n")
+            d = kernel.multiply(kernel.prepare_a(left), kernel.prepare_b(right), c)
+            np.testing.assert_array_equal(d.get(), (a @ b + 1).astype(kernel.accumulator))  # integers: exact
+            done += 1
+    sys.stdout.write(f"{done} products right\n")
+
+
+if __name__ == "__main__":
+    main()
