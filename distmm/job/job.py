@@ -258,7 +258,6 @@ def planned(
         edges=given.largest if given is not None else blocks,
         text=text,
         multiples=_multiples(a, b),
-        granule=found.granule,
         precision=spec.precision,
         kernel=spec.kernel,
         operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),

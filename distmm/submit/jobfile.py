@@ -30,8 +30,7 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     path : str or path
         The file.
     changes : iterable of str
-        Keys to set instead of those in the file, such as ``"workers.nodes=4"``; numbers, ``true`` and ``false`` as in
-        TOML, anything else is text.
+        Keys to set instead of those in the file, such as ``"workers.nodes=4"``; text without quotes.
 
     Returns
     -------
@@ -107,7 +106,9 @@ def _change(tables: dict[str, Any], source: Source, change: str) -> None:
     if parts is None:
         raise InputError(f"--set {change}: write it as table.key=value, such as workers.nodes=4")
     table, name, value = parts.groups()
-    plain = re.fullmatch(r"-?[1-9]\d{0,14}|0|true|false", value)
+    kind = get_type_hints(Job).get(table)
+    text = kind is not None and get_type_hints(kind).get(name) is str
+    plain = not text and re.fullmatch(r"-?[1-9]\d{0,14}|0|true|false", value)
     entries = tables.setdefault(table, {})
     if isinstance(entries, dict):
         entries[name] = tomllib.loads(f"value = {value}")["value"] if plain else value

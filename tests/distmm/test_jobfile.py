@@ -52,10 +52,11 @@ def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_sched
 
 
 def test_keys_can_be_set_from_outside(write) -> None:
-    changes = ["workers.nodes=4", "run.walltime=8h", "product.transa=true", "slurm.partition=gpu"]
+    changes = ["workers.nodes=4", "run.walltime=8h", "product.transa=true", "slurm.partition=gpu", "product.blocks=500"]
     job = jobfile.load(write(PRODUCT + "[workers]\nnodes = 2\n"), changes)
     assert (job.workers.nodes, job.seconds("walltime"), job.slurm.partition) == (4, 8 * 3600, "gpu")
     assert job.product.transa
+    assert job.product.blocks == "500"
 
 
 @pytest.mark.parametrize(
