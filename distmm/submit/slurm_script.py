@@ -66,14 +66,16 @@ alive() {{ kill -0 "$1" 2>/dev/null; }}
 # To the step itself: srun answers a TERM of its own by killing what it started.
 stop_client() {{
     step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {{print $2}}')
-    [ -n "$step" ] && scancel --signal=TERM "$step"
+    [ -n "$step" ] || return
+    scancel --signal=TERM "$step" 2>/dev/null    # reports an error even where it signalled; a second TERM would kill
+    stopped=yes
 }}
 
 # Until the first of them ends: without scheduler or workers the client would wait for ever.
 stopped=
 while alive "$client" && alive "$workers" && alive "$scheduler"; do
     if [ -n "$warned" ] && [ -z "$stopped" ]; then
-        stop_client && stopped=yes
+        stop_client
     fi
     sleep 1 & wait $!    # in the background, or the signal would be heard a second late
 done

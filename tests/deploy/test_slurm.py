@@ -134,8 +134,8 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
     number = batch.submit(job)
     log = folder / "run" / f"distmm-{number}.log"
     for start in range(2):
-        # The signal that Slurm sends before the walltime, as soon as some blocks of this start are done.
-        _until(log, rf"(?s)(worker\(s\);.*){{{start + 1}}}[1-9]\d* of \d+ steps")
+        # The signal that Slurm sends before the walltime, as soon as this start computes.
+        _until(log, rf"(?s)(worker\(s\);.*?\nPlan\n.*){{{start + 1}}}")
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
         _until(log, rf"(?s)(requeued, to go on.*){{{start + 1}}}")
     assert batch.follow(job, number, lambda line: None) == 0
