@@ -22,6 +22,9 @@ from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
 from distmm.runtime import cluster
+from distmm.submit import elastic
+from distmm.submit.schema import GPU_THREADS
+from distmm.tls import security
 
 __all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
 
@@ -33,9 +36,6 @@ SCHEDULER_CONFIG = {"distributed.scheduler.work-stealing": False, "distributed.s
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8
-
-# Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
-GPU_THREADS = 3
 
 # More CPU processes than this only cut the machine's memory into smaller pieces; the other cores serve their kernels.
 MOST_CPU_WORKERS = 4
@@ -84,7 +84,8 @@ def local(
     *,
     workers: int | None = None,
     memory_limit: str | None = None,
-    dashboard: str | None = ":8787",
+    dashboard: str | None = "127.0.0.1:8787",
+    tls: str = "none",
     quiet: bool = False,
 ) -> Iterator[Client]:
     """Start a cluster on this machine, and stop it at the end of the ``with`` block.
@@ -98,7 +99,10 @@ def local(
     memory_limit : str, optional
         Host memory of each worker, such as ``"8GB"``; by default the machine's memory is shared evenly.
     dashboard : str or None
-        Address of the dashboard; a free port is taken where this one is in use. None: no dashboard.
+        Address of the dashboard, ``":8787"`` to show it to other machines; a free port is taken where this one is in
+        use. None: no dashboard.
+    tls : str
+        ``"none"``, ``"temporary"`` certificates, or a folder with some: see `distmm.tls`. UCX is not used with TLS.
     quiet : bool
         Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
 
@@ -126,6 +130,8 @@ def local(
     # The scheduler's web server is always there (it answers /health and /metrics), also without the dashboard's pages.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
+    if tls != "none":
+        arguments |= {"security": security(tls), "protocol": "tls"}
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
     with (
         dask.config.set({**SCHEDULER_CONFIG, **config}),
@@ -203,16 +209,19 @@ def _free_address(address: str) -> str:
 
 
 @contextmanager
-def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Iterator[Client]:
-    """Connect to a cluster that is there, or start a local one.
+def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
+    """Connect to a cluster that is there, or start one.
 
     Parameters
     ----------
     where : str
         ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
-        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file.
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm as
+        dask-jobqueue is configured for, ``"slurm:job.toml"`` for those that a job file describes.
     timeout : float
         Seconds to wait for the scheduler, and again for its first worker.
+    tls : str
+        As for `local`; for a cluster that is there already, the folder with its certificates.
     **options
         Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
 
@@ -228,15 +237,25 @@ def connect(where: str = "local", *, timeout: float = 10, **options: Any) -> Ite
     if where in ("local", "local-gpu", "local-cpu"):
         if where != "local":
             options["device"] = where.removeprefix("local-")
-        with local(**options) as client:
+        with local(tls=tls, **options) as client:
             yield client
         return
+    if where.partition(":")[0] == "slurm":
+        with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
+            cluster.warm_up(client)
+            yield client
+        return
+    if tls == "temporary":
+        raise InputError(
+            f"--tls temporary is for clusters that are started here, not for {where}: give the folder "
+            f"with its certificates"
+        )
     given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
     if given:
         raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
     try:
         # Not as Dask's default: a client that fails to connect would stay that until it is collected.
-        client = Client(_address(where), timeout=timeout, set_as_default=False)
+        client = Client(_address(where), timeout=timeout, security=security(tls), set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
             f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "

@@ -45,6 +45,7 @@ def multiply(
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
     blocks: options.Blocks = None,
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
@@ -68,7 +69,7 @@ def multiply(
     stop = options.stop(deadline)
     with stop.on_signals():
         session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
-        with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+        with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
                 alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,

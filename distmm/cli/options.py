@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
-    "Precision", "PrecisionOption", "TransA", "TransB", "Workers", "edges", "element", "sizes", "stop",
+    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "sizes", "stop",
 ]  # fmt: skip
 
 
@@ -79,7 +79,14 @@ def stop(deadline: str | None) -> Stop:
 
 Cluster = Annotated[
     str,
-    typer.Option(help="**local** starts one here; else a scheduler's address (tcp://host:8786) or scheduler file."),
+    typer.Option(
+        help="**local** starts one here, **slurm** or **slurm:job.toml** takes nodes from Slurm; else a scheduler's "
+        "address (tcp://host:8786) or scheduler file."
+    ),
+]
+Tls = Annotated[
+    str,
+    typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
 Workers = Annotated[

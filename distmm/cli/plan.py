@@ -21,6 +21,7 @@ def plan(
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
@@ -41,7 +42,7 @@ def plan(
 
     edges = options.edges(blocks) if blocks else None
     left, right = session.pair(a, b, transa, transb)
-    with session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+    with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         planned = distmm.plan(
             left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
             blocks=edges, plan=plan, out=True, client=client,

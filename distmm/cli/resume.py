@@ -19,6 +19,7 @@ def resume(
     device: options.DeviceOption = options.Device.auto,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
 ) -> None:
     """Go on with a job that was stopped or killed, with the missing blocks only.
 
@@ -37,6 +38,6 @@ def resume(
 
     status(c)  # a job that is not there is not worth the start of a cluster
     stop = options.stop(deadline)
-    with stop.on_signals(), session.cluster(ctx, cluster, device.value, workers, memory_limit) as client:
+    with stop.on_signals(), session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         summary = shown(job, c, client=client, device=device.value, stop=stop)
     session.out().print(session.table(summary.rows(), "Done"))

@@ -56,6 +56,7 @@ def cluster(
     device: Literal["auto", "gpu", "cpu"],
     workers: int | None = None,
     memory_limit: str | None = None,
+    tls: str = "none",
 ) -> Iterator[Client]:
     """Connect to a cluster or start one, and say what it is and where its dashboard is."""
     from distmm import clusters
@@ -70,7 +71,9 @@ def cluster(
     if quiet:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
-    with clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, quiet=quiet) as client:
+    with clusters.connect(
+        where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet
+    ) as client:
         count = len(client.scheduler_info(n_workers=-1)["workers"])
         console.print(
             f"Cluster with {count} worker{'s' * (count != 1)}, dashboard {client.dashboard_link}", markup=False

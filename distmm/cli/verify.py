@@ -25,6 +25,7 @@ def verify(
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
 ) -> None:
     """Check that C is A @ B, wherever it was computed; exit code 1 if it is not.
 
@@ -49,7 +50,7 @@ def verify(
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
     matrices = [open_matrix(path) for path in paths]
-    with session.cluster(ctx, cluster, "auto", workers, memory_limit) as client:
+    with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
         verdict = (
             recheck(paths[0], client, seed)
             if len(paths) == 1

@@ -48,6 +48,7 @@ class ZarrMatrix(Matrix):
             raise InputError(
                 f"{path}: its metadata are damaged: chunks {chunks} for shape {shape}; write the array again"
             )
+        _check_codecs(path, stored.metadata.to_dict())
         described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
         digest = hashlib.sha256(described.encode()).hexdigest()
         return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]), metadata=digest)
@@ -58,6 +59,32 @@ class ZarrMatrix(Matrix):
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
+
+
+# What chunks may be packed with: codecs that only decode numbers. Others run code that the data choose (pickle), or
+# would be looked up by name in whatever is installed.
+CODECS = {
+    "adler32", "astype", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fixedscaleoffset",
+    "fletcher32", "gzip", "lz4", "lzma", "quantize", "sharding_indexed", "shuffle", "transpose", "zfpy", "zlib", "zstd",
+}  # fmt: skip
+
+
+def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
+    """Refuse an array whose chunks ask for a codec that is not known to be harmless."""
+    if metadata["zarr_format"] == 2:
+        codecs = [*(metadata.get("filters") or ()), *filter(None, [metadata.get("compressor")])]
+    else:
+        codecs = list(metadata["codecs"])
+    while codecs:
+        codec = codecs.pop()
+        name = str(codec.get("id") or codec.get("name")).removeprefix("numcodecs.")
+        if name not in CODECS:
+            raise InputError(
+                f"{path}: its chunks are packed with {name!r}, which is not among the codecs that are trusted "
+                f"({', '.join(sorted(CODECS))}); write the array again with one of them"
+            )
+        configuration = codec.get("configuration") or {}
+        codecs += [*configuration.get("codecs", ()), *configuration.get("index_codecs", ())]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+#!/bin/bash
+#SBATCH --job-name=distmm
+#SBATCH --nodes=16
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task=64
+#SBATCH --mem=858306M
+#SBATCH --gres=gpu:h200:8
+#SBATCH --time=720
+#SBATCH --signal=B:USR1@600
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/project/run/distmm-%j.log
+#SBATCH --partition=gpu
+#SBATCH --account=project
+#SBATCH --requeue
+#SBATCH --exclusive
+
+# One allocation: srun starts the scheduler, the workers and the client in it. Before the walltime (or a preemption)
+# Slurm sends USR1 to this script alone, which stops the client; the client keeps all finished blocks and
+# exits with 75, and the job requeues itself until C is done. scancel ends it for good, with all finished blocks kept:
+# submit it again to go on.
+set -uo pipefail
+umask 077
+python=/shared/venv/bin/python
+folder=/scratch/project/run
+run=$folder/distmm-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
+scheduler_file=$run.scheduler.json
+
+# Stealing ignores placement, and all tasks of a dead worker are suspects (Dask's limit is 3).
+export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
+export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
+export DASK_LOGGING__DISTRIBUTED=warning
+export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
+
+# UCX where GPUs and its Python package are there, TCP elsewhere; InfiniBand's interface where there is one.
+fabric=$("$python" -m distmm.submit.fabric gpu auto) || exit 2
+read -r protocol interface <<<"$fabric"
+network=(--protocol "$protocol" ${interface:+--interface "$interface"})
+
+# Scheduler and client run beside the workers of the first node (--overlap); only the workers' step takes the GPUs.
+one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-per-task=1 --gres=none)
+
+"${one[@]}" --job-name=scheduler "$python" -m dask scheduler --port 0 --scheduler-file "$scheduler_file" \
+    "${network[@]}" --dashboard-address 127.0.0.1:0 &
+scheduler=$!
+
+# One process a node, which starts one worker for each of its GPUs; 112 GB of host memory each.
+srun --overlap --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --gres=gpu:h200:8 --job-name=workers \
+    bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \
+    "$python" -m dask cuda worker --scheduler-file "$scheduler_file" "${network[@]}" \
+    --nthreads 3 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
+    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 &
+workers=$!
+
+# Waits until 128 worker(s) are there, prints how to reach the dashboard, and becomes the product.
+"${one[@]}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" 128 600 -- \
+    "$python" -m distmm multiply /scratch/project/A.zarr /scratch/project/B.zarr -o /scratch/project/C.zarr \
+    --precision highest --check freivalds --device gpu --cluster "$scheduler_file" &
+client=$!
+
+warned=
+trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
+alive() { kill -0 "$1" 2>/dev/null; }
+# To the step itself: srun answers a TERM of its own by killing what it started.
+stop_client() {
+    step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {print $2}')
+    [ -n "$step" ] || return
+    scancel --signal=TERM "$step" 2>/dev/null    # reports an error even where it signalled; a second TERM would kill
+    stopped=yes
+}
+
+# Until the first of them ends: without scheduler or workers the client would wait for ever.
+stopped=
+while alive "$client" && alive "$workers" && alive "$scheduler"; do
+    if [ -n "$warned" ] && [ -z "$stopped" ]; then
+        stop_client
+    fi
+    sleep 1 & wait $!    # in the background, or the signal would be heard a second late
+done
+lost=
+if alive "$client"; then
+    lost=$(alive "$workers" && echo scheduler || echo workers)
+    echo "distmm: the $lost ended before the product; why is said above"
+fi
+scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all steps that are left; there may be none
+wait "$client"
+code=$?
+[ -z "$lost" ] || code=3
+wait "$workers" "$scheduler"
+rm -f "$scheduler_file"
+
+# A job that is preempted with a time of grace gets TERM in all steps, and would not come back if it ended by itself.
+preempted() {
+    state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
+    [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
+}
+if { [ -n "$warned" ] || preempted; } && { [ "$code" -eq 75 ] || [ "$code" -eq 3 ]; } &&
+    [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
+    echo "distmm: requeued, to go on with what is missing"
+    scontrol requeue "$SLURM_JOB_ID"
+fi
+exit "$code"

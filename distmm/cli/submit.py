@@ -1,0 +1,115 @@
+"""``distmm submit job.toml``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from distmm.submit.schema import Job
+
+__all__ = ["submit"]
+
+
+class Where(StrEnum):
+    """What runs the job."""
+
+    local = "local"
+    slurm = "slurm"
+    kubernetes = "kubernetes"
+
+
+def submit(
+    file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; deploy/ has examples.")],
+    cluster: Annotated[Where, typer.Option(help="What runs the job.")] = Where.local,
+    change: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Set a key of the job file; any number of times."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the batch script or the manifests, and start nothing.")
+    ] = False,
+    only_cluster: Annotated[
+        bool, typer.Option("--only-cluster", help="Kubernetes: print a DaskCluster to work on, without the product.")
+    ] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")] = False,
+    python: Annotated[
+        str | None, typer.Option(help="Slurm: the Python that nodes start; else this one.", show_default=False)
+    ] = None,
+) -> None:
+    """Run a job file here, or submit it to Slurm or Kubernetes and follow it.
+
+    The exit code is that of **distmm multiply**; 75 means stopped with all finished blocks kept: submit again to go on.
+
+    ```text
+    distmm submit job.toml
+    distmm submit job.toml --cluster slurm --set workers.nodes=4 --set run.walltime=8h
+    distmm submit job.toml --cluster kubernetes --dry-run | kubectl diff -f -
+    ```
+    """
+    from distmm.submit import jobfile
+
+    job = jobfile.load(file, change or ())
+    if only_cluster:
+        from distmm.submit import manifests
+
+        typer.echo(manifests.dump(manifests.cluster(job)), nl=False)
+        return
+    run = {Where.local: _local, Where.slurm: _slurm, Where.kubernetes: _kubernetes}[cluster]
+    raise typer.Exit(run(job, dry_run, detach, python))
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
+
+
+def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+    """Run the product on this machine, in a process of its own."""
+    import shlex
+
+    workers = ["--workers", str(job.workers.per_node), "--memory-limit", str(job.workers.memory_each)]
+    command = [sys.executable, "-m", "distmm", *job.command(), "--tls", job.run.tls, *workers]
+    command += ["--overwrite"] if job.product.overwrite else []
+    if dry_run:
+        typer.echo(shlex.join(command))
+        return 0
+    return subprocess.run(command, check=False).returncode
+
+
+def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+    from distmm.submit import slurm, slurm_script
+
+    if dry_run:
+        typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
+        return 0
+    number = slurm.submit(job, python=python)
+    _say(f"job {number}: submitted; its log is {job.run.folder}/{job.run.name}-{number}.log")
+    if detach:
+        return 0
+    try:
+        return slurm.follow(job, number, _say)
+    except KeyboardInterrupt:
+        _say(f"job {number} goes on; scancel {number} ends it, with all finished blocks kept")
+        raise
+
+
+def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+    from distmm.submit import kubernetes, manifests
+
+    if dry_run:
+        typer.echo(manifests.dump(manifests.job(job)), nl=False)
+        return 0
+    kubernetes.submit(job)
+    _say(f"daskjob {job.run.name}: submitted to namespace {job.kubernetes.namespace}")
+    if detach:
+        return 0
+    try:
+        return kubernetes.follow(job, _say)
+    except KeyboardInterrupt:
+        _say(f"the job goes on; kubectl -n {job.kubernetes.namespace} delete daskjob {job.run.name} ends it")
+        raise

@@ -1,0 +1,117 @@
+"""Why a job on Kubernetes does not start: from what the cluster says of its pods, whether waiting can help."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["hopeless", "summary"]
+
+Resource = dict[str, Any]
+
+# Reasons for which a container waits that are not cured by waiting. A registry that is down for a moment gives
+# ErrImagePull first and ImagePullBackOff only after a second failure.
+HOPELESS_WAITING = {
+    "ImagePullBackOff": "its image cannot be pulled",
+    "InvalidImageName": "its image has no valid name",
+    "CreateContainerConfigError": "its Secret or ConfigMap is missing",
+    "CreateContainerError": "its container cannot be made",
+    "RunContainerError": "its container cannot be started",
+}
+
+# A worker that could not reach its scheduler yet ends and is started again once or twice; more is a fault of its own.
+MOST_RESTARTS = 3
+
+# Seconds for the operator to notice a job; it takes a few.
+OPERATOR_SECONDS = 60.0
+
+
+def hopeless(job: Resource, pods: list[Resource], events: list[Resource], waited: float, patience: float) -> str | None:
+    """Say why a job can never start; None as long as it may.
+
+    Parameters
+    ----------
+    job : dict
+        The DaskJob.
+    pods : list of dict
+        Its pods.
+    events : list of dict
+        Events of the namespace.
+    waited : float
+        Seconds since it was submitted.
+    patience : float
+        Seconds after which pods that no node can take are given up, unless nodes are on their way.
+
+    Returns
+    -------
+    str or None
+        Reason with remedy.
+    """
+    if not job.get("status", {}).get("jobStatus"):
+        if waited > OPERATOR_SECONDS:
+            return (
+                f"nobody has taken it up for {waited:.0f} s: the Dask operator is not running; "
+                f"helm install --repo https://helm.dask.org --generate-name dask-kubernetes-operator"
+            )
+        return None
+    # Those of an earlier job of the same name stay for an hour. Times are ISO 8601 in UTC: they compare as text.
+    created = job["metadata"].get("creationTimestamp", "")
+    events = [event for event in events if (event.get("lastTimestamp") or event.get("eventTime") or "~") >= created]
+    return _refused(job["metadata"]["name"], events) or next(
+        (reason for pod in pods if (reason := _pod(pod, events, waited, patience))), None
+    )
+
+
+def summary(job: Resource, pods: list[Resource]) -> str:
+    """Say in one line how far a job is."""
+    phases = [pod.get("status", {}).get("phase", "Unknown") for pod in pods]
+    counts = ", ".join(f"{phases.count(phase)} {phase.lower()}" for phase in sorted(set(phases))) or "none"
+    return f"{job.get('status', {}).get('jobStatus') or 'submitted'}; pods: {counts}"
+
+
+def _refused(name: str, events: list[Resource]) -> str | None:
+    """Find pods that were never made: a quota, or a policy of the namespace."""
+    for event in events:
+        about, message = event.get("involvedObject", {}).get("name", ""), event.get("message", "")
+        ours = re.fullmatch(rf"{re.escape(name)}(-.+)?", about)
+        if ours and event.get("reason") == "FailedCreate" and "forbidden" in message:
+            return f"its pods are refused: {message}; ask for less, or for a larger quota"
+    return None
+
+
+def _pod(pod: Resource, events: list[Resource], waited: float, patience: float) -> str | None:
+    name, status = pod["metadata"]["name"], pod.get("status", {})
+    for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
+        waiting = container.get("state", {}).get("waiting", {})
+        if waiting.get("reason") in HOPELESS_WAITING:
+            why = HOPELESS_WAITING[waiting["reason"]]
+            return f"pod {name}: {why} ({waiting['reason']}: {waiting.get('message', container.get('image', ''))})"
+        if waiting.get("reason") == "CrashLoopBackOff" and container.get("restartCount", 0) >= MOST_RESTARTS:
+            last = container.get("lastState", {}).get("terminated", {})
+            return (
+                f"pod {name}: has ended {container['restartCount']} times, the last time with code "
+                f"{last.get('exitCode')} ({last.get('reason')}); kubectl logs --previous {name} shows why"
+            )
+    for condition in status.get("conditions", []):
+        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
+            return _unscheduled(name, condition.get("message", ""), events, waited, patience)
+    return None
+
+
+def _unscheduled(name: str, message: str, events: list[Resource], waited: float, patience: float) -> str | None:
+    """Judge a pod that no node takes: nodes may be on their way, or other jobs may end."""
+    if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
+        return f"pod {name}: {message}; make the claim first, or set kubernetes.claim to another"
+    about = [event for event in events if event.get("involvedObject", {}).get("name") == name]
+    reasons = {event.get("reason") for event in about}
+    if "TriggeredScaleUp" in reasons:
+        return None
+    if "NotTriggerScaleUp" in reasons:
+        said = next(event.get("message", "") for event in about if event.get("reason") == "NotTriggerScaleUp")
+        return f"pod {name}: no node can take it ({message}), and none will be added ({said}); ask for less a node"
+    if waited > patience:
+        return (
+            f"pod {name}: no node has taken it for {waited:.0f} s ({message}); ask for less, or wait longer with "
+            "kubernetes.start_timeout"
+        )
+    return None

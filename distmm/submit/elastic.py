@@ -1,0 +1,158 @@
+"""Workers from Slurm for a client that runs on the login node: ``distmm multiply ... --cluster slurm``.
+
+Each node is a job of its own, so that a product starts with the nodes that the queue has given so far, and a node that
+is lost is asked for again. Where the whole allocation is wanted at once, and the client in it, submit a job file.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from dask.utils import parse_bytes, parse_timedelta
+
+from distmm.errors import InputError
+from distmm.submit import jobfile
+from distmm.submit.schema import Run, Slurm, Workers
+from distmm.tls import create, places, security
+
+if TYPE_CHECKING:
+    from distributed import Client
+    from distributed.security import Security
+
+__all__ = ["arguments", "connect", "start"]
+
+
+@contextmanager
+def connect(
+    where: str,
+    *,
+    tls: str = "none",
+    device: str = "auto",
+    workers: int | None = None,
+    memory_limit: str | None = None,
+    quiet: bool = False,
+) -> Iterator[Client]:
+    """Start workers for ``--cluster slurm``, on one node, or ``--cluster slurm:job.toml``, as a job file says.
+
+    Parameters are those of `distmm.clusters.connect`.
+    """
+    _, colon, file = where.partition(":")
+    if colon and (workers is not None or memory_limit is not None):
+        raise InputError(f"workers and memory_limit are for {file} to say: leave out, or change it there")
+    if colon:
+        job = jobfile.load(file)
+        run, machines, slurm = job.run, job.workers, job.slurm
+    else:
+        run, slurm = Run(), Slurm()
+        machines = Workers(
+            per_node=workers or 1, device="cpu" if device == "cpu" else "gpu", memory=memory_limit or Workers.memory
+        )
+    switch = run.tls if tls == "none" else tls
+    certificates = places(switch, run.folder, run.name)
+    if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
+        create(certificates)
+        switch = os.path.dirname(certificates["key"])
+    with start(run, machines, slurm, security=security(switch)) as client:
+        yield client
+
+
+def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | None = None) -> dict[str, Any]:
+    """Say how dask-jobqueue's ``SLURMCluster`` is to be made.
+
+    One process a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to each of 8 GPU
+    workers. ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node.
+    What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
+    """
+    gpu = workers.device == "gpu"
+    dashboard = ":0" if run.dashboard == "all" else "127.0.0.1:0"
+    threads = max(1, workers.cpus // workers.per_node)
+    directives = {
+        "gres": slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
+        "qos": slurm.qos,
+        "reservation": slurm.reservation,
+        "constraint": slurm.constraint,
+    }
+    found: dict[str, Any] = {
+        "job_name": run.name,
+        "cores": workers.per_node * workers.threads,
+        "processes": workers.per_node,
+        "memory": f"{workers.memory_each * workers.per_node} B",
+        "job_cpu": workers.cpus,
+        "job_mem": f"{parse_bytes(workers.memory) // 2**20}M",
+        "walltime": str(-(-int(parse_timedelta(run.walltime)) // 60)),
+        "queue": slurm.partition or None,
+        "account": slurm.account or None,
+        "interface": workers.interface or None,
+        "log_directory": None if run.folder == Run().folder else run.folder,
+        "job_extra_directives": [
+            *(f"--{name}={value}" for name, value in directives.items() if value),
+            *(["--exclusive"] if slurm.exclusive else []),
+        ],
+        "job_script_prologue": [f"export {name}_NUM_THREADS={threads}" for name in ("OMP", "OPENBLAS", "MKL", "NUMBA")],
+        "worker_extra_args": ["--dashboard-address", dashboard],
+        "scheduler_options": {
+            "dashboard_address": dashboard,  # any port: 8787 of a login node is somebody else's
+            "dashboard": run.dashboard != "none",
+        },
+    }
+    if gpu:
+        found["worker_command"] = "dask_cuda.cli"
+        found["worker_extra_args"] += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy"]
+        found["worker_extra_args"] += ["--device-memory-limit", "0"]
+    if workers.transport == "ucx":
+        found["protocol"] = "ucx"
+    if security is not None:
+        found |= {"protocol": "tls", "security": security}
+    return found
+
+
+@contextmanager
+def start(
+    run: Run, workers: Workers, slurm: Slurm, *, security: Security | None = None, timeout: float = 600
+) -> Iterator[Client]:
+    """Ask Slurm for the nodes, wait for their workers, and cancel their jobs at the end of the ``with`` block.
+
+    Parameters
+    ----------
+    run, workers, slurm
+        Tables of a job file.
+    security : distributed.security.Security, optional
+        For a cluster with TLS: paths of files that all nodes see.
+    timeout : float
+        Seconds to wait for all workers. Then the product starts with those that are there.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        Without dask-jobqueue or Slurm, and where no worker came in time.
+    """
+    try:
+        from dask_jobqueue import SLURMCluster
+    except ImportError as error:
+        raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
+    from distributed import Client
+
+    with SLURMCluster(**arguments(run, workers, slurm, security)) as cluster, Client(cluster) as client:
+        # Not adapt(): it retires workers as soon as tasks are few, with the blocks that they hold.
+        try:
+            cluster.scale(jobs=workers.nodes)
+            client.wait_for_workers(workers.count, timeout=timeout)
+        except RuntimeError as error:
+            raise InputError(f"Slurm refuses the workers' job: {error}") from error
+        except TimeoutError as error:
+            if not client.scheduler_info()["workers"]:
+                raise InputError(
+                    f"Slurm has started none of {workers.nodes} node(s) within {timeout:g} s: see squeue --me; "
+                    f"distmm submit waits in the queue instead"
+                ) from error
+        yield client

@@ -1,0 +1,137 @@
+"""Submitting a job to Kubernetes and following it to its end, through ``kubectl`` and the user's own access."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dask.utils import parse_timedelta
+
+from distmm import tls
+from distmm.errors import InputError
+from distmm.submit import diagnosis, manifests
+from distmm.submit.schema import Job
+
+__all__ = ["follow", "submit"]
+
+POLL_SECONDS = 3.0
+
+Say = Callable[[str], None]
+
+
+def submit(job: Job) -> None:
+    """Give a job's manifests to the cluster that ``kubectl`` is set up for.
+
+    Raises
+    ------
+    InputError
+        Without kubectl, the operator's resources or the right to make them, and for whatever the cluster refuses.
+    """
+    if shutil.which("kubectl") is None:
+        raise InputError("there is no kubectl here: install it, or take the manifests from --dry-run elsewhere")
+    rendered = manifests.job(job)
+    certificates = manifests.certificates(job)
+    if certificates is not None:
+        if job.run.tls == "temporary":
+            Path(job.run.folder).mkdir(parents=True, exist_ok=True)
+            tls.create(certificates)
+        tls.check(certificates)
+    _make_way(job)
+    _kubectl(job, "apply", "-f", "-", text=manifests.dump(rendered))
+    if certificates is not None:  # pods wait for it
+        contents = {what: Path(path).read_text() for what, path in certificates.items()}
+        owner = _get(job, "daskjob", job.run.name)["metadata"]["uid"]
+        _kubectl(job, "apply", "-f", "-", text=manifests.dump([manifests.secret(job, contents, owner)]))
+
+
+def _make_way(job: Job) -> None:
+    """Remove what an earlier run of the same name has left; refuse while it runs."""
+    pods = _get(job, "pods", "--selector", f"dask.org/cluster-name={job.run.name}")["items"]
+    left = _get(job, "daskjobs", "--field-selector", f"metadata.name={job.run.name}")["items"]
+    if left and _ended(_runner(job, pods)) is None:
+        raise InputError(
+            f"daskjob {job.run.name} is there already, and has not ended: give another run.name, or end it with "
+            f"kubectl -n {job.kubernetes.namespace} delete daskjob {job.run.name}"
+        )
+    if left:
+        _kubectl(job, "delete", "daskjob", job.run.name)
+
+
+def _runner(job: Job, pods: list[dict[str, Any]]) -> dict[str, Any]:
+    """Find the client's pod."""
+    return next((pod for pod in pods if pod["metadata"]["name"] == f"{job.run.name}-runner"), {})
+
+
+def follow(job: Job, say: Say) -> int:
+    """Report the states and the log of a job until it ends.
+
+    Parameters
+    ----------
+    job : Job
+    say : callable
+        Takes each line.
+
+    Returns
+    -------
+    int
+        Exit code of its client.
+
+    Raises
+    ------
+    InputError
+        For a job that can never start. It is deleted, so that its pods hold no GPU while they wait for others.
+    """
+    name, started, before = job.run.name, time.monotonic(), ""
+    patience = float(parse_timedelta(job.kubernetes.start_timeout))
+    shown = 0
+    while True:
+        found = _get(job, "daskjob", name)
+        pods = _get(job, "pods", "--selector", f"dask.org/cluster-name={name}")["items"]
+        runner = _runner(job, pods)
+        if (current := diagnosis.summary(found, pods)) != before:
+            say(f"daskjob {name}: {current}")
+            before = current
+        if "phase" in runner.get("status", {}) and runner["status"]["phase"] != "Pending":
+            lines = _kubectl(job, "logs", f"{name}-runner", check=False).splitlines()
+            for line in lines[shown:]:
+                say(line)
+            shown = len(lines)
+        # The pod itself, not the operator's word for it: that can stay Running (dask-kubernetes issue 975).
+        if (code := _ended(runner)) is not None:
+            return code
+        events = _get(job, "events")["items"]
+        if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, patience):
+            _kubectl(job, "delete", "daskjob", name, "--wait=false")
+            raise InputError(f"daskjob {name} can never start and was deleted: {reason}")
+        time.sleep(POLL_SECONDS)
+
+
+def _ended(runner: dict[str, Any]) -> int | None:
+    """Return the exit code of the client's pod once it has ended."""
+    status = runner.get("status", {})
+    if status.get("phase") not in ("Succeeded", "Failed"):
+        return None
+    ends = [state["state"]["terminated"]["exitCode"] for state in status.get("containerStatuses", [])]
+    # A pod whose node was taken away has no end of its own; its finished blocks are kept.
+    return int(ends[0]) if ends else 75
+
+
+def _get(job: Job, *what: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_kubectl(job, "get", *what, "-o", "json"))
+    return found
+
+
+def _kubectl(job: Job, *words: str, text: str | None = None, check: bool = True) -> str:
+    command = ["kubectl", "--namespace", job.kubernetes.namespace, *words]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
+    if check and done.returncode:
+        message = done.stderr.strip()
+        if "no matches for kind" in message and "Dask" in message:
+            message += "; the Dask operator is not installed: see deploy/kubernetes/README.md"
+        raise InputError(f"kubectl {words[0]}: {message}")
+    return done.stdout

@@ -1,0 +1,262 @@
+"""A job as manifests for Kubernetes with the Dask operator: a DaskJob and a NetworkPolicy, or a DaskCluster to work on.
+
+One pod a node: its workers share GPUs, NVLink and memory as they do outside of containers, which one pod a GPU could
+not. All pods run without root, without capabilities, and with a read-only file system but for ``/tmp`` and the mount.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+from dask.utils import parse_bytes, parse_timedelta
+
+from distmm import tls
+from distmm.errors import InputError
+from distmm.submit.schema import Job
+from distmm.submit.slurm_script import PATIENCE_SECONDS
+
+__all__ = ["certificates", "cluster", "dump", "job", "secret"]
+
+Manifest = dict[str, Any]
+
+USER = 1000  # of the image, see deploy/docker
+COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
+SCHEDULER_PORTS = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
+WORKER_PORTS = {"http-dashboard": WORKER_HTTP}
+TLS_FOLDER = "/etc/distmm/tls"
+
+# What the scheduler and the client need; neither holds a block.
+SMALL = {"cpu": "1", "memory": "4Gi"}
+
+DASK_API = "kubernetes.dask.org/v1"
+
+
+def job(job: Job) -> list[Manifest]:
+    """Return the manifests of one product: its network policy, and the DaskJob.
+
+    Raises
+    ------
+    InputError
+        For a matrix that pods would not see: one that is neither a URL nor below ``kubernetes.mount``.
+    """
+    product = job.product
+    for key in ("a", "b", "c"):
+        path = getattr(product, key)
+        if "://" not in path and PurePosixPath(job.kubernetes.mount) not in PurePosixPath(path).parents:
+            raise InputError(
+                f"product.{key} = {path!r} is not seen by pods: give a URL, or a path below kubernetes.mount "
+                f"({job.kubernetes.mount}), where the claim is mounted"
+            )
+    if not job.kubernetes.claim and "://" not in product.c:
+        raise InputError("C would be lost with its pod: set kubernetes.claim to the PersistentVolumeClaim for it")
+    address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
+    # Nodes may have to be added and the image be pulled first.
+    patience = int(parse_timedelta(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
+    command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
+    command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
+    command += ["--overwrite"] if product.overwrite else []
+    runner = {
+        **_pod(job, "client", command, SMALL),
+        # An error in the job file does not go away by itself: what can be resumed is submitted again.
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": job.seconds("grace"),
+        **_steady(job),
+    }
+    spec = {"job": {"spec": runner}, "cluster": {"spec": _cluster_spec(job)}}
+    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _metadata(job), "spec": spec}]
+
+
+def cluster(job: Job) -> list[Manifest]:
+    """Return the same cluster without a product: a network policy and a DaskCluster, for interactive use."""
+    spec = _cluster_spec(job)
+    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _metadata(job), "spec": spec}]
+
+
+def certificates(job: Job) -> tls.Certificates | None:
+    """Say where the certificates of a job are on this machine; None without TLS."""
+    return tls.places(job.run.tls, job.run.folder, job.run.name)
+
+
+def secret(job: Job, contents: dict[str, str], owner: str) -> Manifest:
+    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``.
+
+    It is removed with its owner, the DaskJob of that uid.
+    """
+    metadata = _metadata(job) | {"name": f"{job.run.name}-tls"}
+    metadata["ownerReferences"] = [{"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": owner}]
+    data = {f"{what}.pem": text for what, text in contents.items()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
+
+
+def dump(manifests: list[Manifest]) -> str:
+    """Write manifests as YAML, for ``kubectl apply -f``."""
+    return yaml.dump_all(manifests, Dumper=_NoAliases, sort_keys=False)
+
+
+class _NoAliases(yaml.SafeDumper):
+    """Repeats what occurs twice: anchors are hard to read in manifests."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _metadata(job: Job) -> Manifest:
+    labels = {"app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name}
+    return {"name": job.run.name, "namespace": job.kubernetes.namespace, "labels": labels}
+
+
+def _protocol(job: Job) -> str:
+    """UCX only where it was asked for: it does not pass every cluster's network of services."""
+    return "tls" if job.run.tls != "none" else "ucx" if job.workers.transport == "ucx" else "tcp"
+
+
+def _cluster_spec(job: Job) -> Manifest:
+    workers, gpu = job.workers, job.workers.device == "gpu"
+    pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
+    network = ["--protocol", _protocol(job)]
+    scheduler = ["python", "-m", "dask", "scheduler", "--port", str(COMM), *network]
+    scheduler += [*pages, "--dashboard-address", f":{DASHBOARD}"]
+    worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
+    worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
+    worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
+    worker += [*pages, "--dashboard-address", f":{WORKER_HTTP}"]
+    if gpu:
+        worker += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy", "--device-memory-limit", "0"]
+    else:
+        worker += ["--nworkers", str(workers.per_node)]
+    node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}
+    if gpu:
+        node["nvidia.com/gpu"] = str(workers.per_node)
+    selector = {"dask.org/cluster-name": job.run.name, "dask.org/component": "scheduler"}
+    return {
+        "scheduler": {
+            "spec": {**_pod(job, "scheduler", scheduler, SMALL, SCHEDULER_PORTS), **_steady(job)},
+            "service": {
+                "type": "ClusterIP",
+                "selector": selector,
+                # By name: the operator's schema takes no number here.
+                "ports": [
+                    {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
+                    for name, port in SCHEDULER_PORTS.items()
+                ],
+            },
+        },
+        "worker": {
+            "replicas": workers.nodes,
+            "spec": {**_pod(job, "worker", worker, node, WORKER_PORTS), **_for_workers(job)},
+        },
+    }
+
+
+def _pod(
+    job: Job, name: str, command: list[str], resources: dict[str, str], ports: dict[str, int] | None = None
+) -> Manifest:
+    """Return what all pods have in common, around one container."""
+    options = job.kubernetes
+    threads = str(max(1, job.workers.cpus // job.workers.per_node)) if name == "worker" else "1"
+    places = {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
+    environment = {
+        "HOME": "/tmp",  # caches of compiled kernels; the only other folder that can be written
+        "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
+        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
+        "OMP_NUM_THREADS": threads,
+        "OPENBLAS_NUM_THREADS": threads,
+        **tls.environment(places if job.run.tls != "none" else None),
+    }
+    mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    volumes: list[Manifest] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # UCX inside a node; 64 MB by default
+    ]
+    if options.claim:
+        mounts.append({"name": "matrices", "mountPath": options.mount})
+        volumes.append({"name": "matrices", "persistentVolumeClaim": {"claimName": options.claim}})
+    if job.run.tls != "none":
+        mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})  # type: ignore[dict-item]
+        volumes.append({"name": "tls", "secret": {"secretName": f"{job.run.name}-tls", "defaultMode": 0o440}})
+    container: Manifest = {
+        "name": name,
+        "image": options.image,
+        "command": [word.replace("$", "$$") if word != "$(DASK_WORKER_NAME)" else word for word in command],
+        "env": [{"name": key, "value": value} for key, value in environment.items()],
+        "resources": {"requests": resources, "limits": resources},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+    if options.secret:
+        container["envFrom"] = [{"secretRef": {"name": options.secret}}]
+    if ports is not None:
+        health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
+        container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
+        container["startupProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 60}  # CUDA starts slowly
+        container["readinessProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 3}
+        container["livenessProbe"] = {**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6}
+    account = {"serviceAccountName": options.service_account} if options.service_account else {}
+    return {
+        **account,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "fsGroup": USER,
+            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk through a million chunks at each start
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _steady(job: Job) -> Manifest:
+    """Keep scheduler and client away from nodes that may be taken away: the product ends with them."""
+    if not job.kubernetes.spot:
+        return {}
+    label, value = job.kubernetes.spot.split("=")
+    terms = [{"matchExpressions": [{"key": label, "operator": "NotIn", "values": [value]}]}]
+    return {
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    }
+
+
+def _for_workers(job: Job) -> Manifest:
+    """Say on which nodes workers run."""
+    found: Manifest = {"tolerations": []}
+    if job.workers.device == "gpu":
+        found["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+    if job.kubernetes.spot:
+        label, value = job.kubernetes.spot.split("=")
+        found["tolerations"].append({"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"})
+        term = {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}
+        prefer = [{"weight": 100, "preference": term}]
+        found["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": prefer}}
+    if job.kubernetes.node_label:
+        label, value = job.kubernetes.node_label.split("=")
+        found["nodeSelector"] = {label: value}
+    return found
+
+
+def _policy(job: Job) -> Manifest:
+    """Let the pods of the cluster talk to each other, to DNS, and to an object store if there is one; nobody else in.
+
+    A Dask scheduler runs what it is sent. The dashboard is reached by ``kubectl port-forward``, which needs no rule.
+    """
+    own = {"podSelector": {"matchLabels": {"dask.org/cluster-name": job.run.name}}}
+    egress: list[Manifest] = [
+        {"to": [own]},
+        {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
+    ]
+    if any("://" in path for path in (job.product.a, job.product.b, job.product.c)):
+        egress.append({"ports": [{"protocol": "TCP", "port": 443}]})
+    ingress: list[Manifest] = [{"from": [own]}]
+    if job.run.dashboard == "all":
+        ingress.append({"ports": [{"protocol": "TCP", "port": DASHBOARD}, {"protocol": "TCP", "port": WORKER_HTTP}]})
+    spec = {**own, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
+    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(job), "spec": spec}

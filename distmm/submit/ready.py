@@ -1,0 +1,108 @@
+"""The first thing that a batch job's client does: wait for its workers, say where the dashboard is, become the product.
+
+``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from distmm.errors import DistmmError, InputError
+
+__all__ = ["wait"]
+
+# Exit code without scheduler or workers; 1 would mean a wrong product.
+LOST = 3
+
+
+def wait(scheduler: str, count: int, timeout: float) -> str:
+    """Wait until the scheduler answers and all workers are there.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address, or the path of the scheduler file that it will write.
+    count : int
+        Workers.
+    timeout : float
+        Seconds.
+
+    Returns
+    -------
+    str
+        How to see the dashboard from another machine.
+
+    Raises
+    ------
+    InputError
+        If not all are there in time; says how many came, and from which hosts.
+    """
+    from distributed import Client
+
+    deadline = time.monotonic() + timeout
+    if "://" in scheduler:
+        where = {"address": scheduler}
+    else:
+        where = {"scheduler_file": scheduler}
+        while not Path(scheduler).is_file():
+            if time.monotonic() > deadline:
+                raise InputError(f"no scheduler has written {scheduler} within {timeout:g} s; its errors are above")
+            time.sleep(0.2)
+    # The certificates of a TLS cluster come from Dask's configuration, which the batch script exports.
+    try:
+        client = Client(**where, timeout=max(1.0, deadline - time.monotonic()), set_as_default=False)
+    except OSError as error:
+        raise InputError(f"no scheduler answers at {scheduler} within {timeout:g} s: {error}") from error
+    with client:
+        try:
+            client.wait_for_workers(count, timeout=max(1.0, deadline - time.monotonic()))
+        except TimeoutError as error:
+            hosts = sorted({worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()})
+            came = len(client.scheduler_info(n_workers=-1)["workers"])
+            raise InputError(
+                f"{came} of {count} workers are there after {timeout:g} s, from {', '.join(hosts) or 'no host'}; "
+                f"the errors of the others are above"
+            ) from error
+        services = client.scheduler_info()["services"]
+    return _dashboard(services.get("dashboard"))
+
+
+def _dashboard(port: int | None) -> str:
+    if port is None:
+        return "no dashboard"
+    if "SLURM_JOB_ID" not in os.environ:
+        return f"dashboard on port {port}"
+    node, login = socket.gethostname(), os.environ.get("SLURM_SUBMIT_HOST", "")
+    jump = f"-J {login} " if login and login != node else ""
+    return (
+        f"dashboard on {node}, port {port}; from your machine: ssh -N -L 8787:127.0.0.1:{port} {jump}{node}, then "
+        f"http://localhost:8787/status"
+    )
+
+
+def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
+    """Wait, print, and replace this process by the command."""
+    signal.signal(signal.SIGTERM, _nothing_lost)
+    try:
+        dashboard = wait(scheduler, int(count), float(seconds))
+        print(f"distmm: {count} worker(s); {dashboard}", flush=True)  # noqa: T201
+    except DistmmError as error:
+        print(f"distmm: {error}", file=sys.stderr, flush=True)  # noqa: T201
+        sys.exit(LOST)
+    os.execvp(command[0], command)
+
+
+def _nothing_lost(number: int, frame: FrameType | None) -> NoReturn:
+    """End as a client that was stopped with all finished work kept: there is none yet."""
+    os._exit(os.EX_TEMPFAIL)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

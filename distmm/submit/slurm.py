@@ -1,0 +1,140 @@
+"""Submitting a job to Slurm and following it to its end."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from distmm import tls
+from distmm.errors import InputError
+from distmm.submit.schema import Job
+from distmm.submit.slurm_script import RESUMABLE, render
+
+__all__ = ["follow", "submit"]
+
+# Each look is one question to slurmctld, which serves the whole site.
+POLL_SECONDS = 2.0
+
+# Reasons for which a pending job never starts, whatever is freed (squeue, JOB REASON CODES).
+NEVER = {
+    "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionInactive",
+    "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed", "ReservationDeleted",
+}  # fmt: skip
+
+Say = Callable[[str], None]
+
+
+def submit(job: Job, *, python: str | None = None) -> str:
+    """Write the batch script of a job into its folder and give it to ``sbatch``.
+
+    Returns
+    -------
+    str
+        Slurm's number of the job.
+
+    Raises
+    ------
+    InputError
+        Without Slurm, for a folder that cannot be written, and for whatever Slurm refuses.
+    """
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
+    folder = Path(job.run.folder)
+    certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
+    script = folder / f"{job.run.name}.sh"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if certificates is not None and job.run.tls == "temporary":
+            tls.create(certificates)
+        script.write_text(render(job) if python is None else render(job, python=python))
+    except OSError as error:
+        raise InputError(f"{folder}: {error}; set run.folder to a folder that you and all nodes can write") from error
+    if certificates is not None:
+        tls.check(certificates)
+    return _run("sbatch", "--parsable", str(script)).strip().split(";")[0]
+
+
+def follow(job: Job, number: str, say: Say) -> int:
+    """Report the states and the log of a job until it ends.
+
+    Parameters
+    ----------
+    job : Job
+    number : str
+        As `submit` returned it.
+    say : callable
+        Takes each line.
+
+    Returns
+    -------
+    int
+        Its exit code; 75 if it was cancelled or has used up its restarts, with all finished blocks kept.
+
+    Raises
+    ------
+    InputError
+        For a job that can never start; it is taken from the queue.
+    """
+    log = _tail(Path(job.run.folder) / f"{job.run.name}-{number}.log")
+    before = ""
+    while True:
+        shown = _show(number)
+        for line in next(log):
+            say(line)
+        state, reason = shown["JobState"], shown["Reason"]
+        current = f"{state.lower()} ({reason})" if reason != "None" else state.lower()
+        if current != before:
+            nodes = f" on {shown['NodeList']}" if state == "RUNNING" else ""
+            say(f"job {number}: {current}{nodes}")
+            before = current
+        if state == "PENDING" and reason in NEVER:
+            _run("scancel", number)
+            raise InputError(
+                f"job {number} can never start: {reason}; it was taken from the queue. The job asks for "
+                f"{job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime {job.run.walltime}, "
+                f"partition {job.slurm.partition or 'of the site'}: compare with sinfo"
+            )
+        if state not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "STOPPED"):
+            time.sleep(POLL_SECONDS)  # the log's last lines may still be on their way through a shared file system
+            for line in next(log):
+                say(line)
+            return _exit_code(state, shown["ExitCode"])
+        time.sleep(POLL_SECONDS)
+
+
+def _exit_code(state: str, pair: str) -> int:
+    """Make one code of Slurm's state and its ``code:signal``."""
+    code = int(pair.split(":")[0])
+    if state == "COMPLETED":
+        return code
+    return code or RESUMABLE  # cancelled, timed out, preempted, or its node failed
+
+
+def _show(number: str) -> dict[str, str]:
+    """Ask for a job; Slurm forgets it some minutes after its end."""
+    return dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "--oneliner", "show", "job", number)))
+
+
+def _tail(path: Path) -> Iterator[list[str]]:
+    """Return, each time, the whole lines that were added to a file that may not exist yet."""
+    position = 0
+    while True:
+        lines: list[str] = []
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(position)
+                whole, newline, _ = file.read().rpartition(b"\n")
+            position += len(whole) + len(newline)
+            lines = (whole + newline).decode(errors="replace").splitlines()
+        yield lines
+
+
+def _run(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{command[0]} refuses: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout

@@ -1,0 +1,91 @@
+"""TLS by one switch: ``none``, ``temporary`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``.
+
+One certificate serves all roles, and only its holders can join: Dask checks it on both ends of each link. What crosses
+UCX is not encrypted, so a cluster with TLS uses TCP.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distmm.errors import InputError
+
+if TYPE_CHECKING:
+    from distributed.security import Security
+
+__all__ = ["create", "environment", "places", "security"]
+
+Certificates = dict[str, str]  # "ca", "cert" and "key": paths of PEM files
+
+ROLES = ("client", "scheduler", "worker")
+
+
+def places(switch: str, folder: str, name: str) -> Certificates | None:
+    """Say where the certificates of a job are, or will be; None without TLS."""
+    if switch == "none":
+        return None
+    home = Path(folder).absolute() / f"{name}.tls" if switch == "temporary" else Path(switch)
+    return {what: str(home / f"{what}.pem") for what in ("ca", "cert", "key")}
+
+
+def environment(certificates: Certificates | None) -> dict[str, str]:
+    """Return the environment that makes Dask's programs use certificates and refuse links without."""
+    if certificates is None:
+        return {}
+    found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
+    found["DASK_DISTRIBUTED__COMM__TLS__CA_FILE"] = certificates["ca"]
+    for role in ROLES:
+        for what in ("cert", "key"):
+            found[f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__{what.upper()}"] = certificates[what]
+    return found
+
+
+def create(certificates: Certificates) -> None:
+    """Make temporary certificates, readable by nobody else; those that are there are kept, as a job uses them again."""
+    key = Path(certificates["key"])
+    if key.exists():
+        return
+    made = _temporary()
+    key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    key.parent.chmod(0o700)
+    contents = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
+    for what, text in contents.items():
+        # Never readable for a moment: the mode is given at creation.
+        with open(os.open(certificates[what], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+
+
+def check(certificates: Certificates) -> None:
+    """Refuse certificates that are not there, and a key that others can read."""
+    for what, path in certificates.items():
+        if not os.path.isfile(path):
+            raise InputError(f"TLS: there is no {path}; a folder for tls has ca.pem, cert.pem and key.pem")
+        if what == "key" and os.stat(path).st_mode & 0o077:
+            raise InputError(f"TLS: {path} can be read by others; type chmod 600 {path}")
+
+
+def security(switch: str) -> Security | None:
+    """Return what Dask's clusters and clients take as ``security``, for a switch of ``--tls``."""
+    from distributed.security import Security
+
+    if switch == "none":
+        return None
+    if switch == "temporary":
+        return _temporary()
+    certificates = {what: os.path.join(switch, f"{what}.pem") for what in ("ca", "cert", "key")}
+    check(certificates)
+    given: dict[str, Any] = {"tls_ca_file": certificates["ca"]}
+    for role in ROLES:
+        given |= {f"tls_{role}_{what}": certificates[what] for what in ("cert", "key")}
+    return Security(require_encryption=True, **given)
+
+
+def _temporary() -> Any:
+    from distributed.security import Security
+
+    try:
+        return Security.temporary()
+    except ImportError as error:
+        raise InputError("TLS: temporary certificates need a package more: type pip install 'distmm[tls]'") from error

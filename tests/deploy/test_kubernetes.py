@@ -1,0 +1,332 @@
+"""Manifests: right by the schemas of the operator and of Kubernetes, and their commands run as they stand."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+import urllib.request
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from distmm import tls
+from distmm.errors import InputError
+from distmm.storage import open_matrix
+from distmm.submit import jobfile, kubernetes, manifests
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
+SHIPPED = ["job.yaml", "cluster.yaml", "autoscaler.yaml", "claim.yaml"]
+KUBERNETES_VERSION = "1.32"
+
+jsonschema = pytest.importorskip("jsonschema")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+controller = pytest.importorskip("dask_kubernetes.operator.controller.controller")
+
+
+def check(manifest: dict[str, Any]) -> None:
+    """Validate by the operator's own definition of its resources, or by Kubernetes' schema; unknown keys are errors."""
+    if manifest["apiVersion"] != manifests.DASK_API:
+        kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
+        return
+    for error in definition(manifest["kind"]).iter_errors(manifest):
+        raise error
+
+
+@functools.cache
+def definition(kind: str) -> Any:
+    chart = files("dask_kubernetes") / "operator" / "deployment" / "helm" / "dask-kubernetes-operator" / "crds"
+    (version,) = yaml.safe_load((chart / f"{kind.lower()}.yaml").read_text())["spec"]["versions"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"] |= {"apiVersion": {}, "kind": {}, "metadata": {}}
+    return jsonschema.Draft7Validator(schema)
+
+
+def strict(schema: dict[str, Any]) -> dict[str, Any]:
+    """Refuse keys that the API server would drop without a word; let it convert what it may be either way."""
+    if "properties" in schema and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        schema = {**schema, "additionalProperties": False}
+    if schema.get("x-kubernetes-int-or-string"):
+        schema = {**schema, "type": ["integer", "string"]}
+    found = {}
+    for key, value in schema.items():
+        if key == "properties":
+            value = {name: strict(part) for name, part in value.items()}
+        elif key in ("items", "additionalProperties") and isinstance(value, dict):
+            value = strict(value)
+        found[key] = value
+    return found
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_manifests_are_right_by_the_schemas(name: str) -> None:
+    for manifest in yaml.safe_load_all((DEPLOY / name).read_text()):
+        check(manifest)
+
+
+def test_the_check_of_manifests_sees_a_wrong_key_and_a_wrong_type() -> None:
+    _, job = yaml.safe_load_all((DEPLOY / "job.yaml").read_text())
+    for key, value in (("nodeSelectors", {}), ("nodeSelector", "gpu")):
+        wrong = json.loads(json.dumps(job))
+        wrong["spec"]["cluster"]["spec"]["worker"]["spec"][key] = value
+        with pytest.raises(jsonschema.ValidationError, match=key if key.endswith("s") else "gpu"):
+            check(wrong)
+
+
+def test_shipped_manifests_are_what_the_renderer_gives() -> None:
+    rendered = manifests.dump(manifests.job(jobfile.load(DEPLOY / "job.toml")))
+    assert rendered == (DEPLOY / "job.yaml").read_text()
+    rendered = manifests.dump(manifests.cluster(jobfile.load(DEPLOY / "cluster.toml")))
+    assert rendered == (DEPLOY / "cluster.yaml").read_text()
+
+
+def test_what_the_operator_makes_of_a_job_is_right_by_the_schemas() -> None:
+    policy, job = manifests.job(jobfile.load(DEPLOY / "job.toml"))
+    spec, labels = job["spec"], job["metadata"]["labels"]
+    parts = spec["cluster"]["spec"]
+    arguments = {"annotations": {}, "labels": labels}
+    made = [
+        controller.build_job_pod_spec("product", "product", "matrices", spec["job"]["spec"], **arguments),
+        controller.build_scheduler_deployment_spec("product", parts["scheduler"]["spec"], **arguments),
+        controller.build_scheduler_service_spec("product", parts["scheduler"]["service"], **arguments),
+        controller.build_worker_deployment_spec(
+            "product-default", "matrices", "product", "abc", parts["worker"]["spec"], **arguments
+        ),
+    ]
+    for manifest in made:
+        check(manifest)
+    # The policy and the service find the pods by the labels that the operator gives them.
+    pods = [made[0], made[1]["spec"]["template"], made[3]["spec"]["template"]]
+    for pod in pods:
+        assert policy["spec"]["podSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
+    assert made[2]["spec"]["selector"].items() <= pods[1]["metadata"]["labels"].items()
+    assert f"tls://{made[2]['metadata']['name']}.matrices.svc:8786" in pods[0]["spec"]["containers"][0]["command"]
+
+
+def test_no_pod_has_root_a_token_or_a_file_system_to_write_on() -> None:
+    for name in ("job.yaml", "cluster.yaml"):
+        _, manifest = yaml.safe_load_all((DEPLOY / name).read_text())
+        found = list(_pods(manifest["spec"]))
+        assert len(found) == (3 if name == "job.yaml" else 2)
+        for pod in found:
+            assert pod["securityContext"]["runAsNonRoot"]
+            assert not pod["automountServiceAccountToken"]
+            for container in pod["containers"]:
+                context = container["securityContext"]
+                assert context["readOnlyRootFilesystem"]
+                assert not context["allowPrivilegeEscalation"]
+                assert context["capabilities"] == {"drop": ["ALL"]}
+                assert container["resources"]["limits"]["memory"]
+
+
+def _pods(part: Any) -> Any:
+    if isinstance(part, dict):
+        if "containers" in part:
+            yield part
+        for value in part.values():
+            yield from _pods(value)
+
+
+JOB = """\
+[product]
+a = "/data/A.npy"
+b = "/data/B.npy"
+c = "/data/C.zarr"
+[run]
+name = "product"
+folder = "run"
+tls = "temporary"
+[workers]
+per_node = 2
+device = "cpu"
+cpus = 2
+memory = "1GB"
+[kubernetes]
+claim = "matrices"
+"""
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> jobfile.Job:
+    (tmp_path / "job.toml").write_text(JOB)
+    return jobfile.load(tmp_path / "job.toml")
+
+
+@pytest.mark.slow
+def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job, tmp_path: Path) -> None:
+    """This test is the kubelet: it starts each container's command with its environment, and asks its probe."""
+    rng = np.random.default_rng(6)
+    for name in "AB":
+        np.save(tmp_path / f"{name}.npy", rng.integers(-9, 9, (200, 200)))
+    certificates = manifests.certificates(job)
+    assert certificates is not None
+    os.mkdir(job.run.folder)
+    tls.create(certificates)
+    comm, page, worker_page = _free_ports(3)
+    names = {
+        "/data": str(tmp_path),
+        manifests.TLS_FOLDER: f"{job.run.folder}/product.tls",
+        "product-scheduler.default.svc:8786": f"127.0.0.1:{comm}",
+        "$(DASK_WORKER_NAME)": "product-default-worker-1",
+        ":8787": f"127.0.0.1:{page}",
+        ":8788": f"127.0.0.1:{worker_page}",
+    }
+
+    def there(text: str) -> str:
+        for name, local in names.items():
+            text = text.replace(name, local)
+        return str(comm) if text == "8786" else sys.executable if text == "python" else text
+
+    def start(pod: dict[str, Any]) -> subprocess.Popen[bytes]:
+        (container,) = pod["containers"]
+        environment = {entry["name"]: there(entry["value"]) for entry in container["env"]}
+        root = Path(__file__).parents[2]
+        environment |= {"PATH": os.environ["PATH"], "PYTHONPATH": f"{root}:{root / 'kernels'}"}
+        return subprocess.Popen([there(word) for word in container["command"]], env=environment)
+
+    _, manifest = manifests.job(job)
+    spec = manifest["spec"]["cluster"]["spec"]
+    running = [start(spec["scheduler"]["spec"])]
+    try:
+        running.append(start(spec["worker"]["spec"]))
+        client = start(manifest["spec"]["job"]["spec"])
+        running.append(client)
+        assert _healthy(page)
+        assert _healthy(worker_page)
+        assert client.wait(90) == 0
+    finally:
+        for process in reversed(running):
+            process.terminate()
+            process.wait(20)
+    expected = np.load(tmp_path / "A.npy") @ np.load(tmp_path / "B.npy")
+    assert np.array_equal(open_matrix(tmp_path / "C.zarr")[:, :], expected)
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _healthy(port: int) -> bool:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            time.sleep(0.3)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("product.a=/elsewhere/A.npy", r"product.a = '/elsewhere/A.npy' is not seen by pods"),
+        ("kubernetes.claim=", "C would be lost with its pod: set kubernetes.claim"),
+    ],
+)
+def test_a_job_whose_matrices_pods_would_not_see_is_refused(tmp_path: Path, change: str, said: str) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    with pytest.raises(InputError, match=said):
+        manifests.job(jobfile.load(tmp_path / "job.toml", [change]))
+
+
+def test_a_path_cannot_refer_to_the_pods_environment(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("/data/A.npy", "/data/$(AWS_SECRET_ACCESS_KEY).npy"))
+    _, manifest = manifests.job(jobfile.load(tmp_path / "job.toml"))
+    command = manifest["spec"]["job"]["spec"]["containers"][0]["command"]
+    assert "/data/$$(AWS_SECRET_ACCESS_KEY).npy" in command
+
+
+# A kubectl that answers from a folder of files: what a cluster would say. It notes what it is asked.
+KUBECTL = """\
+#!{python}
+import json, sys
+from pathlib import Path
+folder, words = Path({folder!r}), sys.argv[3:]
+with (folder / "asked").open("a") as file:
+    print(*words, file=file)
+if words[0] == "apply":
+    with (folder / "applied").open("a") as file:
+        file.write(sys.stdin.read() + "---\\n")
+elif words[0] == "get":
+    answer = folder / (words[1] + ".json")
+    print(answer.read_text() if answer.exists() else json.dumps({{"items": []}}))
+elif words[0] == "logs":
+    print("Plan\\nDone")
+"""
+
+
+@pytest.fixture
+def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "kubectl"
+    folder.mkdir()
+    program = folder / "kubectl"
+    program.write_text(KUBECTL.format(python=sys.executable, folder=str(folder)))
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+    monkeypatch.setattr(kubernetes, "POLL_SECONDS", 0.01)
+    _answer(folder, "daskjob", {"metadata": {"name": "product", "uid": "u1"}, "status": {"jobStatus": "Running"}})
+    return folder
+
+
+def _answer(folder: Path, what: str, answer: Any) -> None:
+    (folder / f"{what}.json").write_text(json.dumps(answer))
+
+
+def _runner(phase: str, code: int | None = None) -> dict[str, Any]:
+    states = [] if code is None else [{"state": {"terminated": {"exitCode": code}}}]
+    return {"metadata": {"name": "product-runner"}, "status": {"phase": phase, "containerStatuses": states}}
+
+
+def test_a_submitted_job_takes_its_certificates_along_and_removes_them_with_itself(
+    job: jobfile.Job, answers: Path
+) -> None:
+    kubernetes.submit(job)
+    policy, daskjob, secret = (part for part in yaml.safe_load_all((answers / "applied").read_text()) if part)
+    assert (policy["kind"], daskjob["kind"], secret["kind"]) == ("NetworkPolicy", "DaskJob", "Secret")
+    check(secret)
+    assert secret["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
+    assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75)])
+def test_a_job_is_followed_to_the_end_of_its_pod(
+    job: jobfile.Job, answers: Path, phase: str, code: int | None, outcome: int
+) -> None:
+    _answer(answers, "pods", {"items": [_runner(phase, code)]})
+    said: list[str] = []
+    assert kubernetes.follow(job, said.append) == outcome
+    assert said == [f"daskjob product: Running; pods: 1 {phase.lower()}", "Plan", "Done"]
+
+
+def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, answers: Path) -> None:
+    condition = {"type": "PodScheduled", "status": "False", "message": 'persistentvolumeclaim "matrices" not found'}
+    pod = {"metadata": {"name": "product-runner"}, "status": {"phase": "Pending", "conditions": [condition]}}
+    _answer(answers, "pods", {"items": [pod]})
+    with pytest.raises(InputError, match="can never start and was deleted: pod product-runner: persistentvolumeclaim"):
+        kubernetes.follow(job, lambda line: None)
+    assert "delete daskjob product --wait=false" in (answers / "asked").read_text()
+
+
+def test_a_job_of_the_same_name_is_replaced_once_it_has_ended(job: jobfile.Job, answers: Path) -> None:
+    _answer(answers, "daskjobs", {"items": [{}]})
+    _answer(answers, "pods", {"items": [_runner("Running")]})
+    with pytest.raises(InputError, match=r"is there already, and has not ended: give another run.name"):
+        kubernetes.submit(job)
+    _answer(answers, "pods", {"items": [_runner("Failed", 75)]})
+    kubernetes.submit(job)
+    assert "delete daskjob product\n" in (answers / "asked").read_text()

@@ -1,0 +1,207 @@
+"""A real Slurm: products submitted, followed, stopped before the walltime, requeued, cancelled."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from distributed import Client
+from typer.testing import CliRunner
+
+from distmm import clusters
+from distmm.errors import InputError
+from distmm.storage import open_matrix
+from distmm.submit import jobfile
+from distmm.submit import slurm as batch
+
+pytestmark = pytest.mark.slow
+
+JOB = """\
+[product]
+a = "A.npy"
+b = "B.npy"
+c = "C.zarr"
+[run]
+folder = "run"
+walltime = "5m"
+grace = "1m"
+[workers]
+nodes = 2
+device = "cpu"
+cpus = 1
+memory = "1GB"
+"""
+
+
+@pytest.fixture
+def job_file(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(6)
+    np.save(tmp_path / "A.npy", rng.integers(-9, 9, (300, 200)))
+    np.save(tmp_path / "B.npy", rng.integers(-9, 9, (200, 250)))
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> Path:
+    """A Python whose ``-m distmm multiply`` notes its starts and stops in a file, and finishes at its third start."""
+    client = tmp_path / "client.py"
+    client.write_text(STAND_IN)
+    python = tmp_path / "python"
+    python.write_text(
+        "#!/bin/bash\n"
+        f'[ "$2 $3" = "distmm multiply" ] && exec {sys.executable} {client} {tmp_path}/starts\n'
+        f'exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    return python
+
+
+# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes.
+STAND_IN = """\
+import os, signal, sys, time
+with open(sys.argv[1], "a") as file:
+    file.write("started\\n")
+if open(sys.argv[1]).read().count("started") == 3:
+    sys.exit(0)
+def stop(number, frame):
+    with open(sys.argv[1], "a") as file:
+        file.write("stopped\\n")
+    os._exit(75)
+signal.signal(signal.SIGTERM, stop)
+time.sleep(300)
+"""
+
+
+def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, str]:
+    job = jobfile.load(job_file, changes)
+    return job, batch.submit(job, python=str(python))
+
+
+def _until(path: Path, pattern: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not (path.exists() and re.search(pattern, path.read_text())):
+        assert time.monotonic() < deadline, f"{path} does not say {pattern!r}"
+        time.sleep(0.3)
+
+
+def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
+    from distmm.cli.app import app
+
+    done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", "slurm", "--set", "run.tls=temporary"])
+    assert done.exit_code == 0, done.output
+    expected = np.load(job_file.parent / "A.npy") @ np.load(job_file.parent / "B.npy")
+    assert np.array_equal(open_matrix(job_file.parent / "C.zarr")[:, :], expected)
+    assert "2 worker(s)" in done.output
+    assert "ssh -N -L 8787:127.0.0.1:" in done.output
+
+
+def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
+    slurm: Path, job_file: Path, stand_in: Path
+) -> None:
+    job, number = _submit(job_file, stand_in, "run.walltime=1m", "run.grace=20s")
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 0, said
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+    # More often where scheduler and workers were slow, and the end came before the client: that loses nothing.
+    assert sum("requeued, to go on" in line for line in said) >= 2
+
+
+def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
+    (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
+    job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
+    _until(job_file.parent / "starts", "stopped\nstarted")
+    urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
+    subprocess.run(urgent, check=True, capture_output=True)
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 0, said
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+
+
+def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, job_file: Path) -> None:
+    from distmm.cli.app import app
+
+    folder, rng = job_file.parent, np.random.default_rng(7)
+    for name in "AB":
+        np.save(folder / f"{name}.npy", rng.standard_normal((6000, 6000)))
+    job = jobfile.load(job_file, ["product.blocks=500", "workers.memory=4GB"])
+    number = batch.submit(job)
+    log = folder / "run" / f"distmm-{number}.log"
+    for start in range(2):
+        # The signal that Slurm sends before the walltime, as soon as this start computes.
+        _until(log, rf"(?s)(worker\(s\);.*?\nPlan\n.*){{{start + 1}}}")
+        subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
+        _until(log, rf"(?s)(requeued, to go on.*){{{start + 1}}}")
+    assert batch.follow(job, number, lambda line: None) == 0
+    paths = [str(folder / name) for name in ("A.npy", "B.npy", "C.zarr")]
+    assert CliRunner().invoke(app, ["verify", *paths]).exit_code == 0
+
+
+def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
+    slurm: Path, job_file: Path, stand_in: Path
+) -> None:
+    job, number = _submit(job_file, stand_in)
+    _until(job_file.parent / "starts", "started")
+    subprocess.run(["scancel", number], check=True)
+    assert batch.follow(job, number, lambda line: None) == 75
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"]
+    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
+
+
+def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
+    job, number = _submit(job_file, stand_in)
+    _until(job_file.parent / "starts", "started")
+    steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
+    subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
+    said: list[str] = []
+    assert batch.follow(job, number, said.append) == 3
+    assert any("the workers ended before the product" in line for line in said)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ("slurm.partition=short", "PartitionTimeLimit|PartitionConfig"),
+        ("workers.nodes=3", "PartitionNodeLimit|PartitionConfig|BadConstraints"),
+    ],
+)
+def test_a_job_that_can_never_start_is_reported_and_taken_from_the_queue(
+    slurm: Path, job_file: Path, change: str, reason: str
+) -> None:
+    job = jobfile.load(job_file, [change])
+    number = batch.submit(job)
+    with pytest.raises(InputError, match=f"can never start: ({reason})"):
+        batch.follow(job, number, lambda line: None)
+    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
+
+
+def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) -> None:
+    with pytest.raises(InputError, match=r"sbatch refuses: .*partition"):
+        batch.submit(jobfile.load(job_file, ["slurm.partition=nowhere"]))
+
+
+@pytest.mark.parametrize("switch", ["none", "temporary"])
+def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path, switch: str) -> None:
+    with clusters.connect(f"slurm:{job_file}", tls=switch) as client:
+        info = client.scheduler_info()
+        workers = info["workers"].values()
+        assert info["address"].startswith("tcp://" if switch == "none" else "tls://")
+        assert [worker["nthreads"] for worker in workers] == [1, 1]
+        assert [worker["memory_limit"] for worker in workers] == pytest.approx([9e8] * 2, rel=1e-4)
+        assert {worker["name"] for worker in workers} == {"SLURMCluster-0", "SLURMCluster-1"}
+        jobs = subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True, check=True).stdout
+        assert jobs.split() == ["RUNNING"] * 2
+        assert client.submit(sum, [1, 2]).result(timeout=30) == 3
+        assert _dashboards(client) == {"127.0.0.1"}
+
+
+def _dashboards(client: Client) -> set[str]:
+    """Addresses on which the web servers of scheduler and workers listen."""
+    on_workers = client.run(lambda dask_worker: dask_worker.http_server.address).values()
+    return {client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address), *on_workers}

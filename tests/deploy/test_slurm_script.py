@@ -1,0 +1,125 @@
+"""The batch script as text, and the arguments of elastic workers; `test_slurm` runs them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from distmm.submit import elastic, fabric, jobfile, slurm_script
+
+DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> jobfile.Job:
+    text = (DEPLOY / "one_node.toml").read_text()
+    (tmp_path / "job.toml").write_text(text)
+    return jobfile.load(tmp_path / "job.toml")
+
+
+@pytest.mark.parametrize("name", ["one_node", "sixteen_nodes"])
+def test_shipped_scripts_are_what_the_renderer_gives_and_parse(name: str) -> None:
+    rendered = slurm_script.render(jobfile.load(DEPLOY / f"{name}.toml"), python="/shared/venv/bin/python")
+    assert rendered == (DEPLOY / f"{name}.sh").read_text()
+    subprocess.run(["bash", "-n"], input=rendered, text=True, check=True)
+
+
+def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.Job) -> None:
+    lines = slurm_script.render(job).replace("\\\n", " ").splitlines()
+    (workers,) = [line for line in lines if "dask cuda worker" in line]
+    for part in (
+        "--ntasks=1 ",
+        "--gres=gpu:8",
+        "--nthreads 3",
+        "--memory-limit 111500000000",
+        "--device-memory-limit 0",
+    ):
+        assert part in workers
+    assert "#SBATCH --gres=gpu:8" in lines
+    assert "#SBATCH --signal=B:USR1@600" in lines
+    assert "#SBATCH --requeue" in lines
+    assert "#SBATCH --time=240" in lines
+
+
+@pytest.mark.parametrize(
+    ("dashboard", "address"), [("localhost", "127.0.0.1:0"), ("all", ":0"), ("none", "127.0.0.1:0")]
+)
+def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, address: str, tmp_path: Path) -> None:
+    job = jobfile.load(DEPLOY / "one_node.toml", [f"run.dashboard={dashboard}"])
+    text = slurm_script.render(job)
+    assert text.count(f"--dashboard-address {address} ") == 2
+    assert text.count("--no-dashboard") == 2 * (dashboard == "none")
+
+
+def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
+    job = jobfile.load(DEPLOY / "one_node.toml", ["product.a=/data/$(touch evil) & x.npy", "run.folder=/run of $me"])
+    text = slurm_script.render(job)
+    assert "'/data/$(touch evil) & x.npy'" in text
+    assert "folder='/run of $me'" in text
+    assert '#SBATCH --output="/run of $me/distmm-%j.log"' in text
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_a_restart_does_not_start_over() -> None:
+    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["product.overwrite=true"]))
+    (client,) = [line for line in text.replace("\\\n", " ").splitlines() if "distmm multiply" in line]
+    (option,) = re.findall(r"\$\(.*\)", client)
+    for restarts, expected in (("0", "--overwrite"), ("1", "")):
+        shell = subprocess.run(
+            ["bash", "-c", f"echo {option}"],
+            env={"SLURM_RESTART_COUNT": restarts},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert shell.stdout.strip() == expected
+
+
+def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -> None:
+    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["run.tls=temporary"]))
+    assert "export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True" in text
+    assert "TLS__WORKER__KEY=/scratch/project/run/distmm.tls/key.pem" in text
+    assert "distmm.submit.fabric gpu tls)" in text
+
+
+def test_elastic_gpu_workers_are_one_process_a_gpu_with_its_share_of_the_memory(job: jobfile.Job) -> None:
+    found = elastic.arguments(job.run, job.workers, job.slurm)
+    assert (found["cores"], found["processes"], found["job_cpu"]) == (24, 8, 64)
+    assert found["memory"] == f"{111500000000 * 8} B"
+    assert found["worker_command"] == "dask_cuda.cli"
+    assert found["job_extra_directives"] == ["--gres=gpu:8"]
+    assert found["scheduler_options"]["dashboard_address"] == "127.0.0.1:0"
+
+
+@pytest.mark.parametrize(
+    ("device", "transport", "installed", "expected"),
+    [
+        ("gpu", "auto", True, "ucx"),
+        ("gpu", "auto", False, "tcp"),
+        ("cpu", "auto", True, "tcp"),
+        ("gpu", "tls", True, "tls"),
+        ("gpu", "tcp", True, "tcp"),
+    ],
+)
+def test_ucx_is_used_by_gpus_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, transport: str, installed: bool, expected: str
+) -> None:
+    monkeypatch.setattr(fabric.importlib.util, "find_spec", lambda name: object() if installed else None)
+    assert fabric.choose(device, transport, system=tmp_path) == expected
+
+
+def test_infiniband_is_used_where_it_is_up(tmp_path: Path) -> None:
+    for name, state in (("eth0", "up"), ("ib0", "down"), ("ib1", "up")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(f"{state}\n")
+    assert fabric.choose("cpu", "auto", system=tmp_path) == "tcp ib1"
+    assert fabric.choose("cpu", "auto", "eth0", system=tmp_path) == "tcp eth0"
+
+
+def test_ucx_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(fabric.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="needs distributed-ucxx on the nodes"):
+        fabric.choose("gpu", "ucx", system=tmp_path)

@@ -1,0 +1,158 @@
+"""The job file: what it says, what it refuses, and on which line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm.errors import InputError
+from distmm.submit import jobfile
+
+PRODUCT = """\
+[product]
+a = "A.zarr"
+b = "B.h5:/weights/W"
+c = "C.zarr"
+"""
+
+
+@pytest.fixture
+def write(tmp_path: Path):
+    def write(text: str | bytes) -> Path:
+        path = tmp_path / "job.toml"
+        path.write_bytes(text.encode() if isinstance(text, str) else text)
+        return path
+
+    return write
+
+
+def test_relative_paths_start_at_the_job_file_and_urls_stay(write, tmp_path: Path) -> None:
+    job = jobfile.load(write(PRODUCT.replace("A.zarr", "s3://bucket/A.zarr") + '[run]\ntls = "keys"\nfolder = "run"'))
+    assert (job.product.a, job.product.b) == ("s3://bucket/A.zarr", f"{tmp_path}/B.h5:/weights/W")
+    assert (job.run.folder, job.run.tls) == (f"{tmp_path}/run", f"{tmp_path}/keys")
+
+
+def test_the_product_becomes_the_options_of_multiply(write) -> None:
+    more = 'transb = true\nblocks = "4096x2048x4096"\nkernel = "cublas"\n'
+    job = jobfile.load(write(PRODUCT.replace('"A.zarr"', '"/A.zarr"') + more + '[workers]\ndevice = "cpu"\n'))
+    words = " ".join(job.command())
+    assert words.startswith("multiply /A.zarr ")
+    assert " --transb --precision highest --check freivalds --kernel cublas --blocks 4096x2048x4096 " in words
+    assert words.endswith(" --device cpu")
+
+
+def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_scheduler(write) -> None:
+    job = jobfile.load(write(PRODUCT + '[workers]\nnodes = 2\nper_node = 8\nmemory = "900GB"\n'))
+    assert job.workers.count == 16
+    assert job.workers.memory_each == (900 - 8) * 10**9 // 8
+
+
+def test_keys_can_be_set_from_outside(write) -> None:
+    changes = ["workers.nodes=4", "run.walltime=8h", "product.transa=true", "slurm.partition=gpu", "product.blocks=500"]
+    job = jobfile.load(write(PRODUCT + "[workers]\nnodes = 2\n"), changes)
+    assert (job.workers.nodes, job.seconds("walltime"), job.slurm.partition) == (4, 8 * 3600, "gpu")
+    assert job.product.transa
+    assert job.product.blocks == "500"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('[product]\na = "A"\nb = "B"\n', 1, r"\[product\] lacks c"),
+        ("", None, r"\[product\] lacks a, b, c"),
+        (PRODUCT + "[product\n", 5, "not TOML"),
+        (PRODUCT + "[worker]\nnodes = 1\n", 5, r"\[worker\] is not a table of a job file; known are product, run"),
+        (PRODUCT + "\n[workers]\nnode = 1\n", 7, "has no key 'node'; known are nodes, per_node"),
+        (PRODUCT + '[workers]\nnodes = "2"\n', 6, "nodes = '2' is not a whole number"),
+        (PRODUCT + "[workers]\nnodes = true\n", 6, "nodes = True is not a whole number"),
+        (PRODUCT + "[workers]\nnodes = 0\n", 6, "nodes = 0 is not a number from 1 to 100000"),
+        (PRODUCT + '[workers]\nmemory = "lots"\n', 6, "is not a size"),
+        (PRODUCT + '[workers]\ndevice = "tpu"\n', 6, "device = 'tpu' is not one of gpu, cpu"),
+        (PRODUCT + '[run]\nwalltime = "1h"\ngrace = "2h"\n', 7, "leaves nothing of walltime"),
+        (PRODUCT + '[run]\ntls = "temporary"\n[workers]\ntransport = "ucx"\n', 6, "UCX is not encrypted"),
+        (PRODUCT + "product.a = 3\n", 5, "not TOML|not text|no key"),
+        ("a = 1\n" + PRODUCT, 1, r"\[a\] is not a table"),
+        (PRODUCT + "transa = 1\n", 5, "transa = 1 is not true or false"),
+    ],
+)
+def test_errors_name_the_line_and_what_should_be_there(write, text: str, line: int | None, said: str) -> None:
+    path = write(text)
+    with pytest.raises(InputError, match=said) as error:
+        jobfile.load(path)
+    assert str(error.value).startswith(f"{path}:{line}: " if line else f"{path}: ")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("run.name", "../../etc/cron.d/x"),
+        ("run.name", "a b; rm -rf ~"),
+        ("run.folder", "../elsewhere"),
+        ("run.folder", "--wrap=evil"),
+        ("run.folder", 'x" --wrap="evil'),
+        ("product.c", "/scratch/../home/me/.ssh/authorized_keys"),
+        ("product.c", "C.h5:/../../x"),
+        ("product.a", "--output"),
+        ("product.a", "~root/A.npy"),
+        ("product.kernel", "naive; evil"),
+        ("product.blocks", "64 --overwrite"),
+        ("workers.interface", "ib0 $(evil)"),
+        ("slurm.partition", "gpu --wrap=evil"),
+        ("slurm.constraint", "a b"),
+        ("kubernetes.namespace", "kube-system/secrets"),
+        ("kubernetes.image", "distmm\n  privileged: true"),
+        ("kubernetes.spot", "a=b=c"),
+        ("kubernetes.mount", "/data/../etc"),
+    ],
+)
+def test_hostile_values_are_refused(write, key: str, value: str) -> None:
+    table, name = key.split(".")
+    tables = {"product": {"a": "A.npy", "b": "B.npy", "c": "C.zarr"}}
+    tables.setdefault(table, {})[name] = value
+    text = ""
+    for head, rows in tables.items():
+        text += f"[{head}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
+    with pytest.raises(InputError, match=rf"job.toml:\d+: {name} = .* is not "):
+        jobfile.load(write(text))
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"x" * 70_000, "larger than 65536 bytes"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+        (b"a = " + b"[" * 20_000, "not TOML"),
+        (b"a = " + b"9" * 20_000, "not TOML"),
+    ],
+)
+def test_hostile_files_are_refused_before_they_cost_anything(write, raw: bytes, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        jobfile.load(write(raw))
+
+
+def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"no.toml: cannot be read: No such file"):
+        jobfile.load(tmp_path / "no.toml")
+
+
+@pytest.mark.parametrize("change", ["nodes=4", "workers.nodes", "workers.nodes.x=4", "--wrap"])
+def test_a_change_that_is_none_is_refused(write, change: str) -> None:
+    with pytest.raises(InputError, match=r"write it as table.key=value"):
+        jobfile.load(write(PRODUCT), [change])
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_job_or_an_input_error(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.toml"
+    path.write_text(PRODUCT + text, encoding="utf-8", errors="surrogatepass")
+    try:
+        job = jobfile.load(path)
+    except InputError as error:
+        said = str(error)
+    else:
+        said = f"{path}" if isinstance(job, jobfile.Job) else ""
+    assert said.startswith(str(path))

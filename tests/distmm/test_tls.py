@@ -1,0 +1,108 @@
+"""TLS by one switch: who has the certificate takes part, and nobody else."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from distributed import Client, Scheduler
+from distributed.security import Security
+
+from distmm import clusters, tls
+from distmm.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[Client]:
+    with clusters.local("cpu", workers=1, memory_limit="1GB", tls="temporary") as client:
+        yield client
+
+
+def test_all_links_of_a_cluster_with_tls_are_encrypted(secure: Client) -> None:
+    info = secure.scheduler_info()
+    assert info["address"].startswith("tls://")
+    assert all(address.startswith("tls://") for address in info["workers"])
+    assert secure.submit(sum, [1, 2]).result(timeout=30) == 3
+
+
+def test_dashboards_listen_on_localhost_only(secure: Client) -> None:
+    on_workers = secure.run(lambda dask_worker: dask_worker.http_server.address).values()
+    on_scheduler = secure.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address)
+    assert {on_scheduler, *on_workers} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("stranger", ["plain", "without certificate", "with another certificate"])
+def test_a_client_without_the_certificate_cannot_join(secure: Client, stranger: str) -> None:
+    address = secure.scheduler_info()["address"]
+    security = {
+        "plain": None,
+        "without certificate": Security(tls_ca_file=secure.security.tls_ca_file, require_encryption=True),
+        "with another certificate": tls.security("temporary"),
+    }[stranger]
+    if stranger == "plain":
+        address = address.replace("tls://", "tcp://")
+    with pytest.raises((OSError, TypeError)):
+        Client(address, security=security, timeout=2, set_as_default=False)
+    assert _members(secure) <= {secure.id, "0"}
+
+
+def test_a_worker_with_another_certificate_cannot_join(
+    secure: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = tls.places("temporary", str(tmp_path), "others")
+    assert others is not None
+    tls.create(others)
+    command = [sys.executable, "-m", "dask", "worker", secure.scheduler_info()["address"], "--no-nanny"]
+    subprocess.run(
+        [*command, "--death-timeout", "2", "--no-dashboard", "--host", "127.0.0.1"],
+        env=os.environ | tls.environment(others),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert "TLS handshake failed" in caplog.text
+    assert _members(secure) <= {secure.id, "0"}
+
+
+def _members(client: Client) -> set[str]:
+    """Clients, and names of workers, that the scheduler knows."""
+
+    def members(dask_scheduler: Scheduler) -> list[str]:
+        names = [str(worker.name) for worker in dask_scheduler.workers.values()]
+        return [*(name for name in dask_scheduler.clients if name != "fire-and-forget"), *names]
+
+    return set(client.run_on_scheduler(members))
+
+
+def test_certificates_in_a_folder_are_for_their_owner_only_and_join(tmp_path: Path) -> None:
+    folder = tmp_path / "job.tls"
+    places = tls.places("temporary", str(tmp_path), "job")
+    assert places is not None
+    tls.create(places)
+    assert [stat.S_IMODE(os.stat(path).st_mode) for path in (folder, *places.values())] == [0o700] + [0o600] * 3
+    before = (folder / "key.pem").read_bytes()
+    tls.create(places)  # a job that is submitted again goes on with its certificates
+    assert (folder / "key.pem").read_bytes() == before
+    with (
+        clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, tls=str(folder)) as client,
+        clusters.connect(client.scheduler_info()["address"], tls=str(folder)) as other,
+    ):
+        assert other.submit(sum, [1, 2]).result(timeout=30) == 3
+    os.chmod(places["key"], 0o644)
+    with pytest.raises(InputError, match=r"key.pem can be read by others; type chmod 600"):
+        tls.security(str(folder))
+
+
+def test_a_folder_without_certificates_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no .*ca.pem"):
+        tls.security(str(tmp_path))
+
+
+def test_temporary_certificates_are_not_for_a_cluster_that_is_there() -> None:
+    with pytest.raises(InputError, match="give the folder"), clusters.connect("tcp://10.0.0.1:8786", tls="temporary"):
+        pass
