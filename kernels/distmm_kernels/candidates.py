@@ -177,27 +177,28 @@ CANDIDATES = (
     ),
 )  # fmt: skip
 
-# TFLOP/s of whole products, operands prepared in each, of n x n matrices; by operand, or by accumulator where a kernel
-# converts to that. One NVIDIA H200, normally distributed data (README.md says how).
+# TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
+# operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
+# Those of hopper_bf16, and below 4096 those of register_tiled's types but float32, are estimated from the others.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
-        "hopper_bf16": {"float32": (8, 50, 210, 450, 580)},
-        "hopper_tf32": {"float32": (8, 45, 170, 300, 340)},
+        "hopper_bf16": {"float32": (4.5, 35, 290, 480, 580)},
+        "hopper_tf32": {"float32": (4.9, 37, 284, 358, 383)},
         "hopper": {
-            "bfloat16": (15, 110, 480, 680, 690),
-            "float16": (15, 110, 480, 670, 680),
-            "int8": (15, 110, 500, 1000, 1200),
+            "bfloat16": (6.7, 61, 459, 736, 736),
+            "float16": (7.1, 59, 469, 725, 729),
+            "int8": (3.3, 25, 154, 983, 1297),
         },
-        "fp16x3": {"float32": (4, 28, 118, 190, 213)},
-        "tf32x3": {"float32": (4, 24, 92, 109, 119)},
+        "fp16x3": {"float32": (1.5, 14, 92, 207, 230)},
+        "tf32x3": {"float32": (1.8, 15, 100, 115, 127)},
         "register_tiled": {
-            "float32": (12, 38, 50, 51.5, 53),
-            "int32": (10, 22, 29, 31, 31),
-            "float64": (8, 16, 22, 25.5, 26),
-            "int64": (3, 5, 6, 6.3, 6.3),
-            "complex64": (20, 38, 44, 46, 47),
-            "complex128": (12, 20, 23, 25, 25),
+            "float32": (4.3, 35, 50, 52.8, 53.6),
+            "int32": (3.5, 20, 28, 31, 31),
+            "float64": (3.5, 15, 22, 25.5, 26),
+            "int64": (2, 4.5, 6, 6.3, 6.3),
+            "complex64": (10, 36, 44, 46, 47),
+            "complex128": (8, 19, 23, 25, 25),
         },
         "tiled": {
             "float32": (1, 4.5, 7, 7.4, 7.4),

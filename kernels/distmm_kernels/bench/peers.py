@@ -13,7 +13,9 @@ __all__ = ["Multiply", "peer"]
 Multiply = Callable[[Any, Any], Any]  # CuPy arrays a and b to the product, enqueued; anything that DLPack can read
 
 
-def peer(dtype: np.dtype[Any], out: np.dtype[Any], tf32: bool = False) -> tuple[str, Callable[[Any], Any], Multiply]:
+def peer(
+    dtype: np.dtype[Any], out: np.dtype[Any], tf32: bool = False
+) -> tuple[str, Callable[[Any, str], Any], Multiply]:
     """Return the peer for operands and result of these types.
 
     Parameters
@@ -24,8 +26,8 @@ def peer(dtype: np.dtype[Any], out: np.dtype[Any], tf32: bool = False) -> tuple[
     Returns
     -------
     tuple
-        Its name; what brings a CuPy operand into its own kind of array, without a copy; and the product of two of
-        those, enqueued on the default stream.
+        Its name; what brings a CuPy operand, ``"A"`` or ``"B"``, into its own kind of array, in the layout that it is
+        fastest with; and the product of two of those, enqueued on the default stream.
 
     Raises
     ------
@@ -35,12 +37,14 @@ def peer(dtype: np.dtype[Any], out: np.dtype[Any], tf32: bool = False) -> tuple[
     if dtype.kind in "fc" and dtype.itemsize >= 4 and not tf32:
         import cupy
 
-        return f"cuBLAS {dtype}", lambda array: array, cupy.matmul
+        return f"cuBLAS {dtype}", lambda array, _: array, cupy.matmul
     if importlib.util.find_spec("torch") is None:
         raise LookupError(f"cuBLAS for {'TF32' if tf32 else dtype} is reached through PyTorch, which is not installed")
     import torch
 
-    def tensor(array: Any) -> Any:
+    def tensor(array: Any, operand: str) -> Any:
+        if operand == "B" and dtype == np.int8:  # columns contiguous: 785 Tera-operations/s; rows contiguous: 118
+            return torch.from_dlpack(array).t().contiguous().t()
         if array.dtype.name != "bfloat16":
             return torch.from_dlpack(array)
         return torch.from_dlpack(array.view(np.int16)).view(torch.bfloat16)  # DLPack of CuPy has no bfloat16

@@ -134,7 +134,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     bytes_of_one = (m * k + k * n) * dtype.itemsize
     copies = rotation(bytes_of_one, device_l2(device))
     pairs = [(_normal((m, k), dtype, seed + 2 * i), _normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]
-    adopted = [(adopt(a), adopt(b)) for a, b in pairs]
+    adopted = [(adopt(a, "A"), adopt(b, "B")) for a, b in pairs]
     contestants = [_Contestant(peer_name, True, lambda i: multiply(*adopted[i % copies]))]
     for kernel in kernels:
         prepared = [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs]
