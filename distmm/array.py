@@ -13,6 +13,7 @@ from dask.base import tokenize
 from distributed import Client
 
 from distmm import graph, into
+from distmm.cost import Residence
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Problem, Wave, even_edges
 from distmm.operands import Operand, as_matrix, check_pair, wrap
@@ -170,7 +171,7 @@ def gemm(
         b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
         if name is None:
             names = a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name
-            name = f"distmm-matmul-{tokenize(names, plan, choice, epilogue)}"
+            name = f"distmm-matmul-{tokenize(names, problem, plan.shape, choice, epilogue)}"
         layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
         c = da.Array(layers, name, chunks, meta=meta)
         c = c[..., 0, :] if vector_a else c
@@ -260,6 +261,7 @@ def _plan(
     if spec.device == "cuda" and (a.pageable or b.pageable):
         spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
     blocking = _users_blocking(problem, a, b) if blocks is None else None
+    cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
     multiples = _multiples(a, b)
     return make_plan(
         problem,
@@ -271,8 +273,15 @@ def _plan(
         kernel=kernel,
         text=text,
         result="out" if out is not None else "host" if spec.device == "cuda" and a.kind == "numpy" else "workers",
-        operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
+        operands=(_residence(a, cuts[0]), _residence(b, cuts[1])),
     )
+
+
+def _residence(operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Residence:
+    """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last."""
+    if operand.chunks is not None and cuts != operand.chunks[-2:]:
+        return "whole"
+    return "resident" if operand.resident else "streamed"
 
 
 def _users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:

@@ -19,7 +19,7 @@ from distmm.storage import open_matrix
 from distmm.submit import jobfile
 from distmm.submit import slurm as batch
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.minutes
 
 JOB = """\
 [product]
