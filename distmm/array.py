@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
@@ -254,6 +255,8 @@ def _plan(
     spec = cluster.describe(
         client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel, precision=precision
     )
+    if spec.device == "cuda" and (a.pageable or b.pageable):
+        spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
     blocking = _users_blocking(problem, a, b) if blocks is None else None
     multiples = _multiples(a, b)
     return make_plan(

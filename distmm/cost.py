@@ -304,6 +304,9 @@ def cost(
     loads = (len(blocking.m) + len(blocking.n)) * len(blocking.k) * math.prod(map(len, blocking.batch))
     exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
     exposed += (tasks + loads) / len(waves) * INSERT_SECONDS
+    if cluster.device == "cuda":  # nothing hides the loads of the first step, nor the way of the last block to the host
+        exposed += loading / steps / len(waves)
+        exposed += block * item / cluster.load if result != "workers" else 0.0
     a_items = problem.m * problem.k * math.prod(problem.a_batch)
     b_items = problem.k * problem.n * math.prod(problem.b_batch)
     return Cost(

@@ -27,6 +27,10 @@ Result = TypeVar("Result")
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
 PAUSES = (0.0, 0.1, 1.0)
 
+# Seconds without a product after which prepared operands are dropped. They are as large as the operands (17 GB a GPU at
+# n = 65536 on two), and making them again takes milliseconds.
+IDLE_SECONDS = 2.0
+
 
 @functools.cache
 def _stream(work: Work, device: int) -> Any:
@@ -70,10 +74,12 @@ class Prepared:
 
     def __init__(self) -> None:
         self._kept: dict[tuple[int, object], tuple[weakref.ref[Any], Any]] = {}
+        self._used = 0.0  # when, by the monotonic clock
 
     def get(self, block: Any, form: object, prepare: Callable[[Any], Any]) -> Any:
         """Return ``prepare(block)``, or what it returned before for this block and `form`."""
         key = id(block), form
+        self._used = time.monotonic()
         known, operand = self._kept.get(key, (None, None))
         if known is None or known() is not block:
             operand = prepare(_alias(block))
@@ -84,6 +90,11 @@ class Prepared:
         # Without a lock: garbage is collected in any thread, at any time. The entry may by now be that of a new block.
         if self._kept.get(key, (None,))[0] is gone:
             self._kept.pop(key, None)
+
+    def drop_idle(self) -> None:
+        """Forget all if no product has asked for a while: other work on the GPU may need the memory."""
+        if self._kept and time.monotonic() - self._used > IDLE_SECONDS:
+            self.clear()
 
     def clear(self) -> None:
         """Forget all, so that their memory can be used."""

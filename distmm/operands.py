@@ -17,7 +17,7 @@ from distributed import Client, futures_of
 from distmm import tasks
 from distmm.errors import InputError
 from distmm.geometry import accumulator_dtype
-from distmm.host import lend
+from distmm.host import lend, segments
 
 __all__ = ["Operand", "as_matrix", "check_pair", "wrap"]
 
@@ -64,6 +64,11 @@ class Operand:
     def resident(self) -> bool:
         """Whether its blocks are in the workers' memory already: a persisted Dask array."""
         return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
+
+    @property
+    def pageable(self) -> bool:
+        """Whether it is a NumPy array in memory that GPUs cannot copy from by themselves."""
+        return isinstance(self.source, np.ndarray) and segments.behind(self.source) is None
 
     @property
     def storage_chunk(self) -> tuple[int, ...] | None:

@@ -47,8 +47,9 @@ MOST_PEERS = 16
 # Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
 
-# Bytes/s from the client's memory: of a GPU that copies from pinned memory; of one thread that reads another process.
-LOADS = {"cuda": 5e10, "cpu": 3e9}
+# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through buffers that threads fill; of
+# one thread that reads another process. Measured on two H200 at the same time, and on two CPU cores.
+LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
 
 
 class Progress(NamedTuple):

@@ -7,6 +7,7 @@ import logging
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from distmm import gpu
 from distmm.host import drop_freed
 
 __all__ = ["UCXX_VERSIONS", "DevicePlugin", "synchronize_default_stream", "wait_for_default_stream_only"]
@@ -16,7 +17,7 @@ logger = logging.getLogger(__name__)
 # Versions of distributed-ucxx in which `wait_for_default_stream_only` has been looked at.
 UCXX_VERSIONS = ("0.52.",)
 
-DROP_MILLISECONDS = 1000  # between looks for memory that the client has freed
+TIDY_MILLISECONDS = 1000  # between looks for memory that nobody needs any more
 
 
 class DevicePlugin(WorkerPlugin):
@@ -30,15 +31,20 @@ class DevicePlugin(WorkerPlugin):
         self.worker = worker
         if worker.address.startswith(("ucx://", "ucxx://")):
             wait_for_default_stream_only()
-        callback = PeriodicCallback(drop_freed, DROP_MILLISECONDS)
-        worker.periodic_callbacks["distmm-drop-freed"] = callback
+        callback = PeriodicCallback(_tidy, TIDY_MILLISECONDS)
+        worker.periodic_callbacks["distmm-tidy"] = callback
         callback.start()
 
     def teardown(self, worker: Worker) -> None:
         """Undo what `setup` started."""
-        callback = worker.periodic_callbacks.pop("distmm-drop-freed", None)
+        callback = worker.periodic_callbacks.pop("distmm-tidy", None)
         if callback is not None:
             callback.stop()
+
+
+def _tidy() -> None:
+    drop_freed()
+    gpu.prepared.drop_idle()
 
 
 def wait_for_default_stream_only() -> None:

@@ -141,6 +141,8 @@ def run(
                 if not same:
                     outcome.wrong.append(outcome.products)
                 outcome.products += 1
+                if outcome.products % 20 == 0:
+                    print(f"{killer.kills} kills, {outcome.products} products", flush=True)  # noqa: T201
                 outcome.slowest = max(outcome.slowest, time.perf_counter() - started)
             outcome.kills = killer.kills
     return outcome

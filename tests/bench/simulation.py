@@ -344,7 +344,7 @@ def main() -> None:
     """Print a line for each number of GPUs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
-    parser.add_argument("--size", type=int, nargs="+", help="n of each product; by default memory grows with the GPUs")
+    parser.add_argument("--size", type=int, nargs="+", help="n of each product; 51 GB of matrices a GPU by default")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--rate", type=float, default=Machine.rate)
     options = parser.parse_args()
@@ -352,7 +352,7 @@ def main() -> None:
     virtual = Machine(rate=options.rate)
     console = Console(soft_wrap=True)
     console.print(HEADER, markup=False)
-    for gpus, size in zip(options.gpus, options.size or [int(32768 * g**0.5) for g in options.gpus], strict=True):
+    for gpus, size in zip(options.gpus, options.size or [int(65536 * g**0.5) for g in options.gpus], strict=True):
         started = time.perf_counter()
         plan = planned(size, gpus, options.dtype, virtual)
         r = simulate(plan, virtual)

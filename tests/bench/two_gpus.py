@@ -268,10 +268,10 @@ def run_resident(client: Client, sizes: list[int]) -> None:
         cases: list[tuple[str, int, Callable[..., da.Array]]] = [
             ("distmm, first", size // 4, lambda A, B: distmm.matmul(A, B, client=client)),
             ("distmm", size // 4, lambda A, B: distmm.matmul(A, B, client=client)),
-            ("distmm", size // 2, lambda A, B: distmm.matmul(A, B, client=client)),
             ("distmm, kernel='cublas'", size // 4, lambda A, B: distmm.matmul(A, B, client=client, kernel="cublas")),
-        ]  # blocks of a quarter and of half the size: the plan keeps the chunks of Dask arrays
-        if size < 65536:
+        ]
+        if size < 65536:  # beyond, the check of blocks of half the size does not fit beside them
+            cases.append(("distmm", size // 2, lambda A, B: distmm.matmul(A, B, client=client)))
             cases.append(("dask.array.matmul, first", size // 4, da.matmul))
             cases.append(("dask.array.matmul", size // 4, da.matmul))
         for case, block, product in cases:

@@ -113,3 +113,14 @@ def test_two_gpus_move_exactly_the_bound(gpus: Client) -> None:
         wait(C)
         assert cluster.bytes_moved(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
         assert distmm.verify(A, B, C).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+def test_gpus_multiply_from_host_memory_to_host_memory(gpus: Client, pinned: bool) -> None:
+    a, b = random((1500, 1000), 1), random((1000, 1200), 2)
+    out = distmm.empty((1500, 1200), "f4", client=gpus) if pinned else np.empty((1500, 1200), "f4")
+    if pinned:
+        a, b = (np.copyto(x := distmm.empty(y.shape, "f4", client=gpus), y) or x for y in (a, b))
+    assert distmm.matmul(a, b, out=out, client=gpus, device="gpu", blocks=(512, 512, 512)) is out
+    np.testing.assert_allclose(out, a @ b, rtol=1e-3, atol=1e-3)

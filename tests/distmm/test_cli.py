@@ -104,9 +104,12 @@ def test_plan_computes_nothing(where: list[str]) -> None:
 
 def test_plan_says_what_does_not_fit(where: list[str]) -> None:
     np.lib.format.open_memmap("large.npy", mode="w+", dtype="float32", shape=(40_000, 40_000)).flush()
-    result = run("plan", "large.npy", "large.npy", *where)
+    result = run("plan", "large.npy", "large.npy", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2", *where)
     assert result.exit_code == 2
     assert "short by" in result.output
+    in_waves = run("plan", "large.npy", "large.npy", *where)
+    assert in_waves.exit_code == 0
+    assert "waves" in in_waves.output
 
 
 @pytest.mark.parametrize("check", ["freivalds", "full"])

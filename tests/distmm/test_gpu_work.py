@@ -55,6 +55,18 @@ def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(prep
     assert len(prepared) == 0
 
 
+def test_operands_are_dropped_when_products_have_stopped(
+    prepared: gpu.Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = np.ones((4, 4))
+    prepared.get(block, "A", np.array)
+    prepared.drop_idle()
+    assert len(prepared) == 1
+    monkeypatch.setattr(gpu, "IDLE_SECONDS", -1.0)
+    prepared.drop_idle()
+    assert len(prepared) == 0
+
+
 def test_a_full_gpu_is_tried_again_after_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
     attempts: list[int] = []
@@ -121,7 +133,7 @@ def test_every_worker_gets_the_plugin_and_loses_what_it_started(client: Client) 
     cluster.install(client)
 
     def started(dask_worker: Any) -> bool:
-        return worker.DevicePlugin.name in dask_worker.plugins and "distmm-drop-freed" in dask_worker.periodic_callbacks
+        return worker.DevicePlugin.name in dask_worker.plugins and "distmm-tidy" in dask_worker.periodic_callbacks
 
     assert all(client.run(started).values())
     client.unregister_worker_plugin(worker.DevicePlugin.name)

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin, wait
+from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin, futures_of, wait
 
 from distmm import matmul, plan
 from distmm.errors import InputError
@@ -311,3 +311,26 @@ def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
         pids = client.run(os.getpid)
         os.kill(next(iter(pids.values())), signal.SIGKILL)
         np.testing.assert_array_equal(client.compute(result, sync=True), expected)
+
+
+def test_a_block_that_cannot_be_made_does_not_keep_the_others_waiting(client: Client) -> None:
+    def spoilt(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+        if block_info and block_info[0]["chunk-location"] == (0, 0):
+            raise ValueError("unreadable")
+        return block
+
+    A = lazy(21).map_blocks(spoilt, dtype="f4", meta=np.empty((0, 0), "f4"))
+    kept = client.persist(matmul(A, lazy(22), client=client))
+    wait(kept, timeout=60)
+    states = [future.status for future in futures_of(kept)]
+    assert states.count("error") == BLOCKS  # the row of C that needs the block
+    assert states.count("finished") == BLOCKS**2 - BLOCKS
+
+
+def test_what_is_left_of_a_product_is_computed_without_what_is_there(client: Client) -> None:
+    C = matmul(lazy(23), lazy(24), client=client)
+    part = client.persist(C[: N // 2])
+    wait(part)
+    whole = client.persist(C)
+    wait(whole, timeout=60)
+    assert all(future.status == "finished" for future in futures_of(whole))
