@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from distributed import Client
 
 from distmm import clusters
@@ -29,7 +30,7 @@ from distmm.plan import Plan, make_plan
 from distmm.runtime import cluster
 from distmm.storage import create_output, locate, open_matrix, reopen_output
 from distmm.storage.output import Output
-from distmm.tasks import KernelChoice, warm
+from distmm.tasks import KernelChoice, kernel_facts
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.events import TOPIC
@@ -292,10 +293,11 @@ def planned(
 
 
 def _load(choice: KernelChoice) -> None:
-    """Import what tasks of a job need, and use the kernel once. Runs on workers."""
+    """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
     from distmm.job import wave  # noqa: F401
 
-    warm(choice)
+    kernel_facts(choice)
+    np.ones((64, 64)) @ np.ones((64, 64))
 
 
 def _same(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None) -> None:
