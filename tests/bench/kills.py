@@ -2,7 +2,8 @@
 
 Workers of a local cluster die by SIGKILL at seeded random moments, one after the other, while products of the same
 matrices are computed over and over, each time in another blocking along m and n. Every C must have the bits of the one
-that was computed in peace, and none may take longer than `--patience` seconds; the exit code is 1 otherwise. With ``DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD=forkserver`` replacements come several times sooner.
+that was computed in peace, and none may take longer than `--patience` seconds; the exit code is 1 otherwise.
+With ``DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD=forkserver`` replacements come several times sooner.
 """
 
 from __future__ import annotations
