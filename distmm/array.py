@@ -22,7 +22,7 @@ from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
 
-__all__ = ["gemm", "matmul", "plan"]
+__all__ = ["gemm", "matmul", "plan", "storage_multiples", "users_blocking"]
 
 
 def matmul(
@@ -260,9 +260,9 @@ def _plan(
     )
     if spec.device == "cuda" and (a.pageable or b.pageable):
         spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
-    blocking = _users_blocking(problem, a, b) if blocks is None else None
+    blocking = users_blocking(problem, a, b) if blocks is None else None
     cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-    multiples = _multiples(a, b)
+    multiples = storage_multiples(a, b)
     return make_plan(
         problem,
         spec,
@@ -284,7 +284,7 @@ def _residence(operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] |
     return "resident" if operand.resident else "streamed"
 
 
-def _users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:
+def users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:
     """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
 
     An operand without chunks is cut like the other: at its edges along k, at multiples of its largest edge elsewhere.
@@ -316,7 +316,7 @@ def _batch_chunks(operand: Operand, blocking: Blocking) -> tuple[tuple[int, ...]
     )
 
 
-def _multiples(a: Operand, b: Operand) -> tuple[int, int, int]:
+def storage_multiples(a: Operand, b: Operand) -> tuple[int, int, int]:
     """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile."""
     m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
     k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)

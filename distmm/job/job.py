@@ -15,7 +15,7 @@ import numpy as np
 from distributed import Client
 
 from distmm import clusters
-from distmm.array import _multiples, _users_blocking
+from distmm.array import storage_multiples, users_blocking
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.everywhere import everywhere
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
@@ -278,13 +278,13 @@ def planned(
     text = None
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else None
-    given = _users_blocking(problem, a, b) if blocks is None else None
+    given = users_blocking(problem, a, b) if blocks is None else None
     return make_plan(
         problem,
         found,
         edges=given.largest if given is not None else blocks,
         text=text,
-        multiples=_multiples(a, b),
+        multiples=storage_multiples(a, b),
         precision=spec.precision,
         kernel=spec.kernel,
         operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),

@@ -135,7 +135,7 @@ class Telemetry(SchedulerPlugin):
             record.want(chain, step, self._owner(task))
             arrays = self.arrays[product]
             if task.placement.product not in arrays:
-                arrays |= {task.placement.product, *(operand[0] for operand, _ in task.operands())}
+                arrays |= {task.placement.product, *(operand[0] for operand in task.operands())}
             arrays.add(task.key[0])
         return record
 

@@ -235,7 +235,8 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     long = empty(tmp_path / "long.npy", 4200)
     refuse(InputError, "full check", tmp_path, long, long, c, client=client, overwrite=True, check="full")
     large = empty(tmp_path / "large.npy", 40_000)
-    refuse(DoesNotFitError, "short by", tmp_path, large, large, c, client=client, overwrite=True)
+    whole = {"blocks": (40_000, 40_000, 40_000), "overwrite": True}  # of edges that were left free, waves would fit
+    refuse(DoesNotFitError, "short by", tmp_path, large, large, c, client=client, **whole)
     refuse(InputError, r"C has shape \(2, 2\)", tmp_path, a, b, c, client=client, beta=1)
     refuse(InputError, "cannot hold", tmp_path, a, b, tmp_path / "E.npy", client=client, dtype="int32")
     d = save(tmp_path / "D.npy", np.ones((M, N)))
