@@ -96,6 +96,9 @@ class Browser:
 
     def open(self, url: str, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """Load a page in a window of this size, for a reader who prefers this colour scheme."""
+        # The page before may end with errors, such as a dashboard whose cluster has gone: they are not this page's.
+        self.call("Page.navigate", url="about:blank")
+        self.evaluate("document.readyState")
         self.errors.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False
