@@ -196,5 +196,6 @@ def progress(client: Client, c: da.Array) -> Progress:
 
 
 def bytes_moved(client: Client) -> int:
-    """Bytes of blocks that workers have received from one another since they started."""
+    """Bytes of blocks that workers have received from one another since `install`, which the first call does."""
+    install(client)
     return sum(everywhere(client, tasks.received_bytes).values())
