@@ -140,7 +140,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(
         "distmm_resumes_total": 0,
     }
     settle(query, shown)
-    assert query('ALERTS{alertname!="DistmmSlow"}') == []  # blocks this small are slow on any machine
+    assert query('ALERTS{alertstate="firing"}') == []  # pending ones may be: a product this small is slow, then still
 
 
 def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) -> None:
