@@ -124,18 +124,15 @@ def retrying(work: Callable[[], Result], what: str) -> Result:
     DeviceMemoryError
         If it stays full. The worker goes on: nothing that the failed task allocated is kept.
     """
-    for pause in PAUSES:
+    for pause in (*PAUSES, None):
         try:
             return work()
         except MemoryError as error:  # CuPy's and RMM's errors are kinds of it
             reason = str(error)
-        prepared.clear()
-        gc.collect()
-        time.sleep(pause)
-    try:
-        return work()
-    except MemoryError as error:
-        reason = str(error)
+        if pause is not None:
+            prepared.clear()
+            gc.collect()
+            time.sleep(pause)
     raise DeviceMemoryError(
         f"the GPU's memory is full: {what} found no room ({reason}); use smaller blocks, more GPUs, or free what other "
         "arrays and programs hold there"

@@ -119,12 +119,10 @@ def _step(
     *others, (a, b) = operands
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)
-    if epilogue is None:
-        return kernel.multiply(a, b, c, wait=False)
-    if epilogue.alpha == 1 and epilogue.beta == 0:
+    if epilogue is not None and epilogue.alpha == 1 and epilogue.beta == 0:
         return kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False)
     d = kernel.multiply(a, b, c, wait=False)
-    return kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+    return d if epilogue is None else kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
 
 
 def warm(choice: KernelChoice) -> None:
@@ -245,11 +243,3 @@ def _rmm_pool_bytes() -> int | None:
     while not hasattr(resource, "pool_size") and hasattr(resource, "upstream_mr"):
         resource = resource.upstream_mr  # below what logs or counts allocations
     return int(resource.pool_size()) if hasattr(resource, "pool_size") else None
-
-
-def received_bytes(dask_worker: Worker) -> int:
-    """Return the bytes of blocks that this worker has received from its peers. Runs on workers (``client.run``).
-
-    As its plugin has counted them: Dask's own log of transfers keeps the last 1000.
-    """
-    return int(dask_worker.plugins["distmm-device"].received)

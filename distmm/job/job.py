@@ -156,7 +156,7 @@ class Job:
         missing = blocks - done
         if announce is not None:
             announce(plan, plan.problem.flops * len(missing) / max(1, len(blocks)))
-        moved, started = cluster.bytes_moved(client), time.perf_counter()
+        moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             loop.run(missing)
         except (DistmmError, OSError) as error:
@@ -167,7 +167,7 @@ class Job:
             _report(client, folder, loop)
         manifest["rejected"] += len(loop.rejected)
         seconds = time.perf_counter() - started
-        return plan, manifest, tolerance, loop, len(done), seconds, cluster.bytes_moved(client) - moved
+        return plan, manifest, tolerance, loop, len(done), seconds, telemetry.bytes_moved(client) - moved
 
     def _trusted(self, client: Client, plan: Plan) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""

@@ -213,17 +213,17 @@ class Loop:
         """Let blocks that are complete reach the disk, cancel the rest, and wait until no worker runs a task."""
         if self.client.status != "running":
             return
-        keys = {future.key: future for future in self.pending}
+        keys = [future.key for future in self.pending]
 
         def complete(dask_scheduler: Scheduler) -> list[Any]:
             return [
-                key for key in keys_ if key in dask_scheduler.tasks and dask_scheduler.tasks[key].state == "processing"
+                key for key in keys if key in dask_scheduler.tasks and dask_scheduler.tasks[key].state == "processing"
             ]
 
-        keys_ = list(keys)
         try:
-            writing = [keys[key] for key in self.client.run_on_scheduler(complete)]
-            self.client.cancel([future for future in self.pending if future not in writing], force=True)
+            reaching = set(self.client.run_on_scheduler(complete))
+            writing = [future for future in self.pending if future.key in reaching]
+            self.client.cancel([future for future in self.pending if future.key not in reaching], force=True)
             deadline = time.monotonic() + GRACE_SECONDS
             while not all(future.done() for future in writing) and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)

@@ -17,7 +17,7 @@ from distmm.plan import TILE
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.runtime.worker import DevicePlugin
 
-__all__ = ["Progress", "bytes_moved", "current_client", "describe", "install", "progress", "warm_up"]
+__all__ = ["Progress", "current_client", "describe", "install", "progress", "warm_up"]
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -193,9 +193,3 @@ def progress(client: Client, c: da.Array) -> Progress:
 
     c_name = c.name
     return Progress(*client.run_on_scheduler(count))
-
-
-def bytes_moved(client: Client) -> int:
-    """Bytes of blocks that workers have received from one another since `install`, which the first call does."""
-    install(client)
-    return sum(everywhere(client, tasks.received_bytes).values())

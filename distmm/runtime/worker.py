@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
@@ -27,9 +26,6 @@ class DevicePlugin(WorkerPlugin):
     name = "distmm-device"
     idempotent = True
 
-    def __init__(self) -> None:
-        self.received = 0  # bytes of blocks, from other workers
-
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
         self.worker = worker
@@ -38,11 +34,6 @@ class DevicePlugin(WorkerPlugin):
         callback = PeriodicCallback(_tidy, TIDY_MILLISECONDS)
         worker.periodic_callbacks["distmm-tidy"] = callback
         callback.start()
-
-    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        """Count what arrives from other workers."""
-        if start == "flight" and finish == "memory":
-            self.received += self.worker.state.tasks[key].nbytes or 0
 
     def teardown(self, worker: Worker) -> None:
         """Undo what `setup` started."""

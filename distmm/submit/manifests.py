@@ -92,7 +92,7 @@ def secret(job: Job, contents: dict[str, str], owner: str) -> Manifest:
 
 def dump(manifests: list[Manifest]) -> str:
     """Write manifests as YAML, for ``kubectl apply -f``."""
-    return yaml.dump_all(manifests, Dumper=_NoAliases, sort_keys=False)
+    return str(yaml.dump_all(manifests, Dumper=_NoAliases, sort_keys=False))
 
 
 class _NoAliases(yaml.SafeDumper):

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from distributed import Client, Scheduler
 
+from distmm.everywhere import everywhere
 from distmm.telemetry import worker
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["figures", "install", "read"]
+__all__ = ["bytes_moved", "figures", "install", "read"]
 
 
 def install(client: Client) -> None:
     """Start telemetry on a cluster; nothing happens where it is there already."""
     client.register_plugin(Telemetry())
+
+
+def bytes_moved(client: Client) -> int:
+    """Bytes of blocks that workers have received from one another since `install`, which the first call does."""
+    install(client)
+    return sum(everywhere(client, worker.received_bytes).values())
 
 
 def figures(client: Client, product: str) -> Figures | None:

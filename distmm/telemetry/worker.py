@@ -17,7 +17,7 @@ from distmm.graph import Product
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
 
-__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "statement"]
+__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes", "statement"]
 
 # Name of the entry in a heartbeat's metrics.
 METRIC = "distmm"
@@ -114,6 +114,14 @@ def heartbeat(worker: Worker) -> dict[str, Any]:
         "kernel_seconds": plugin.kernel_seconds,
         "device": (device.used, device.total, device.utilization) if device else None,
     }
+
+
+def received_bytes(dask_worker: Worker) -> int:
+    """Return the bytes of blocks that this worker has received from its peers. Runs on workers (``client.run``).
+
+    As the plugin has counted them: Dask's own log of transfers keeps the last 1000.
+    """
+    return int(dask_worker.plugins[WorkerTelemetry.name].received_total)
 
 
 def statement(dask_worker: Worker) -> dict[str, Any]:

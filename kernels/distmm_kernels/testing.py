@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["RAGGED_SHAPES", "STRIDES", "error_bound", "matrix", "strided"]
+__all__ = ["RAGGED_SHAPES", "STRIDES", "error_bound", "matrix", "on_gpu", "strided"]
 
 # (m, k, n) around the tile of 32: empty, single, one short of a tile, one past it, long and thin each way
 RAGGED_SHAPES = (
@@ -61,27 +61,38 @@ def matrix(
     else:
         draw: Callable[..., NDArray[Any]] = rng.standard_normal if distribution == "normal" else rng.random
         values = draw(shape) + 1j * draw(shape) if dtype.kind == "c" else draw(shape)
-    return strided(values.astype(dtype), order)
+    laid: NDArray[Any] = strided(values.astype(dtype), order)
+    return laid
 
 
-def strided(values: NDArray[Any], order: str) -> NDArray[Any]:
-    """Return the same shape, lying in memory as ``order`` says; values are kept, except by ``"broadcast"``."""
+def strided(values: Any, order: str, xp: Any = np) -> Any:
+    """Return the same shape, lying in memory as ``order`` says; values are kept, except by ``"broadcast"``.
+
+    ``xp`` is the module of the array: `numpy`, or `cupy`.
+    """
     *batch, rows, columns = values.shape
     if order == "C":
-        return np.ascontiguousarray(values)
+        return xp.ascontiguousarray(values)
     if order == "F":
-        return np.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
+        return xp.ascontiguousarray(values.swapaxes(-1, -2)).swapaxes(-1, -2)
     if order == "reversed":  # negative strides
-        return np.ascontiguousarray(values[..., ::-1, ::-1])[..., ::-1, ::-1]
-    if order in ("every other", "offset"):  # a view into a larger array: gaps between elements, or an offset start
-        step, start = (2, 0) if order == "every other" else (1, 3)
-        whole = np.full((*batch, step * rows + start, step * columns + start), 77).astype(values.dtype)
-        view = whole[..., start::step, start::step] if step == 1 else whole[..., ::2, ::2]
+        return xp.ascontiguousarray(values[..., ::-1, ::-1])[..., ::-1, ::-1]
+    if order in ("every other", "offset"):  # a view into a larger array: an odd start, and gaps between elements
+        step, start = (2 if order == "every other" else 1), 3
+        whole = xp.full((*batch, step * rows + start, step * columns + start), 77).astype(values.dtype)
+        view = whole[..., start::step, start::step]
         view[...] = values
         return view
     if order == "broadcast":  # stride 0 along the rows
-        return np.broadcast_to(values[..., :1, :], values.shape)
+        return xp.broadcast_to(values[..., :1, :], values.shape)
     raise ValueError(f"unknown order {order!r}: use one of {', '.join(STRIDES)}")
+
+
+def on_gpu(values: NDArray[Any], order: str = "C", dtype: DTypeLike | None = None) -> Any:
+    """Return the values in GPU memory, of ``dtype`` if given, lying there as `strided` says."""
+    import cupy
+
+    return strided(cupy.asarray(values).astype(dtype or values.dtype), order, cupy)
 
 
 def error_bound(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike, c: NDArray[Any] | None = None) -> NDArray[Any]:

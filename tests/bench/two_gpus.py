@@ -28,7 +28,7 @@ from rich.table import Table
 import distmm
 from distmm import clusters
 from distmm.host import segments
-from distmm.runtime import cluster
+from distmm.telemetry import client as telemetry
 from tests.bench import recipes
 
 ROWS: list[dict[str, Any]] = []
@@ -112,7 +112,7 @@ def matrices(size: int, block: int, seed: int) -> list[da.Array]:
 def resident(client: Client, case: str, size: int, block: int, seed: int, product: Callable[..., da.Array]) -> None:
     A, B = matrices(size, block, seed)
     plan = distmm.plan(A, B, client=client)
-    before = cluster.bytes_moved(client)
+    before = telemetry.bytes_moved(client)
     client.run(start_counting)
     start = time.perf_counter()
     C = product(A, B).persist()
@@ -122,7 +122,7 @@ def resident(client: Client, case: str, size: int, block: int, seed: int, produc
     more = {} if product is da.matmul else {"planned": plan.cost.peak_bytes, "planned_moved": plan.bytes_moved}
     verdict = distmm.verify(A, B, C)
     note(
-        case, size, seconds, block=block, moved=cluster.bytes_moved(client) - before, peak=peak,
+        case, size, seconds, block=block, moved=telemetry.bytes_moved(client) - before, peak=peak,
         ok=verdict.ok, residual=verdict.residual, **more,
     )  # fmt: skip
     del A, B, C
@@ -146,13 +146,13 @@ def error_on_rows(a: np.ndarray, b: np.ndarray, c: np.ndarray, count: int = 4) -
 
 def hosted(client: Client, case: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: Any) -> None:
     """One product from host memory to host memory."""
-    before = cluster.bytes_moved(client)
+    before = telemetry.bytes_moved(client)
     client.run(start_counting)
     start = time.perf_counter()
     distmm.matmul(a, b, out=c, client=client, device="gpu", **how)
     seconds = time.perf_counter() - start
     peak = max(client.run(peak_bytes).values())
-    moved = cluster.bytes_moved(client) - before
+    moved = telemetry.bytes_moved(client) - before
     note(case, a.shape[0], seconds, moved=moved, peak=peak, error=error_on_rows(a, b, c), **how)
 
 

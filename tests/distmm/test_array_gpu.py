@@ -11,7 +11,7 @@ from distributed import Client, wait
 
 import distmm
 from distmm import clusters
-from distmm.runtime import cluster
+from distmm.telemetry import client as telemetry
 
 
 @pytest.fixture(scope="module")
@@ -108,10 +108,10 @@ def test_two_gpus_move_exactly_the_bound(gpus: Client) -> None:
             for seed in (1, 2)
         )
         p = distmm.plan(A, B, client=gpus)
-        before = cluster.bytes_moved(gpus)
+        before = telemetry.bytes_moved(gpus)
         C = distmm.matmul(A, B, plan=p, client=gpus).persist()
         wait(C)
-        assert cluster.bytes_moved(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
+        assert telemetry.bytes_moved(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
         assert distmm.verify(A, B, C).ok
 
 

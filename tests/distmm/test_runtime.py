@@ -21,6 +21,7 @@ from distmm.geometry import Grid
 from distmm.runtime import cluster, serial
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.tasks import Epilogue, KernelChoice
+from distmm.telemetry import client as telemetry
 
 BLOCKS, EDGE = 8, 64
 N = BLOCKS * EDGE
@@ -104,14 +105,14 @@ def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(measured: Cl
     C = matmul(A, B, client=measured)
     p = plan(A, B, client=measured)
     assert p.grid == Grid(2, 2)
-    before = cluster.bytes_moved(measured)
+    before = telemetry.bytes_moved(measured)
     result = USES[use](C, measured)
     wait(result)
     bound = BLOCKS**2 * (2 + 2 - 2) * BLOCK_BYTES
     small_change = 3000 if use in ("sum", "store") else 0
     if use == "compute":  # gathers nothing between workers, but finalises C on one of them
         small_change = N * N * 4
-    assert bound <= cluster.bytes_moved(measured) - before <= bound + small_change
+    assert bound <= telemetry.bytes_moved(measured) - before <= bound + small_change
     assert p.bytes_moved == p.cost.bytes_bound == bound
     del result
 
@@ -147,7 +148,7 @@ def test_no_worker_holds_more_than_the_plan_says(measured: Client, resident: boo
     assert p.operands == (("resident" if resident else "streamed"),) * 2
     assert (p.grid, p.blocking.panels, p.lookahead) == (grid, 1, 2)
     measured.run(lambda dask_worker: setattr(dask_worker, "peak_blocks", 0))
-    before = cluster.bytes_moved(measured)
+    before = telemetry.bytes_moved(measured)
     C = measured.persist(matmul(A, B, client=measured))
     wait(C)
     # C, the blocks of two steps (half of each panel is copied, half is at home), the block that is being written, and
@@ -157,7 +158,7 @@ def test_no_worker_holds_more_than_the_plan_says(measured: Client, resident: boo
     there = 2 * panel * depth // 2 if resident else 0
     peak = max(measured.run(lambda dask_worker: dask_worker.peak_blocks).values()) + (1 - there) * block
     assert p.cost.peak_bytes / 1.25 <= peak <= p.cost.peak_bytes
-    assert cluster.bytes_moved(measured) - before == p.bytes_moved == BLOCKS * depth * 2 * block
+    assert telemetry.bytes_moved(measured) - before == p.bytes_moved == BLOCKS * depth * 2 * block
 
 
 def test_every_block_of_c_is_made_by_its_owner(client: Client) -> None:
@@ -253,11 +254,11 @@ def test_tasks_are_made_on_the_scheduler_and_not_on_the_client(client: Client) -
 def test_products_of_products_stay_placed(client: Client) -> None:
     A, B = lazy(13), lazy(14)
     C = matmul(matmul(A, B, client=client), A, client=client)
-    before = cluster.bytes_moved(client)
+    before = telemetry.bytes_moved(client)
     kept = client.persist(C)
     wait(kept)
     # Two products, and A is needed at two places in the second one: at most three bounds.
-    assert cluster.bytes_moved(client) - before <= 3 * BLOCKS**2 * 2 * BLOCK_BYTES
+    assert telemetry.bytes_moved(client) - before <= 3 * BLOCKS**2 * 2 * BLOCK_BYTES
     a, b = client.compute([A, B], sync=True)
     np.testing.assert_allclose(client.compute(kept, sync=True), a @ b @ a, rtol=1e-3)
 

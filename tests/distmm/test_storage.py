@@ -1,4 +1,4 @@
-"""Matrices on disk: what is read equals what NumPy would give, what is written is whole, and bad files are refused."""
+"""Matrices on disk: what is read equals what NumPy would give, and bad files are refused."""
 
 from __future__ import annotations
 
@@ -16,15 +16,8 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import Matrix, create_output, locate, open_matrix, reopen_output
-
-DTYPES = ["float16", "float32", "float64", "int8", "int64", "uint16", "complex64", "complex128", "bool", ">f8"]
-
-
-def sample(shape: tuple[int, int] = (13, 9), dtype: str = "float64") -> np.ndarray:
-    rng = np.random.default_rng(5)
-    values = rng.integers(0, 100, shape) + (1j * rng.integers(0, 100, shape) if dtype.startswith("complex") else 0)
-    return values.astype(dtype)
+from distmm.storage import Matrix, open_matrix
+from tests.distmm.samples import DTYPES, sample
 
 
 def stored(form: str, folder: Path, values: np.ndarray) -> str:
@@ -218,87 +211,6 @@ def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path)
         rotten[2:4]
 
 
-# ---- outputs ----
-
-TARGETS = ["C.npy", "C", "C.zarr", "C.h5", "C.hdf5", "C.h5:/results/C"]
-
-
-def fill(target: Any, values: np.ndarray, block: tuple[int, int] = (5, 4)) -> None:
-    for i in range(0, values.shape[0], block[0]):
-        for j in range(0, values.shape[1], block[1]):
-            part = np.s_[i : min(i + block[0], values.shape[0]), j : min(j + block[1], values.shape[1])]
-            target[part] = values[part]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", TARGETS)
-def test_what_is_written_in_ragged_blocks_is_read_back(name: str, dtype: str, tmp_path: Path) -> None:
-    values = sample(dtype=dtype)
-    target = create_output(tmp_path / name, values.shape, values.dtype, (5, 4))
-    fill(pickle.loads(pickle.dumps(target)), values)
-    assert not os.path.exists(target.output.path)  # under its final name only when it is whole
-    assert target.output.commit() == str(tmp_path / name.partition(":")[0])
-    result = open_matrix(tmp_path / name)
-    np.testing.assert_array_equal(result[...], values)
-    assert result.dtype == values.dtype.newbyteorder("=")
-    assert os.listdir(tmp_path) == [name.partition(":")[0]]
-
-
-def test_whole_rows_are_written_too(tmp_path: Path) -> None:
-    values = sample()
-    target = create_output(tmp_path / "C.npy", values.shape, values.dtype, (5, 9))
-    fill(target, np.asfortranarray(values), (5, 9))
-    target.output.commit()
-    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), values)
-
-
-@pytest.mark.parametrize("shape", [(0, 0), (0, 4), (3, 0)])
-@pytest.mark.parametrize("name", TARGETS)
-def test_empty_products_are_written(name: str, shape: tuple[int, int], tmp_path: Path) -> None:
-    target = create_output(tmp_path / name, shape, "float32", shape)
-    target[0 : shape[0], 0 : shape[1]] = np.empty(shape, "float32")
-    target.output.commit()
-    assert open_matrix(tmp_path / name)[...].shape == shape
-
-
-def test_zarr_outputs_have_the_blocks_as_chunks(tmp_path: Path) -> None:
-    target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
-    fill(target, np.ones((13, 9), "float32"))
-    target.output.commit()
-    assert open_matrix(tmp_path / "C.zarr").chunks == (5, 4)
-    assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
-
-
-def test_a_member_of_a_zarr_group_can_be_the_output(tmp_path: Path) -> None:
-    zarr.open_group(tmp_path / "all.zarr", mode="w").create_array("A", data=sample())
-    target = create_output(tmp_path / "all.zarr" / "C", (13, 9), "float64", (5, 4))
-    fill(target, sample())
-    target.output.commit()
-    assert set(zarr.open_group(tmp_path / "all.zarr", mode="r").array_keys()) == {"A", "C"}
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_draft_is_gone_on_with_by_another_process(name: str, tmp_path: Path) -> None:
-    values, (path, _) = sample(), locate(tmp_path / name)
-    os.makedirs(tmp_path / "job")
-    draft = str(tmp_path / "job" / os.path.basename(path))
-    first = create_output(tmp_path / name, values.shape, values.dtype, (5, 4), draft=draft)
-    first[0:5, 0:4] = values[0:5, 0:4]
-    first.sync(slice(0, 5), slice(0, 4))
-    again = pickle.loads(pickle.dumps(reopen_output(tmp_path / name, draft)))
-    assert again == first
-    fill(again, values)
-    again.output.commit()
-    np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], values)
-
-
-def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
-    target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
-    fill(target, np.zeros((13, 9), "float32"))
-    target.output.commit()
-    assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
-
-
 @pytest.mark.parametrize(("order", "dtype"), [("C", "float32"), ("F", "complex64"), ("C", "bfloat16")])
 def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: Path) -> None:
     values = sample(dtype="float32").astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
@@ -310,20 +222,6 @@ def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: P
     for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "no type of elements")]:
         with pytest.raises(InputError, match=message):
             open_matrix(f"{tmp_path}/A.bin:{wrong}")
-
-
-def test_bfloat16_is_read_from_and_written_to_zarr_only(tmp_path: Path) -> None:
-    values = sample(dtype="float32").astype(ml_dtypes.bfloat16)
-    target = create_output(tmp_path / "C.zarr", values.shape, values.dtype, (5, 4))
-    fill(target, values)
-    target.output.commit()
-    matrix = pickle.loads(pickle.dumps(open_matrix(tmp_path / "C.zarr")))
-    assert (matrix.dtype, matrix.fingerprint()["dtype"]) == (values.dtype, "bfloat16")
-    np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
-    np.testing.assert_array_equal(zarr.open_array(tmp_path / "C.zarr", mode="r")[...], values)
-    for name in ("C.npy", "C.h5"):
-        with pytest.raises(InputError, match="no type bfloat16"):
-            create_output(tmp_path / name, values.shape, values.dtype, (5, 4))
 
 
 def test_sharded_arrays_are_read(tmp_path: Path) -> None:
@@ -355,98 +253,6 @@ def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> 
     changed = open_matrix(path).fingerprint()
     assert {name for name in first if first[name] != changed[name]} >= {"dtype"}
     assert first["path"] == changed["path"]
-
-
-def test_a_block_that_does_not_fill_its_region_is_refused(tmp_path: Path) -> None:
-    target = create_output(tmp_path / "C.npy", (4, 4), "float32", (2, 2))
-    with pytest.raises(ValueError, match="does not fill"):
-        target[0:2, 0:2] = np.zeros((2, 1), "float32")
-    with pytest.raises(IndexError, match="ranges"):
-        target[::2, 0:2] = np.zeros((2, 2), "float32")
-
-
-def test_an_existing_output_stays_until_the_new_one_is_committed(tmp_path: Path) -> None:
-    for name in ["C.npy", "C.zarr", "C.h5"]:
-        old, new = sample(), sample() + 1
-        first = create_output(tmp_path / name, old.shape, old.dtype, (5, 4))
-        fill(first, old)
-        first.output.commit()
-        with pytest.raises(InputError, match=r"exists.*--overwrite"):
-            create_output(tmp_path / name, old.shape, old.dtype, (5, 4))
-        second = create_output(tmp_path / name, old.shape, old.dtype, (5, 4), overwrite=True)
-        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], old)
-        second.output.discard()
-        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], old)
-        third = create_output(tmp_path / name, old.shape, old.dtype, (5, 4), overwrite=True)
-        fill(third, new)
-        third.output.commit()
-        np.testing.assert_array_equal(open_matrix(tmp_path / name)[...], new)
-    assert sorted(os.listdir(tmp_path)) == ["C.h5", "C.npy", "C.zarr"]
-
-
-def test_an_output_that_appears_meanwhile_is_not_replaced(tmp_path: Path) -> None:
-    target = create_output(tmp_path / "C.npy", (2, 2), "float32", (2, 2))
-    np.save(tmp_path / "C.npy", sample())
-    with pytest.raises(InputError, match="appeared"):
-        target.output.commit()
-    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), sample())
-
-
-def test_wrong_results_get_names_that_say_so(tmp_path: Path) -> None:
-    for expected in ["C.wrong.zarr", "C.wrong-2.zarr"]:
-        target = create_output(tmp_path / "C.zarr", (2, 2), "float32", (2, 2))
-        assert target.output.set_aside() == str(tmp_path / expected)
-        assert os.path.isdir(tmp_path / expected)
-    assert not os.path.exists(tmp_path / "C.zarr")
-
-
-def test_overwriting_never_deletes_more_than_one_matrix(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1").write_text("text")
-    zarr.open_group(tmp_path / "group.zarr", mode="w").create_array("A", data=sample())
-    with h5py.File(tmp_path / "two.h5", "w") as file:
-        file["A"], file["B"] = sample(), sample()
-    (tmp_path / "text.h5").write_text("text")
-    for name in ["thesis", "group.zarr", "two.h5", "two.h5:/A", "text.h5"]:
-        with pytest.raises(InputError, match=r"not replaced|would be lost"):
-            create_output(tmp_path / name, (2, 2), "float32", (2, 2), overwrite=True)
-
-
-def test_outputs_that_cannot_be_written_are_refused_before_any_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    cases = {"no/such/C.npy": "mkdir -p", "C.csv": "no format to write is known for '.csv'"}
-    for name, message in cases.items():
-        with pytest.raises(InputError, match=message):
-            create_output(tmp_path / name, (2, 2), "float32", (2, 2))
-    with pytest.raises(InputError, match="not to URLs"):
-        create_output("s3://bucket/C.zarr", (2, 2), "float32", (2, 2))
-    with pytest.raises(InputError, match="elements"):
-        create_output(tmp_path / "C.npy", (2, 2), object, (2, 2))
-    usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    with pytest.raises(InputError, match=r"needs 4 GB.*has 1 GB free: short by 3 GB"):
-        create_output(tmp_path / "C.zarr", (10**5, 10**4), "float32", (1000, 1000))
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(InputError, match="read-only"):
-        create_output(tmp_path / "C.npy", (2, 2), "float32", (2, 2))
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize("name", ["C.npy", "C.zarr", "C.h5"])
-def test_a_folder_that_refuses_the_file_is_an_input_error(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Mounts can refuse what the permissions allow, and tests may run as root, whom permissions do not stop.
-    folder = tmp_path / "mount"
-    folder.mkdir()
-    monkeypatch.setattr(os, "access", lambda path, mode: True)
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
-    real = os.path.isdir
-    monkeypatch.setattr(os.path, "isdir", lambda path: True if str(path) == "/proc/mount" else real(path))
-    with pytest.raises(InputError, match="cannot be written"):
-        create_output(f"/proc/mount/{name}", (2, 2), "float32", (2, 2))
 
 
 def test_matrices_are_abstract() -> None:

@@ -11,7 +11,7 @@ from distmm_kernels import accuracy, reference, twins
 from distmm_kernels.config import Problem
 from distmm_kernels.formats import GRANULE
 from distmm_kernels.reference import first_difference
-from distmm_kernels.testing import RAGGED_SHAPES, error_bound
+from distmm_kernels.testing import RAGGED_SHAPES, error_bound, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
@@ -127,15 +127,9 @@ def test_infinities_and_nans_are_where_they_belong(kernel_for, name):
 def test_the_device_has_the_bits_of_the_twin(kernel_for, name, k):
     a, b, c = normal((40, k), 1), normal((k, 72), 2), normal((40, 72), 3)
     for added in (None, c):
-        d = multiply(kernel_for(name), a, b, added if added is None else as_gpu(added)).get()
+        d = multiply(kernel_for(name), a, b, added if added is None else on_gpu(added)).get()
         twin = getattr(twins, name)(a, b, added)
         assert (d == twin).mean() == 1, f"{(d != twin).mean():.3f} differ, by {np.abs(d - twin).max():.3g}"
-
-
-def as_gpu(x):
-    import cupy
-
-    return cupy.asarray(x)
 
 
 @NAMES
@@ -145,7 +139,7 @@ def test_every_ragged_shape_is_right(kernel_for, name, shape):
     a, b, c = normal((m, k), 1), normal((k, n), 2), normal((m, n), 3)
     kernel = kernel_for(name)
     check(multiply(kernel, a, b), a, b)
-    check(multiply(kernel, a, b, as_gpu(c)), a, b, c)
+    check(multiply(kernel, a, b, on_gpu(c)), a, b, c)
 
 
 @NAMES
@@ -159,26 +153,10 @@ def test_the_layout_of_operands_does_not_change_the_bits(kernel_for, name, order
     assert (multiply(kernel, on_gpu(a, order_a), on_gpu(b, order_b)) == plain).all()
 
 
-def on_gpu(values, order):
-    import cupy
-
-    x = cupy.array(values, order="C")
-    if order == "F":
-        return cupy.ascontiguousarray(x.T).T
-    if order == "reversed":
-        return cupy.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1]
-    if order == "C":
-        return x
-    whole = cupy.full([2 * size + 3 for size in x.shape], 77, x.dtype)
-    view = whole[3::2, 3::2] if order == "every other" else whole[3 : 3 + x.shape[0], 3 : 3 + x.shape[1]]
-    view[...] = x
-    return view
-
-
 @NAMES
 def test_bits_repeat_and_do_not_depend_on_cuts_of_k_at_the_granule(kernel_for, name):
     k = 2 * GRANULE + 700
-    a, b, c = as_gpu(normal((200, k), 1)), as_gpu(normal((k, 300), 2)), as_gpu(normal((200, 300), 3))
+    a, b, c = on_gpu(normal((200, k), 1)), on_gpu(normal((k, 300), 2)), on_gpu(normal((200, 300), 3))
     a[7, GRANULE + 5] = 2.0**70  # the second granule goes another way
     kernel = kernel_for(name)
     whole = multiply(kernel, a, b, c)
@@ -195,7 +173,7 @@ def test_bits_repeat_and_do_not_depend_on_cuts_of_k_at_the_granule(kernel_for, n
 @NAMES
 def test_bits_of_an_element_do_not_depend_on_the_size_of_the_product(kernel_for, name):
     # tiles of other widths, in other numbers of rounds
-    a, b, c = as_gpu(normal((2200, 2048), 1)), as_gpu(normal((2048, 1900), 2)), as_gpu(normal((2200, 1900), 3))
+    a, b, c = on_gpu(normal((2200, 2048), 1)), on_gpu(normal((2048, 1900), 2)), on_gpu(normal((2200, 1900), 3))
     kernel = kernel_for(name)
     for start in (None, c):
         whole = multiply(kernel, a, b, start)
@@ -215,14 +193,14 @@ def test_the_guarded_granule_alone_goes_another_way(kernel_for, name):
 
 def test_granules_side_by_side_have_the_bits_of_one_after_the_other(kernel_for):
     a, b, c = (
-        as_gpu(normal((300, 4 * GRANULE + 900), 1)),
-        as_gpu(normal((4 * GRANULE + 900, 260), 2)),
+        on_gpu(normal((300, 4 * GRANULE + 900), 1)),
+        on_gpu(normal((4 * GRANULE + 900, 260), 2)),
         normal((300, 260), 3),
     )
     kernel = kernel_for("fp16x3")
     for order in ("C", "F"):
         x, y = (kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(on_gpu(b, order)))
-        for start in (None, as_gpu(c)):
+        for start in (None, on_gpu(c)):
             assert kernel._at_once([kernel.first] * 5, a.shape[1], kernel._rows((300, 260), kernel.accumulator)) == 4
             whole = kernel.multiply(x, y, start)
             d = start
@@ -251,12 +229,12 @@ def test_operands_of_another_kernel_are_refused(kernel_for, name):
     with pytest.raises(TypeError, match="prepare it with this kernel"):
         kernel.multiply(other.prepare_a(a), kernel.prepare_b(b), None)
     with pytest.raises(TypeError, match="prepare it with this kernel"):
-        kernel.multiply(kernel.prepare_a(a), as_gpu(b), None)
+        kernel.multiply(kernel.prepare_a(a), on_gpu(b), None)
 
 
 @NAMES
 def test_neither_c_nor_the_operands_are_written(kernel_for, name):
-    a, b, c = as_gpu(normal((150, 600), 1)), as_gpu(normal((600, 170), 2)), as_gpu(normal((150, 170), 3))
+    a, b, c = on_gpu(normal((150, 600), 1)), on_gpu(normal((600, 170), 2)), on_gpu(normal((150, 170), 3))
     before = [x.copy() for x in (a, b, c)]
     multiply(kernel_for(name), a, b, c)
     assert all((x == y).all() for x, y in zip((a, b, c), before, strict=True))

@@ -11,7 +11,7 @@ from distmm_kernels import device, launch, reference
 from distmm_kernels.config import SUPPORTED, Problem
 from distmm_kernels.reference import first_difference
 from distmm_kernels.select import CANDIDATES, select
-from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix
+from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
@@ -38,25 +38,6 @@ def multiply(kernel, a, b, c=None):
     poison = cupy.full(size, np.nan if kernel.dtype.kind in "fc" else -77, kernel.dtype)
     del poison
     return kernel.multiply(a, b, c)
-
-
-def on_gpu(values, order):
-    """The matrix in GPU memory, lying there as `distmm_kernels.testing.strided` lays it on the host."""
-    import cupy
-
-    x = cupy.array(values, order="C")
-    if order == "F":
-        return cupy.ascontiguousarray(x.T).T
-    if order == "reversed":
-        return cupy.ascontiguousarray(x[::-1, ::-1])[::-1, ::-1]
-    if order == "broadcast":
-        return cupy.broadcast_to(x[:1], x.shape)
-    if order == "C":
-        return x
-    whole = cupy.full([2 * size + 3 for size in x.shape], 77, x.dtype)
-    view = whole[3::2, 3::2] if order == "every other" else whole[3 : 3 + x.shape[0], 3 : 3 + x.shape[1]]
-    view[...] = x
-    return view
 
 
 def check(d, a, b, dtype, c=None):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.testing import STRIDES
+from distmm_kernels.testing import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -45,27 +45,6 @@ def integers(shape, seed):
     return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float64)
 
 
-def on_gpu(values, dtype, order="C"):
-    """The values in GPU memory, lying there as `distmm_kernels.testing.strided` says."""
-    import cupy
-
-    x = cupy.array(values).astype(dtype)
-    if order == "F":
-        return cupy.ascontiguousarray(x.swapaxes(-1, -2)).swapaxes(-1, -2)
-    if order == "reversed":
-        return cupy.ascontiguousarray(x[..., ::-1, ::-1])[..., ::-1, ::-1]
-    if order == "broadcast":
-        return cupy.broadcast_to(x[..., :1, :], x.shape)
-    if order == "C":
-        return x
-    *batch, rows, columns = x.shape
-    step, start = (2, 0) if order == "every other" else (1, 3)
-    whole = cupy.full((*batch, step * rows + start, step * columns + start), 77).astype(dtype)
-    view = whole[..., start::step, start::step][..., :rows, :columns]
-    view[...] = x
-    return view
-
-
 def poisoned(kernel, monkeypatch):
     """Let results begin as NaN, or as -77: an element left unwritten shows. Returns what surrounds them."""
     empty, seen = type(kernel)._empty, []
@@ -94,7 +73,7 @@ def test_integers_are_exact_for_every_shape(kernel_for, monkeypatch, case, shape
     d = kernel.multiply(a_, b_, None)
     assert d.dtype == kernel.accumulator
     np.testing.assert_array_equal(d.get(), a @ b)
-    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, kernel.accumulator)).get(), a @ b + c)
+    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), a @ b + c)
     for whole, view in seen:  # what lies between the rows of a result is not written
         outside = whole[..., view.shape[-1] :].view("uint8")
         assert (outside == outside[..., :1]).all()
@@ -107,10 +86,10 @@ def test_operands_and_c_may_lie_anyhow(kernel_for, case, order_a, order_b):
     m, k, n = 150, 100, 270
     kernel = kernel_for(case)
     a, b = (
-        on_gpu(integers(s, i), kernel.dtype, order)
+        on_gpu(integers(s, i), order, kernel.dtype)
         for i, (s, order) in enumerate((((m, k), order_a), ((k, n), order_b)))
     )
-    c = on_gpu(integers((m, n), 3), kernel.accumulator, order_b)
+    c = on_gpu(integers((m, n), 3), order_b, kernel.accumulator)
     expected = a.astype("f8").get() @ b.astype("f8").get() + c.get()
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
     np.testing.assert_array_equal(d.get(), expected)
@@ -128,7 +107,7 @@ def test_batches_broadcast(kernel_for, case, batch_a, batch_b):
     c = integers(expected.shape, 3)
     a_, b_ = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype))
     np.testing.assert_array_equal(kernel.multiply(a_, b_, None).get(), expected)
-    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, kernel.accumulator)).get(), expected + c)
+    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), expected + c)
 
 
 def normal(shape, seed):
@@ -173,7 +152,11 @@ def test_errors_are_those_of_the_operands_type_and_a_truncated_sum(kernel_for, c
 def test_the_last_step_may_round_as_it_writes(kernel_for, case, dtype, n):
     kernel = kernel_for(case)
     a, b, c = normal((200, 300), 1), normal((300, n), 2), normal((200, n), 3)
-    a_, b_, c = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype)), on_gpu(c, "f4")
+    a_, b_, c = (
+        kernel.prepare_a(a.astype(kernel.dtype)),
+        kernel.prepare_b(b.astype(kernel.dtype)),
+        on_gpu(c, dtype="f4"),
+    )
     rounded = kernel.multiply(a_, b_, c, dtype=dtype)
     finished = kernel.finish(kernel.multiply(a_, b_, c), 1, 0, None, dtype)
     assert rounded.dtype == np.dtype(dtype)
@@ -190,7 +173,7 @@ def test_infinities_and_nan_go_where_they_belong(kernel_for):
 
 def test_legal_operands_are_not_copied(kernel_for):
     kernel = kernel_for("bfloat16")
-    block = on_gpu(integers((64, 128), 1), BFLOAT16)
+    block = on_gpu(integers((64, 128), 1), dtype=BFLOAT16)
     for operand in (block, block.T, block[8:, 8:], block[:, 8:72]):
         for prepare in (kernel.prepare_a, kernel.prepare_b):
             assert prepare(operand).array.data.ptr == operand.data.ptr
