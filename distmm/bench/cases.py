@@ -23,13 +23,13 @@ KERNEL = "kernel"
 # Edge of the product of the kernel alone, where blocks are not smaller: its rate does not grow beyond.
 KERNEL_EDGE = 16384
 
-# By device: the programs, where they find their operands, and the types that they multiply.
+# By device: the programs in their order, where they find their operands, and the types that they multiply.
 PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "gpu": {
         "distmm": (("resident", "host"), ("float32", "bfloat16")),
-        "JAX": (("resident",), ("float32", "bfloat16")),
-        "cuBLASXt": (("host",), ("float32",)),
         "dask.array.matmul": (("resident",), ("float32",)),
+        "cuBLASXt": (("host",), ("float32",)),
+        "JAX": (("resident",), ("float32", "bfloat16")),  # last: XLA's search for an algorithm takes a minute or more
     },
     "cpu": {
         "distmm": (("resident", "host"), ("float32", "bfloat16")),

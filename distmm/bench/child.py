@@ -1,4 +1,4 @@
-"""The process that measures one group of cases: ``python -m distmm.bench.child``, started by `distmm.bench.run`.
+"""The process that measures one group of cases: ``python -m distmm.bench``, started by `distmm.bench.run`.
 
 It reads one line of JSON, a `Task`, and answers with lines of JSON: one when it is ready, one a case, and one with the
 reason before it ends early. A program of its own keeps GPU memory, a cluster, a crash or a hang to itself.
@@ -114,7 +114,3 @@ def _end_with_parent() -> None:
     """End this process and all that it started when the parent, which holds standard input open, is gone."""
     os.read(0, 1)  # not of sys.stdin, whose lock Python takes when it ends
     os.killpg(0, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

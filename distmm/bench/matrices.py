@@ -83,12 +83,12 @@ def finish(array: da.Array) -> None:
 
 
 class Arena:
-    """Host memory for three square matrices, made once: to have 50 GB from the system and pinned takes half a minute.
+    """Host memory for square matrices, made once: to have 50 GB from the system and pinned takes half a minute.
 
     Parameters
     ----------
     nbytes : int
-        Of the three largest matrices together.
+        Of the largest matrices together.
     client : distributed.Client, optional
         Whose GPU workers pin it.
 
@@ -102,15 +102,15 @@ class Arena:
         free = psutil.virtual_memory().available
         if nbytes > MOST * free:
             raise InputError(
-                f"A, B and C take {nbytes / 1e9:.3g} GB of host memory, {free / 1e9:.3g} GB is free there: use a "
+                f"the matrices take {nbytes / 1e9:.3g} GB of host memory, {free / 1e9:.3g} GB is free there: use a "
                 f"smaller size, or leave the host's memory out"
             )
         self.memory = empty(nbytes, "u1", client=client)
 
-    def matrices(self, n: int, dtype: np.dtype[Any]) -> list[np.ndarray]:
-        """Return A, B and C, one after the other in the memory."""
-        flat = self.memory[: 3 * n * n * dtype.itemsize].view(dtype)
-        return [flat[i * n * n : (i + 1) * n * n].reshape(n, n) for i in range(3)]
+    def matrices(self, n: int, dtype: np.dtype[Any], count: int = 3) -> list[np.ndarray]:
+        """Return matrices, A, B and C, one after the other in the memory."""
+        flat = self.memory[: count * n * n * dtype.itemsize].view(dtype)
+        return [flat[i * n * n : (i + 1) * n * n].reshape(n, n) for i in range(count)]
 
 
 def fill(matrix: np.ndarray, seed: int) -> None:

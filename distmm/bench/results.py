@@ -77,7 +77,7 @@ class Results:
     def efficiency(self, row: Row) -> float | None:
         """Parallel efficiency against one worker with the same program, in this run; None where that has no figure."""
         case = row.case
-        for other in self.rows:
+        for other in self.rows if case.program != KERNEL else ():
             alone = other.case
             same = (alone.program, alone.scaling, alone.place, alone.dtype) == (
                 case.program, case.scaling, case.place, case.dtype,
@@ -88,7 +88,7 @@ class Results:
 
     def of_kernels(self, row: Row) -> float | None:
         """Rate over that of as many kernels alone, of the same type, in this run."""
-        for other in self.rows:
+        for other in self.rows if row.case.program != KERNEL else ():
             if other.case.program == KERNEL and other.case.dtype == row.case.dtype and other.rate and row.rate:
                 return efficiency(row.rate, row.case.workers, other.rate)
         return None

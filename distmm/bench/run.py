@@ -29,7 +29,7 @@ THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_
 
 OVER = "not measured: the time given by --deadline was over"
 
-CLOSING_SECONDS = 60.0  # that a child gets to close its cluster after its last answer
+CLOSING_SECONDS = 20.0  # that a child gets to close its cluster after its last answer
 
 
 class SilenceError(Exception):
@@ -126,7 +126,7 @@ def _measure(
 class Child:
     """A process that measures; used as a context manager, at the end of which nothing of it is left."""
 
-    command = (sys.executable, "-m", "distmm.bench.child")
+    command = (sys.executable, "-m", "distmm.bench")
 
     def __init__(self, experiment: Experiment, group: Group, cases: tuple[Case, ...]) -> None:
         self.task = Task(
@@ -147,8 +147,9 @@ class Child:
             start_new_session=True,  # a group of its own, with the workers that it starts
         )
         assert self.process.stdin is not None
-        self.process.stdin.write(self.task.write())
-        self.process.stdin.flush()  # and left open: the child ends when it is closed
+        with contextlib.suppress(BrokenPipeError):  # it has ended already, and is asked why
+            os.write(self.process.stdin.fileno(), self.task.write().encode())
+        # Standard input stays open: the child ends when it is closed.
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         return self
