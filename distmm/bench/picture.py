@@ -34,7 +34,7 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
     counts = sorted({row.case.workers for row in rows})
     figure = Figure(figsize=(3.4 * len(kinds) + 1.2, 3.2 * len(scalings) + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(scalings), len(kinds), sharex=True, squeeze=False)
+    axes = figure.subplots(len(scalings), len(kinds), sharex=True, sharey="row", squeeze=False)
     for axis, scaling, (place, dtype) in (
         (axes[i][j], scaling, kind) for i, scaling in enumerate(scalings) for j, kind in enumerate(kinds)
     ):
@@ -50,9 +50,9 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_xticks(counts, [str(count) for count in counts])
-        axis.minorticks_off()
+        axis.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
         axis.set_title(f"{scaling}, {place}, {dtype}", fontsize=10)
-        axis.grid(alpha=0.3)
+        axis.grid(which="both", alpha=0.3)
     for axis in axes[:, 0]:
         axis.set_ylabel("TFLOP/s")
     for axis in axes[-1]:

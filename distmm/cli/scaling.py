@@ -136,6 +136,8 @@ def scaling(
         seed=seed,
     )
     told = session.out(stderr=True)
+    if missing and device is options.Device.auto and clusters.gpu_count():
+        told.print(f"Working on the CPU: {missing}", markup=False)
 
     def progress(results: Results, row: Row) -> None:
         told.print(f"{row.case}: {_outcome(row)}", markup=False)
@@ -144,7 +146,7 @@ def scaling(
 
     results = bench.run(experiment, seconds(patience), None if deadline is None else seconds(deadline), progress)
     console = session.out()
-    console.width = max(console.width, 160)  # a folded line can be read, columns cut to one character cannot
+    console.width = max(console.width, 180)  # a folded line can be read, columns cut to one character cannot
     console.print(results.table())
     if plot is not None and any(row.seconds for row in results.rows):
         results.plot(plot.with_suffix("") if plot.suffix in (".png", ".svg") else plot)
