@@ -255,6 +255,25 @@ def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> 
     assert first["path"] == changed["path"]
 
 
+def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored("zarr3", tmp_path, sample())
+    matrix, read = open_matrix(path), zarr.Array.__getitem__
+
+    def vanish_first(array: zarr.Array, key: object) -> object:
+        shutil.rmtree(path)
+        return read(array, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Array, "__getitem__", vanish_first)
+        with pytest.raises(InputError, match="cannot read"):
+            matrix[...]
+    stored("zarr3", tmp_path, sample()[:5, :])
+    with pytest.raises(InputError, match="has been replaced since it was opened"):
+        matrix[:2, :2]
+
+
 def test_matrices_are_abstract() -> None:
     with pytest.raises(TypeError):
         Matrix("x", (1, 1), np.dtype("f4"), None)  # type: ignore[abstract]
