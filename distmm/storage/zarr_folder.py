@@ -65,7 +65,7 @@ class ZarrMatrix(Matrix):
         return block
 
 
-def _digest(stored: zarr.Array) -> str:
+def _digest(stored: zarr.Array[Any]) -> str:
     described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
     return hashlib.sha256(described.encode()).hexdigest()
 

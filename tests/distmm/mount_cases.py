@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,7 @@ def test_a_full_disk(name: str, disk: Path, client: Client, whole: np.ndarray) -
     filler, out = disk / "filler", f"{disk}/{name}"
 
     def fill() -> None:
-        with open(filler, "wb", buffering=0) as file, pytest.raises(OSError, match="No space left on device"):
+        with open(filler, "wb", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
 
