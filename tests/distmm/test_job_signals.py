@@ -78,16 +78,21 @@ def test_one_signal_stops_the_job_which_resume_ends(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_that_do_not_cease_lose_nothing(number: signal.Signals, client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "late"), [(signal.SIGINT, False), (signal.SIGTERM, False), (signal.SIGTERM, True)])
+def test_signals_that_do_not_cease_lose_nothing(
+    number: signal.Signals, late: bool, client: Client, tmp_path: Path
+) -> None:
     with started(tmp_path) as process:
         before = finished(tmp_path)
+        process.send_signal(number)
+        while late and list((tmp_path / "C.zarr.job").glob("lock.*")):  # until the cluster is being stopped
+            time.sleep(0.002)
         while process.poll() is None:
             process.send_signal(number)
             time.sleep(0.002)
         assert finished(tmp_path) >= before
         said = ended(process, tmp_path, client)
-    assert f"stopped: {number.name} was received, twice; " in said
+    assert f"stopped: {number.name} was received" in said
 
 
 @pytest.fixture
