@@ -164,7 +164,7 @@ class Job:
             loop.run(missing)
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
-        except KeyboardInterrupt:
+        except BaseException:
             if not stop.at_once:
                 raise
             raise self._explained(Stopped(f"{stop.reason}, twice"), len(blocks)) from None

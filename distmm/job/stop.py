@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from distmm.errors import InputError, Stopped
+from distmm.errors import DistmmError, InputError, Stopped
 
 __all__ = ["Stop", "seconds"]
 
@@ -77,7 +77,8 @@ class Stop:
         Raises
         ------
         Stopped
-            In place of the `KeyboardInterrupt` of the second signal.
+            In place of the `KeyboardInterrupt` of the second signal, or of what that has become: in the middle of a
+            wait for a lock it turns into a RuntimeError ("release unlocked lock").
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -92,7 +93,11 @@ class Stop:
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
-        except KeyboardInterrupt:
+        except DistmmError:
+            raise
+        except BaseException:
+            if not self.at_once:
+                raise
             raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: run it again to go on") from None
         finally:
             for number, handler in before.items():

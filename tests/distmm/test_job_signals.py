@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
-from distmm.errors import Stopped
+from distmm.errors import InputError, Stopped
 from distmm.job import Stop
 
 RUN = [sys.executable, "-c", "from distmm.cli import main; main()"]
@@ -121,6 +122,23 @@ def test_a_signal_is_a_request_and_a_second_one_interrupts() -> None:
     assert stop.at_once
     for number in (signal.SIGTERM, signal.SIGINT):  # the program is about to end: its exit code stays
         signal.raise_signal(number)
+
+
+@pytest.mark.usefixtures("_handlers")
+@pytest.mark.parametrize("error", [RuntimeError("release unlocked lock"), InputError("no such file")])
+def test_what_the_second_signal_breaks_is_a_stop_too(error: Exception) -> None:
+    def work(signals: int) -> None:
+        stop = Stop()
+        with stop.on_signals():
+            with suppress(KeyboardInterrupt):
+                for _ in range(signals):
+                    signal.raise_signal(signal.SIGINT)
+            raise error
+
+    with pytest.raises(type(error)):
+        work(1)
+    with pytest.raises(InputError if isinstance(error, InputError) else Stopped):
+        work(2)
 
 
 @pytest.mark.usefixtures("_handlers")
