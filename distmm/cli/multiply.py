@@ -53,8 +53,9 @@ def multiply(
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
     Whatever is wrong with A, B, C's place or the memory is said before any work. Each block of C is checked and written
-    as it is made; C gets its name when it is complete. After a deadline, SIGTERM, Ctrl-C (exit code 75) or a crash,
-    the same command, or **distmm resume C**, goes on with the missing blocks.
+    as it is made; C gets its name when it is complete. After a deadline, SIGTERM or Ctrl-C (exit code 75; a second one
+    does not wait for blocks that are being written) or a crash, the same command, or **distmm resume C**, goes on with
+    the missing blocks.
 
     ```text
     distmm multiply A.npy B.zarr -o C.zarr

@@ -77,10 +77,13 @@ class Job:
             if not begun:
                 Output.reserve(folder.target, _bytes(self.spec), self.overwrite)
             folder.make()
-            lock = Lock.take(folder.path)
-            held.callback(lock.release)
-            manifest = self._begin(plan, client, lock, anew)
-            return self._finish(*self._compute(client, plan, manifest, lock, stop, announce, progress))
+            try:
+                lock = Lock.take(folder.path)
+                held.callback(lock.release)
+                manifest = self._begin(plan, client, lock, anew)
+                return self._finish(*self._compute(client, plan, manifest, lock, stop, announce, progress))
+            except OSError as error:
+                raise self._explained(error, plan.blocking.c_blocks) from error
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
@@ -159,8 +162,12 @@ class Job:
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             loop.run(missing)
-        except (DistmmError, OSError) as error:
+        except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
+        except BaseException:
+            if not stop.at_once:
+                raise
+            raise self._explained(Stopped(f"{stop.reason}, twice"), len(blocks)) from None
         finally:
             if loop.rejected:
                 write_json(folder.manifest, {**manifest, "rejected": manifest["rejected"] + len(loop.rejected)})
@@ -188,10 +195,11 @@ class Job:
         kept = f"{done} in {self.folder.path}; go on with: distmm resume {self.out}"
         if isinstance(error, (Stopped, WrongResultError)):
             return type(error)(f"{error}; {kept}")
-        where = (
-            f"{error.filename or self.folder.path}: {error.strerror or error}" if isinstance(error, OSError) else error
-        )
-        return InputError(f"{where}; {kept}, once the cause is gone")
+        if not isinstance(error, OSError):
+            return InputError(f"{error}; {kept}, once the cause is gone")
+        if error.errno is None:  # not from a file: Dask's word for a connection that is gone
+            return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
+        return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 
     def _finish(
         self,
@@ -247,7 +255,7 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
 
     Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
     """
-    if client.status != "running":
+    if client.status != "running" or loop.stop.at_once:
         return
     with suppress(OSError, TimeoutError):
         record = telemetry.read(client, loop.job)

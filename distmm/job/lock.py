@@ -21,7 +21,7 @@ import time
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
 
@@ -57,14 +57,24 @@ def holder(folder: str) -> Holder | None:
         return None
     except ValueError:
         content = {}
-    pid, here = int(content.get("pid", 0)), content.get("machine") == _machine()
+    pid, token = int(content.get("pid", 0)), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
-    stale = content.get("born") != _born(pid) if here else age > STALE_SECONDS
-    return Holder(max(numbers), str(content.get("host", "?")), pid, str(content.get("token", "")), age, stale)
+    stale = age > STALE_SECONDS
+    if content.get("machine") == _machine():
+        stale = content.get("born") != _born(pid) or (pid == os.getpid() and token not in Lock.held)
+    return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
 class Lock:
-    """The lock of one job folder, held from `take` to `release`; a thread keeps it fresh."""
+    """The lock of one job folder, held from `take` to `release`; a thread keeps it fresh.
+
+    Attributes
+    ----------
+    held : set of str
+        Tokens of the locks that this process holds. A file with another one is of a mount that was gone on release.
+    """
+
+    held: ClassVar[set[str]] = set()
 
     def __init__(self, folder: str, number: int, token: str) -> None:
         self.folder, self.number, self.token = folder, number, token
@@ -95,14 +105,19 @@ class Lock:
             descriptor = os.open(_path(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
-        with os.fdopen(descriptor, "w") as file:
-            json.dump(content, file)
-            file.flush()
-            os.fsync(file.fileno())
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                json.dump(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError:  # a full disk: an empty lock would hold the next one off for a minute
+            os.unlink(_path(folder, number))
+            raise
         for old in _numbers(folder):
             if old < number:
                 os.unlink(_path(folder, old))
         lock = cls(folder, number, str(content["token"]))
+        cls.held.add(lock.token)
         lock._beat.start()
         return lock
 
@@ -117,6 +132,7 @@ class Lock:
         """Give the lock up; another job may take it at once."""
         self._released.set()
         self._beat.join()
+        self.held.discard(self.token)
         with suppress(FileNotFoundError):  # the job is complete, and its folder gone
             os.unlink(_path(self.folder, self.number))
 

@@ -211,7 +211,7 @@ class Loop:
 
     def _wind_up(self) -> None:
         """Let blocks that are complete reach the disk, cancel the rest, and wait until no worker runs a task."""
-        if self.client.status != "running":
+        if self.client.status != "running" or self.stop.at_once:
             return
         keys = [future.key for future in self.pending]
 

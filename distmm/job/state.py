@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from distmm.geometry import even_edges
 from distmm.job.folder import Folder, read_json
 from distmm.job.lock import holder
 from distmm.telemetry import units
+from distmm.telemetry.pace import Pace
 
 __all__ = ["Status", "status"]
 
@@ -32,7 +34,7 @@ class Status:
     owner : str or None
         Process and host of a running job.
     seconds_left : float or None
-        At the pace of this run; None where it is not running, or has finished no block yet.
+        At the pace of this run's last blocks; None where it is not running, or has finished no block yet.
     certificate : str or None
         Of a complete one.
     """
@@ -80,10 +82,13 @@ def status(out: str | os.PathLike[str]) -> Status:
         owner = holder(folder.path)
         if owner is None or owner.stale:
             return Status(folder.target, "stopped", *counts)
-        started = manifest["runs"][-1]["started"]
-        fresh = [marker["time"] for marker in markers.values() if marker["time"] >= started]
-        left = (time.time() - started) / len(fresh) * (total - len(markers)) if fresh else None
-        return Status(folder.target, "running", *counts, f"process {owner.pid} on {owner.host}", left)
+        pace = Pace(manifest["runs"][-1]["started"])
+        for written in sorted(marker["time"] for marker in markers.values()):
+            if written >= pace.times[0]:
+                pace.add(written, 1)
+        left = pace.left(time.time(), total - len(markers))
+        process = f"process {owner.pid} on {owner.host}"
+        return Status(folder.target, "running", *counts, process, left if math.isfinite(left) else None)
     if os.path.exists(folder.certificate):
         content = read_json(folder.certificate)
         done = len(content["done"])

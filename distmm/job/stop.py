@@ -1,4 +1,9 @@
-"""When to stop before the end: a deadline, SIGTERM, SIGINT. What is finished is kept, and the exit code is 75."""
+"""When to stop before the end: a deadline, SIGTERM, SIGINT. What is finished is kept, and the exit code is 75.
+
+A deadline and the first signal stop the job cleanly: no new work, blocks of C that are complete reach the disk. A
+second signal ends it at once, and further ones change nothing more. In each case finished blocks, those with a marker,
+are on the disk.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from distmm.errors import InputError
+from distmm.errors import DistmmError, InputError, Stopped
 
 __all__ = ["Stop", "seconds"]
 
@@ -41,6 +46,7 @@ class Stop:
 
     def __init__(self, deadline: float | None = None) -> None:
         self._asked: str | None = None
+        self._signals: list[str] = []
         self._deadline = deadline
         self._started = time.monotonic()
 
@@ -55,21 +61,44 @@ class Stop:
         """Ask to stop."""
         self._asked = self._asked or reason
 
+    @property
+    def at_once(self) -> bool:
+        """Whether a second signal has come: what is being written is no longer waited for."""
+        return len(self._signals) > 1
+
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take the first SIGTERM or SIGINT as a request; a second one ends the program at once."""
+        """Take the first SIGTERM or SIGINT as a request, and a second one as impatience; for command lines.
+
+        Batch systems send SIGTERM, perhaps several times, and SIGKILL some seconds later. So the second one interrupts
+        whatever is waited for, and further ones, also those that come while the program ends, change nothing: its
+        exit code stays the one of a job that can be gone on with.
+
+        Raises
+        ------
+        Stopped
+            In place of the `KeyboardInterrupt` of the second signal, or of what that has become: in the middle of a
+            wait for a lock it turns into a RuntimeError ("release unlocked lock").
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
 
         def handle(number: int, frame: FrameType | None) -> None:
-            if self._asked is not None:
+            self._signals.append(signal.Signals(number).name)
+            self.ask(f"{self._signals[0]} was received")
+            if len(self._signals) == 2:
                 raise KeyboardInterrupt
-            self.ask(f"{signal.Signals(number).name} was received")
 
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
+        except DistmmError:
+            raise
+        except BaseException:
+            if not self.at_once:
+                raise
+            raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: run it again to go on") from None
         finally:
             for number, handler in before.items():
-                signal.signal(number, handler)
+                signal.signal(number, signal.SIG_IGN if self._signals else handler)

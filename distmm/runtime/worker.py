@@ -1,8 +1,10 @@
-"""Worker plugin: transfers that do not wait for products, and maps of the client's memory that do not outlive it."""
+"""Worker plugin: what would make a worker wait, keep memory, or stop for ever, and shall not."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import sys
 
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
@@ -10,7 +12,13 @@ from tornado.ioloop import PeriodicCallback
 from distmm import gpu
 from distmm.host import drop_freed
 
-__all__ = ["UCXX_VERSIONS", "DevicePlugin", "synchronize_default_stream", "wait_for_default_stream_only"]
+__all__ = [
+    "UCXX_VERSIONS",
+    "DevicePlugin",
+    "profile_without_collecting",
+    "synchronize_default_stream",
+    "wait_for_default_stream_only",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +39,8 @@ class DevicePlugin(WorkerPlugin):
         self.worker = worker
         if worker.address.startswith(("ucx://", "ucxx://")):
             wait_for_default_stream_only()
+        if sys.version_info < (3, 12):
+            profile_without_collecting(worker)
         callback = PeriodicCallback(_tidy, TIDY_MILLISECONDS)
         worker.periodic_callbacks["distmm-tidy"] = callback
         callback.start()
@@ -45,6 +55,30 @@ class DevicePlugin(WorkerPlugin):
 def _tidy() -> None:
     drop_freed()
     gpu.prepared.drop_idle()
+
+
+def profile_without_collecting(worker: Worker) -> None:
+    """Keep the garbage collector out of Dask's profiler, where on Python 3.11 it can stop the worker for ever.
+
+    Every 10 ms the profiler takes the frames of all threads, under the interpreter's lock for its list of threads. Up
+    to Python 3.11 that may start a collection, in which Dask's callback reads the process's memory and lets another
+    thread run. If that one starts a thread, as each block that is written does, it waits for the list, and the
+    collection for it: seen here, and in python/cpython issue 106883 and dask/distributed issue 8616.
+    """
+    callback = worker.periodic_callbacks.get("profile")
+    if callback is None:  # switched off
+        return
+
+    def profile() -> None:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            worker.trigger_profile()
+        finally:
+            if collecting:
+                gc.enable()
+
+    callback.callback = profile
 
 
 def wait_for_default_stream_only() -> None:

@@ -69,7 +69,11 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     """
     name = os.fspath(path)
     if "://" in name:
-        raise InputError(f"{name}: outputs are written to local or mounted folders, not to URLs")
+        raise InputError(
+            f"{name}: outputs are written to local or mounted folders, not to URLs, since what makes a job safe "
+            f"(fsync, rename, lock) is not there; write C to a folder, and copy it when it is complete, as with "
+            f"rclone copy C.zarr ... or aws s3 cp --recursive C.zarr {name}"
+        )
     file, dataset = hdf5.split(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     suffix = os.path.splitext(file)[1].lower()

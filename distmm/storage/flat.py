@@ -18,7 +18,7 @@ from distmm.errors import InputError
 from distmm.storage.matrix import Matrix, check_dtype, modified
 from distmm.storage.output import Target
 
-__all__ = ["FlatTarget", "RawMatrix", "split", "write_rows"]
+__all__ = ["FlatTarget", "RawMatrix", "read_rows", "split", "write_rows"]
 
 EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
 
@@ -59,14 +59,36 @@ class RawMatrix(Matrix):
         return {**super().fingerprint(), **modified(self.file)}
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        whole = np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
-        return np.array(whole[rows, cols], order="K", subok=False)
+        return read_rows(np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order), rows, cols)
+
+
+def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:
+    """Read a block of a mapped file, in the order of the file.
+
+    Plain reads, not the map: what cannot be read is an OSError here, where the map would kill the worker by SIGBUS.
+    """
+    if not stored.flags.c_contiguous:
+        return read_rows(stored.T, cols, rows).T
+    width, lines = stored.shape[1], range(rows.start, rows.stop, rows.step)
+    block = np.empty((len(lines), cols.stop - cols.start), stored.dtype)
+    whole = block.shape[1] == width and lines.step == 1
+    assert stored.filename is not None
+    with open(stored.filename, "rb", buffering=0) as file:
+        for row, line in zip(lines, [block] if whole else block, strict=False):
+            file.seek(stored.offset + (row * width + cols.start) * stored.itemsize)
+            left = memoryview(line.reshape(-1).view(np.uint8))
+            while left:
+                count = file.readinto(left)
+                if not count:
+                    raise EOFError(f"the file ends in row {row}")
+                left = left[count:]
+    return block if cols.step == 1 else block[:, :: cols.step].copy()
 
 
 def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
     """Write a block into a matrix of `width` columns, in C order, that begins at byte `offset` of a file.
 
-    Plain writes, not a map: a full disk is an OSError here, where a map would kill the worker by SIGBUS.
+    Plain writes, not a map, as for reading: so a full disk is an OSError.
     """
     block = np.ascontiguousarray(block)
     for i, line in enumerate([block] if block.shape[1] == width else block):

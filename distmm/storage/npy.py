@@ -1,4 +1,4 @@
-"""``.npy`` files: read through a memory map, written block by block at their place in the file."""
+"""``.npy`` files, read and written block by block at their place in the file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.flat import FlatTarget
+from distmm.storage.flat import FlatTarget, read_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified
 from distmm.storage.output import Output
 
@@ -37,11 +37,10 @@ class NpyMatrix(Matrix):
         return {**super().fingerprint(), **modified(self.path)}
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        # A copy, in the order of the file: a view of the map would be read at some later time, by someone else.
-        return np.array(_map(self.path)[rows, cols], dtype=self.dtype, order="K", subok=False)
+        return read_rows(_map(self.path), rows, cols).astype(self.dtype, copy=False)
 
 
-def _map(path: str) -> NDArray[Any]:
+def _map(path: str) -> np.memmap[Any, Any]:
     # Unlike numpy.load, this neither unpickles nor takes a zip for an archive of arrays.
     return np.lib.format.open_memmap(path, mode="r")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -49,16 +50,24 @@ class ZarrMatrix(Matrix):
                 f"{path}: its metadata are damaged: chunks {chunks} for shape {shape}; write the array again"
             )
         _check_codecs(path, stored.metadata.to_dict())
-        described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
-        digest = hashlib.sha256(described.encode()).hexdigest()
-        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]), metadata=digest)
+        return cls(path, shape, check_dtype(path, stored.dtype), (chunks[0], chunks[1]), metadata=_digest(stored))
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the hash of the metadata too."""
         return {**super().fingerprint(), "metadata": self.metadata}
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
+        block = np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
+        # A chunk that is not there reads as zeros, so that of a mount that goes meanwhile some chunks would be: what
+        # has been read counts if the array is still there, and the same.
+        if _digest(zarr.open_array(self.path, mode="r")) != self.metadata:
+            raise OSError("the array has been replaced since it was opened")
+        return block
+
+
+def _digest(stored: zarr.Array[Any]) -> str:
+    described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
+    return hashlib.sha256(described.encode()).hexdigest()
 
 
 # What chunks may be packed with: codecs that only decode numbers. Others run code that the data choose (pickle), or
@@ -134,8 +143,11 @@ class ZarrTarget(Target):
             for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
         ):
             raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
-        folder = os.path.join(self.output.draft, "c", str(rows.start // height))
-        os.makedirs(folder, exist_ok=True)
+        chunks = os.path.join(self.output.draft, "c")
+        folder = os.path.join(chunks, str(rows.start // height))
+        for name in (chunks, folder):  # not the draft too: where its mount is gone, C would go to the disk below
+            with suppress(FileExistsError):
+                os.mkdir(name)
         # No truncation: written a second time, by a task that runs twice, a chunk is never anything but right.
         descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o644)
         with open(descriptor, "wb") as file:

@@ -12,6 +12,7 @@ import numpy as np
 
 from distmm.plan import Plan
 from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
+from distmm.telemetry.pace import Pace
 
 __all__ = ["Figures", "Incident", "Lane", "Record"]
 
@@ -32,7 +33,11 @@ MOMENT_SECONDS = 5.0
 
 
 class Figures(NamedTuple):
-    """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began, `left` seconds."""
+    """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
+
+    `left` is seconds, at the rate of late (see `distmm.telemetry.pace`); for a job until the last block is checked and
+    on the disk.
+    """
 
     done: int
     total: int
@@ -170,6 +175,9 @@ class Record:
         self.incidents: list[Incident] = []
         self.started: float | None = None
         self.stopped: float | None = None
+        self.pace: Pace | None = None  # of the operations, repeated ones too
+        self.ends = np.zeros(self.chains)  # when the last step of each chain so far ended
+        self.afterwards = 0.0  # seconds from there until the block is checked and written, of late
         self.ended: str = ""  # why nothing more will come, where the product is not complete
         areas = np.outer(b.m, b.n).ravel()
         counts = np.ones(1)
@@ -233,7 +241,7 @@ class Record:
             flops=flops,
             seconds=seconds,
             rate=rate,
-            left=to_come / rate if rate else math.inf,
+            left=self._left(now, to_come),
             moved=sum(lane.received for lane in self.lanes.values()),
             bound=self.plan.cost.bytes_bound,
             again=int(self.again.sum()),
@@ -243,6 +251,11 @@ class Record:
             refuted=int(self.refuted.sum()),
             state="complete" if self.complete else self.ended or ("running" if self.runs else "waiting"),
         )
+
+    def _left(self, now: float, to_come: float) -> float:
+        if self.pace is None:
+            return math.inf
+        return self.pace.left(now, to_come) + self.afterwards if to_come else 0.0
 
     def add(self, event: Event) -> None:
         """Take an event into the account."""
@@ -272,6 +285,9 @@ class Record:
             case Checked(time, chain, passed):
                 self.certified[chain], self.refuted[chain] = passed, not passed
                 self.refutations += not passed
+                if self.ends[chain]:
+                    after = max(0.0, time - self.ends[chain])
+                    self.afterwards = (self.afterwards + after) / 2 if self.afterwards else after
                 if not passed:
                     self._tell(time, f"{self.block(chain)} failed its check")
 
@@ -287,6 +303,9 @@ class Record:
         self.done[run.chain, run.step] = True
         self.owners[run.chain] = run.worker
         self.runs.append(run)
+        self.ends[run.chain] = max(self.ends[run.chain], run.stop)
+        self.pace = self.pace or Pace(run.start)
+        self.pace.add(run.stop, flops)
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
 

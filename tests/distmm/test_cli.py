@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -249,57 +247,3 @@ def test_the_demo_touches_no_folder_that_it_did_not_make(tmp_path: Path) -> None
     assert result.exit_code == 2
     assert "is not empty, and no demo made it" in result.output
     assert os.listdir(tmp_path) == ["A.zarr"]
-
-
-def started(folder: Path, *options: str) -> subprocess.Popen[str]:
-    """A job of some seconds, in a process of its own, whose first blocks are on the disk."""
-    np.lib.format.open_memmap(folder / "A.npy", mode="w+", dtype="float32", shape=(3000, 3000)).flush()
-    command = [
-        *RUN,
-        "multiply",
-        "A.npy",
-        "A.npy",
-        "-o",
-        "C.zarr",
-        "--blocks",
-        "300",
-        "--device",
-        "cpu",
-        "--workers",
-        "2",
-    ]
-    return subprocess.Popen(
-        [*command, *options], cwd=folder, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        start_new_session=True, bufsize=1,
-    )  # fmt: skip
-
-
-def finished(folder: Path) -> int:
-    return len(list((folder / "C.zarr.job" / "done").glob("*.json")))
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signals_stop_the_job_which_resume_ends(number: signal.Signals, tmp_path: Path) -> None:
-    with started(tmp_path) as process:
-        while not finished(tmp_path) and process.poll() is None:
-            time.sleep(0.01)
-        if number is signal.SIGINT:  # a terminal sends it to the whole group of processes, the workers included
-            os.killpg(process.pid, number)
-        else:
-            process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, "Traceback" in err, "Done" in out) == (75, False, False), err
-    done = finished(tmp_path)
-    assert f"stopped: {number.name} was received; {done} of 100 blocks of C are finished and kept" in err
-    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr.job"]
-    found = subprocess.run(
-        [*RUN, "status", "C.zarr"], cwd=tmp_path, env=environment(), capture_output=True, text=True, check=True
-    )
-    assert [w for w in ("stopped", f"{done} of 100", "distmm resume") if w not in found.stdout] == []
-    resumed = subprocess.run(
-        [*RUN, "resume", "C.zarr", "--device", "cpu", "--workers", "2"], cwd=tmp_path, env=environment(),
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert resumed.returncode == 0, resumed.stderr
-    assert f"100, {done} of them finished before" in resumed.stdout
-    assert sorted(os.listdir(tmp_path)) == ["A.npy", "C.zarr", "C.zarr.certificate.json", "C.zarr.report.html"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -88,3 +89,24 @@ def test_a_lock_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         time.sleep(0.01)
     assert path.stat().st_mtime > 0
     held.release()
+
+
+def test_a_lock_that_cannot_be_written_is_not_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            Lock.take(str(tmp_path))
+    Lock.take(str(tmp_path)).release()
+
+
+def test_a_lock_that_this_process_could_not_remove_is_stale(tmp_path: Path) -> None:
+    """The mount was gone when it was released."""
+    taken = Lock.take(str(tmp_path))
+    path = tmp_path / f"lock.{taken.number}"
+    content = path.read_text()
+    taken.release()
+    path.write_text(content)
+    Lock.take(str(tmp_path)).release()

@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import shutil
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,45 +19,19 @@ from distmm.job import folder, lock
 from distmm.job import job as one_run
 from distmm.job.stop import seconds
 from distmm.plan import Plan
-
-SIZE, BLOCKS = 120, (30, 20, 30)
+from tests.distmm.disturbed import BLOCKS, SIZE, After, in_four_waves, marked, mend, multiply, operands, values
 
 
 @pytest.fixture(autouse=True)
 def _four_waves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sixteen blocks of C in waves of four."""
-    plan = one_run.planned
-    monkeypatch.setattr(one_run, "planned", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
+    in_four_waves(monkeypatch)
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[np.ndarray]:
-    """A folder with A and B; yields their product as one undisturbed job makes it."""
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((SIZE, SIZE)), rng.standard_normal((SIZE, SIZE))
-    os.makedirs(tmp_path / "in")
-    np.save(tmp_path / "in" / "A.npy", a)
-    zarr.create_array(tmp_path / "in" / "B.zarr", data=b, chunks=(20, 30))
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns their product."""
     monkeypatch.chdir(tmp_path)
-    return a @ b
-
-
-def multiply(client: Client, out: str = "C.zarr", **options: Any) -> job.Summary:
-    return job.multiply("in/A.npy", "in/B.zarr", out, client=client, blocks=BLOCKS, **options)
-
-
-class After(job.Stop):
-    """Asks to stop once some blocks have their markers."""
-
-    def __init__(self, blocks: int, out: str = "C.zarr") -> None:
-        super().__init__()
-        self.blocks, self.done = blocks, Path(f"{out}.job") / "done"
-
-    @property
-    def reason(self) -> str | None:
-        if self.done.exists() and len(list(self.done.glob("*.json"))) >= self.blocks:
-            self.ask("enough")
-        return super().reason
+    return operands(Path("in"))
 
 
 def stopped(client: Client, out: str = "C.zarr", blocks: int = 4, **options: Any) -> dict[str, int]:
@@ -71,16 +40,6 @@ def stopped(client: Client, out: str = "C.zarr", blocks: int = 4, **options: Any
         multiply(client, out, stop=After(blocks, out), **options)
     assert not os.path.exists(out)
     return marked(out)
-
-
-def marked(out: str = "C.zarr") -> dict[str, int]:
-    return {path.name: path.stat().st_mtime_ns for path in (Path(f"{out}.job") / "done").glob("*.json")}
-
-
-def values(out: str = "C.zarr") -> np.ndarray:
-    from distmm.storage import open_matrix
-
-    return open_matrix(out)[...]
 
 
 def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here: np.ndarray) -> None:
@@ -208,60 +167,19 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
     assert sorted(set(os.listdir(".")) - {"C.zarr.report.html"}) == ["C.zarr", "C.zarr.certificate.json", "in"]
 
 
-def mend(client: Client, cause: Callable[[], None], cure: Callable[[], None], message: str, here: np.ndarray) -> None:
-    """A job that fails by `cause` in its second wave says so, keeps the first, and ends after the `cure`."""
-    stop = After(4)
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.is_set():
-            if stop.reason is not None:
-                cause()
-                return
-            time.sleep(0.002)
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        with pytest.raises(
-            InputError, match=rf"(?s){message}.*kept in .*C\.zarr\.job; go on with: distmm resume C\.zarr"
-        ):
-            multiply(client)
-    finally:
-        done.set()
-        watcher.join()
-        cure()
-    assert job.resume("C.zarr", client=client).kept >= 4
-    np.testing.assert_allclose(values(), here)
-
-
 def test_a_truncated_chunk_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
     chunk = Path("in/B.zarr/c/0/0")
     content = chunk.read_bytes()
-    mend(
-        client, lambda: chunk.write_bytes(content[:50]), lambda: chunk.write_bytes(content) and None,
-        r"B\.zarr: cannot read \[\d+:\d+, \d+:\d+\]", here,
+    c = mend(
+        client, lambda: chunk.write_bytes(content[:50]), lambda: chunk.write_bytes(content),
+        r"B\.zarr: cannot read \[\d+:\d+, \d+:\d+\]",
     )  # fmt: skip
+    np.testing.assert_allclose(c, here)
 
 
-def test_a_vanished_mount_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
-    mend(client, lambda: os.rename("in", "away"), lambda: os.rename("away", "in"), "cannot read", here)
-
-
-def test_a_full_disk_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
-    """A limit on file sizes: the operating system refuses to write, as on a full disk."""
-
-    def limit(nbytes: int) -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
-
-    client.run(limit, 4 * SIZE * SIZE)
-    try:
-        with pytest.raises(InputError, match=r"File too large; \d+ of 16 blocks of C are finished and kept"):
-            multiply(client, "C.npy")
-    finally:
-        client.run(limit, resource.RLIM_INFINITY)
-    assert job.resume("C.npy", client=client).kept > 0
-    np.testing.assert_allclose(values("C.npy"), here)
+def test_inputs_that_are_moved_away_end_in_a_clear_message(client: Client, here: np.ndarray) -> None:
+    c = mend(client, lambda: os.rename("in", "away"), lambda: os.rename("away", "in"), "cannot read")
+    np.testing.assert_allclose(c, here)
 
 
 def test_two_jobs_on_one_output_are_refused(client: Client, here: np.ndarray) -> None:

@@ -97,6 +97,14 @@ def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
 
 
+def test_a_draft_that_has_gone_is_not_begun_anew(tmp_path: Path) -> None:
+    target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
+    shutil.rmtree(target.output.draft)
+    with pytest.raises(FileNotFoundError):
+        target[0:5, 0:4] = np.ones((5, 4), "float32")
+    assert os.listdir(tmp_path) == []
+
+
 def test_bfloat16_is_read_from_and_written_to_zarr_only(tmp_path: Path) -> None:
     values = sample(dtype="float32").astype(ml_dtypes.bfloat16)
     target = create_output(tmp_path / "C.zarr", values.shape, values.dtype, (5, 4))

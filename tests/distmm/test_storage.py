@@ -7,7 +7,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import h5py
 import ml_dtypes
@@ -17,6 +17,7 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import Matrix, open_matrix
+from distmm.storage.flat import read_rows
 from tests.distmm.samples import DTYPES, sample
 
 
@@ -253,6 +254,36 @@ def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> 
     changed = open_matrix(path).fingerprint()
     assert {name for name in first if first[name] != changed[name]} >= {"dtype"}
     assert first["path"] == changed["path"]
+
+
+def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored("zarr3", tmp_path, sample())
+    matrix, read = open_matrix(path), zarr.Array.__getitem__
+
+    def vanish_first(array: zarr.Array, key: object) -> object:
+        shutil.rmtree(path)
+        return read(array, key)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(zarr.Array, "__getitem__", vanish_first)
+        with pytest.raises(InputError, match="cannot read"):
+            matrix[...]
+    stored("zarr3", tmp_path, sample()[:5, :])
+    with pytest.raises(InputError, match="has been replaced since it was opened"):
+        matrix[:2, :2]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_file_that_loses_its_end_while_it_is_read_kills_nobody(order: Literal["C", "F"], tmp_path: Path) -> None:
+    """Touching the pages of a map beyond the end of its file is a bus error, which ends the process."""
+    values = np.ones((1000, 900), order=order)
+    values.tofile(tmp_path / "A.bin") if order == "C" else values.T.tofile(tmp_path / "A.bin")
+    mapped = np.memmap(tmp_path / "A.bin", values.dtype, "r", 0, values.shape, order)
+    os.truncate(tmp_path / "A.bin", 8 * 1000)
+    with pytest.raises(EOFError, match="the file ends in row"):
+        read_rows(mapped, slice(0, 1000, 1), slice(0, 900, 1))
 
 
 def test_matrices_are_abstract() -> None:

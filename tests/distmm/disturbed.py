@@ -1,0 +1,103 @@
+"""A small job of four waves, and what happens to it half-way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+from distmm import job
+from distmm.errors import InputError
+from distmm.job import job as one_run
+from distmm.storage import open_matrix
+
+SIZE, BLOCKS = 120, (30, 20, 30)
+
+
+def in_four_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen blocks of C in waves of four."""
+    plan = one_run.planned
+    monkeypatch.setattr(one_run, "planned", lambda *arguments: replace(plan(*arguments), wave_cuts=(1, 4, 1)))
+
+
+def operands(folder: Path) -> np.ndarray:
+    """Write A and B; return their product."""
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((SIZE, SIZE)), rng.standard_normal((SIZE, SIZE))
+    os.makedirs(folder)
+    np.save(folder / "A.npy", a)
+    zarr.create_array(folder / "B.zarr", data=b, chunks=(20, 30))
+    return a @ b
+
+
+def multiply(client: Client, out: str = "C.zarr", inputs: str = "in", **options: Any) -> job.Summary:
+    return job.multiply(f"{inputs}/A.npy", f"{inputs}/B.zarr", out, client=client, blocks=BLOCKS, **options)
+
+
+def values(out: str = "C.zarr") -> np.ndarray:
+    return open_matrix(out)[...]
+
+
+def marked(out: str = "C.zarr") -> dict[str, int]:
+    """Markers of finished blocks, and when they were written."""
+    return {path.name: path.stat().st_mtime_ns for path in (Path(f"{out}.job") / "done").glob("*.json")}
+
+
+class After(job.Stop):
+    """Asks to stop once some blocks have their markers."""
+
+    def __init__(self, blocks: int, out: str = "C.zarr") -> None:
+        super().__init__()
+        self.blocks, self.out = blocks, out
+
+    @property
+    def reason(self) -> str | None:
+        if len(marked(self.out)) >= self.blocks:
+            self.ask("enough")
+        return super().reason
+
+
+class Meanwhile(job.Stop):
+    """Asks for nothing, but does something once four blocks have their markers: when eight are still to be sent."""
+
+    def __init__(self, what: Callable[[], object], out: str) -> None:
+        super().__init__()
+        self.what, self.out, self.done = what, out, False
+
+    @property
+    def reason(self) -> str | None:
+        if not self.done and len(marked(self.out)) >= 4:
+            self.done = True
+            self.what()
+        return None
+
+
+def mend(
+    client: Client,
+    cause: Callable[[], object],
+    cure: Callable[[], object],
+    message: str,
+    out: str = "C.zarr",
+    inputs: str = "in",
+) -> np.ndarray:
+    """A job that fails by `cause` half-way says so, keeps what it has, and ends after the `cure`; return C."""
+    kept = rf"(?s){message}.*kept in {out}\.job; go on with: distmm resume {out}, once the cause is gone"
+    try:
+        with pytest.raises(InputError, match=kept.replace(f"in {out}", f"in .*{out}")):
+            multiply(client, out, inputs, stop=Meanwhile(cause, out))
+    finally:
+        cure()
+    before = marked(out)
+    assert 4 <= len(before) < 16
+    assert job.status(out).state == "stopped"
+    again: dict[str, int] = {}
+    assert job.resume(out, client=client, progress=lambda figures: again.update(marked(out))).kept == len(before)
+    assert {name: again[name] for name in before} == before
+    return values(out)
