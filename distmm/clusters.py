@@ -32,7 +32,13 @@ Device = Literal["auto", "gpu", "cpu"]
 
 # How the schedulers that we start are set up. Stealing ignores placement where restrictions are loose, and all tasks
 # that wait on a worker are suspects when it dies: with Dask's limit of 3, a few dead workers would end the product.
-SCHEDULER_CONFIG = {"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}
+# 15 s after a worker's death Dask looks whether one of its name is there, and if not gives it up for good: one that
+# dies twice in that time, and is just being started again then, would never come back.
+SCHEDULER_CONFIG = {
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.allowed-failures": 100,
+    "distributed.deploy.lost-worker-timeout": "1 day",
+}
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8

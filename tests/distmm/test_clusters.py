@@ -6,6 +6,7 @@ import importlib.util
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import types
@@ -37,6 +38,15 @@ def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Clien
         return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
 
     assert two_workers.run_on_scheduler(settings) == (False, 100)
+
+
+def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
+    soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no start is as quick
+    with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
+        (before,) = client.run(os.getpid).values()
+        os.kill(before, signal.SIGKILL)
+        while before in (now := client.run(os.getpid, on_error="ignore").values()) or not now:
+            client.wait_for_workers(1, timeout=60)
 
 
 def test_cpu_workers_share_the_cores_for_their_blas_threads(two_workers: Client) -> None:
