@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -84,11 +87,15 @@ def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, s
     return job, batch.submit(job, python=str(python))
 
 
-def _until(path: Path, pattern: str, seconds: float = 60) -> None:
+def _until(true: Callable[[], object], otherwise: str, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not (path.exists() and re.search(pattern, path.read_text())):
-        assert time.monotonic() < deadline, f"{path} does not say {pattern!r}"
-        time.sleep(0.3)
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
+
+
+def _until_log(path: Path, pattern: str) -> None:
+    _until(lambda: path.exists() and re.search(pattern, path.read_text()), f"{path} does not say {pattern!r}")
 
 
 def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
@@ -116,7 +123,7 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
 def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
     (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
     job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
-    _until(job_file.parent / "starts", "stopped\nstarted")
+    _until_log(job_file.parent / "starts", "stopped\nstarted")
     urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     said: list[str] = []
@@ -128,26 +135,48 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
     from distmm.cli.app import app
 
     folder, rng = job_file.parent, np.random.default_rng(7)
-    for name in "AB":
-        np.save(folder / f"{name}.npy", rng.standard_normal((6000, 6000)))
-    job = jobfile.load(job_file, ["product.blocks=500", "workers.memory=4GB"])
+    a, b = (rng.integers(-9, 9, (4000, 4000)) for _ in "AB")  # integers: no BLAS is so fast that a stop comes too late
+    np.save(folder / "A.npy", a)
+    np.save(folder / "B.npy", b)
+    # Eight waves of eight blocks, so that some are finished long before others are begun.
+    plan = "product.plan=g1x2x1 b500x1000x500 p1 w8x1 l2"
+    job = jobfile.load(job_file, [plan, "workers.memory=4GB"])
     number = batch.submit(job)
-    log = folder / "run" / f"distmm-{number}.log"
-    for start in range(2):
-        # The signal that Slurm sends before the walltime, as soon as this start computes.
-        _until(log, rf"(?s)(worker\(s\);.*?\nPlan\n.*){{{start + 1}}}")
+    log, kept = folder / "run" / f"distmm-{number}.log", {}
+    for start in range(1, 3):
+        _until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
+        # The signal that Slurm sends before the walltime.
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
-        _until(log, rf"(?s)(requeued, to go on.*){{{start + 1}}}")
+        _until_log(log, rf"(?s)(requeued, to go on.*){{{start}}}")
+        before, kept = kept, _finished(folder)
+        assert before.items() <= kept.items()
+        assert len(before) < len(kept) < 64
+        assert re.search(rf"{len(kept)} of 64 blocks\s+of\s+C\s+are\s+finished\s+and\s+kept", log.read_text())
     assert batch.follow(job, number, lambda line: None) == 0
-    paths = [str(folder / name) for name in ("A.npy", "B.npy", "C.zarr")]
-    assert CliRunner().invoke(app, ["verify", *paths]).exit_code == 0
+    assert f"64, {len(kept)} of them finished before" in log.read_text()
+    certificate = json.loads((folder / "C.zarr.certificate.json").read_text())
+    assert (len(certificate["runs"]), len(certificate["done"])) == (3, 64)
+    # The same markers, with the time and the worker of each block's only writing.
+    assert [content for _, content in kept.values() if json.loads(content) not in certificate["done"]] == []
+    assert np.array_equal(open_matrix(folder / "C.zarr")[:, :], a.astype(float) @ b)  # exact: sums are below 2**53
+    assert CliRunner().invoke(app, ["verify", str(folder / "C.zarr")]).exit_code == 0
+
+
+def _more(folder: Path, than: int) -> bool:
+    return len(_finished(folder)) > than
+
+
+def _finished(folder: Path) -> dict[str, tuple[int, str]]:
+    """Markers of the blocks that are finished: when each was written, and what it says."""
+    markers = (folder / "C.zarr.job" / "done").glob("*.json")
+    return {path.name: (path.stat().st_mtime_ns, path.read_text()) for path in markers}
 
 
 def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
     slurm: Path, job_file: Path, stand_in: Path
 ) -> None:
     job, number = _submit(job_file, stand_in)
-    _until(job_file.parent / "starts", "started")
+    _until_log(job_file.parent / "starts", "started")
     subprocess.run(["scancel", number], check=True)
     assert batch.follow(job, number, lambda line: None) == 75
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"]
@@ -156,7 +185,7 @@ def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
 
 def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
     job, number = _submit(job_file, stand_in)
-    _until(job_file.parent / "starts", "started")
+    _until_log(job_file.parent / "starts", "started")
     steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
     subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
     said: list[str] = []
