@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from distmm import clusters
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import jobfile
+from distmm.submit import elastic, jobfile
 from distmm.submit import slurm as batch
 
 pytestmark = pytest.mark.minutes
@@ -228,6 +228,23 @@ def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job
         assert jobs.split() == ["RUNNING"] * 2
         assert client.submit(sum, [1, 2]).result(timeout=30) == 3
         assert _dashboards(client) == {"127.0.0.1"}
+
+
+def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "LOOK_SECONDS", 1)
+    job_file.write_text(JOB.replace("cpus = 1", "cpus = 2\nper_node = 2"))
+    with clusters.connect(f"slurm:{job_file}") as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 4
+        first, second = sorted(_queue())
+        subprocess.run(["scancel", first], check=True)
+        _until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
+        client.wait_for_workers(4, timeout=90)
+        names = {worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
+        assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}
+
+
+def _queue() -> set[str]:
+    return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
 
 
 def _dashboards(client: Client) -> set[str]:
