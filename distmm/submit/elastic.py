@@ -14,10 +14,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import dask
 from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
-from distmm.submit import jobfile
+from distmm.submit import jobfile, pages
 from distmm.submit.schema import Run, Slurm, Workers
 from distmm.tls import create, places, security
 
@@ -148,6 +149,7 @@ def start(
     from distributed import Client
 
     with (
+        dask.config.set(pages.settings(run.dashboard, port="{port}")),
         SLURMCluster(**arguments(run, workers, slurm, security)) as cluster,
         Client(cluster) as client,
         _kept(cluster, workers.nodes, run.restarts),

@@ -14,6 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
+from distmm.submit import pages
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
@@ -114,14 +115,14 @@ def _protocol(job: Job) -> str:
 
 def _cluster_spec(job: Job) -> Manifest:
     workers, gpu = job.workers, job.workers.device == "gpu"
-    pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
+    no_pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
     network = ["--protocol", _protocol(job)]
     scheduler = ["python", "-m", "dask", "scheduler", "--port", str(COMM), *network]
-    scheduler += [*pages, "--dashboard-address", f":{DASHBOARD}"]
+    scheduler += [*no_pages, "--dashboard-address", f":{DASHBOARD}"]
     worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
     worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
-    worker += [*pages, "--dashboard-address", f":{WORKER_HTTP}"]
+    worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
         worker += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy", "--device-memory-limit", "0"]
     else:
@@ -163,6 +164,7 @@ def _pod(
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
+        **pages.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
@@ -10,6 +11,8 @@ import signal
 import socket
 import sys
 import types
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +34,20 @@ def two_workers() -> Iterator[Client]:
 def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
     workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, 10**9)] * 2
+
+
+def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
+    port = two_workers.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+
+    def status(path: str) -> int:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as a,
+        ):
+            return int(a.status)
+        return 404
+
+    assert [status(path) for path in ("health", "metrics", "info/main/workers.html", "status")] == [200, 200, 404, 404]
 
 
 def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
