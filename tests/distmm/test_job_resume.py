@@ -182,9 +182,9 @@ def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) ->
     plan = "g1x2x2 b30x20x30 p1 w1 l2"
     with pytest.raises(Stopped):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan, stop=After(4))
-    with pytest.raises(InputError, match="plan was g1x2x2 b30x20x30 p1 .*, is g1x2x2 b30x20x30 p2"):
+    with pytest.raises(InputError, match=r"plan was g1x2x2 b30x20x30 p1 .*, is g1x2x2 b30x20x30 p2"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan.replace("p1", "p2"))
-    with pytest.raises(InputError, match="plan was g1x2x2 .*, is g2x2x1"):
+    with pytest.raises(InputError, match=r"plan was g1x2x2 .*, is g2x2x1"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20x30 p1 w1 l2")
     job.resume("C.zarr", client=client)
     np.testing.assert_allclose(values(), here)

@@ -41,7 +41,9 @@ def test_the_product_becomes_the_options_of_multiply(write) -> None:
     job = jobfile.load(write(PRODUCT.replace('"A.zarr"', '"/A.zarr"') + more + '[workers]\ndevice = "cpu"\n'))
     words = " ".join(job.command())
     assert words.startswith("multiply /A.zarr ")
-    assert " --transb --precision highest --check freivalds --kernel cublas --blocks 4096x2048x4096 --plan g2x2x1" in words
+    assert (
+        " --transb --precision highest --check freivalds --kernel cublas --blocks 4096x2048x4096 --plan g2x2x1" in words
+    )
     assert words.endswith(" --device cpu")
     assert "g2x2x1 b4096x2048x4096 p1 w2x4 l2" in job.command()  # one argument
 
