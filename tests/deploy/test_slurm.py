@@ -131,17 +131,10 @@ def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Pat
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
 
 
-def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, job_file: Path) -> None:
+def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, waves: jobfile.Job) -> None:
     from distmm.cli.app import app
 
-    folder, rng = job_file.parent, np.random.default_rng(7)
-    a, b = (rng.integers(-9, 9, (4000, 4000)) for _ in "AB")  # integers: no BLAS is so fast that a stop comes too late
-    np.save(folder / "A.npy", a)
-    np.save(folder / "B.npy", b)
-    # Eight waves of eight blocks, so that some are finished long before others are begun.
-    plan = "product.plan=g1x2x1 b500x1000x500 p1 w8x1 l2"
-    job = jobfile.load(job_file, [plan, "workers.memory=4GB"])
-    number = batch.submit(job)
+    folder, number = Path(waves.product.c).parent, batch.submit(waves)
     log, kept = folder / "run" / f"distmm-{number}.log", {}
     for start in range(1, 3):
         _until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
@@ -152,14 +145,44 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
         assert before.items() <= kept.items()
         assert len(before) < len(kept) < 64
         assert re.search(rf"{len(kept)} of 64 blocks\s+of\s+C\s+are\s+finished\s+and\s+kept", log.read_text())
-    assert batch.follow(job, number, lambda line: None) == 0
+    assert batch.follow(waves, number, lambda line: None) == 0
     assert f"64, {len(kept)} of them finished before" in log.read_text()
     certificate = json.loads((folder / "C.zarr.certificate.json").read_text())
     assert (len(certificate["runs"]), len(certificate["done"])) == (3, 64)
     # The same markers, with the time and the worker of each block's only writing.
     assert [content for _, content in kept.values() if json.loads(content) not in certificate["done"]] == []
-    assert np.array_equal(open_matrix(folder / "C.zarr")[:, :], a.astype(float) @ b)  # exact: sums are below 2**53
+    assert _right(folder)
     assert CliRunner().invoke(app, ["verify", str(folder / "C.zarr")]).exit_code == 0
+
+
+def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted_again(
+    slurm: Path, waves: jobfile.Job
+) -> None:
+    folder, number = Path(waves.product.c).parent, batch.submit(waves)
+    _until(functools.partial(_more, folder, 0), "no block is finished")
+    subprocess.run(["scancel", number], check=True)
+    assert batch.follow(waves, number, lambda line: None) == 75
+    assert number not in _queue()
+    kept = _finished(folder)
+    assert 0 < len(kept) < 64
+    said: list[str] = []
+    assert batch.follow(waves, batch.submit(waves), said.append) == 0
+    assert f"64, {len(kept)} of them finished before" in "\n".join(said)
+    assert _right(folder)
+
+
+@pytest.fixture
+def waves(job_file: Path) -> jobfile.Job:
+    """A product of integers (no BLAS is so fast that a stop comes too late), in eight waves of eight blocks."""
+    rng = np.random.default_rng(7)
+    for name in "AB":
+        np.save(job_file.parent / f"{name}.npy", rng.integers(-9, 9, (4000, 4000)))
+    return jobfile.load(job_file, ["product.plan=g1x2x1 b500x1000x500 p1 w8x1 l2", "workers.memory=4GB"])
+
+
+def _right(folder: Path) -> bool:
+    a, b = np.load(folder / "A.npy").astype(float), np.load(folder / "B.npy").astype(float)
+    return np.array_equal(open_matrix(folder / "C.zarr")[:, :], a @ b)  # exact: sums are below 2**53
 
 
 def _more(folder: Path, than: int) -> bool:
@@ -170,17 +193,6 @@ def _finished(folder: Path) -> dict[str, tuple[int, str]]:
     """Markers of the blocks that are finished: when each was written, and what it says."""
     markers = (folder / "C.zarr.job" / "done").glob("*.json")
     return {path.name: (path.stat().st_mtime_ns, path.read_text()) for path in markers}
-
-
-def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
-    slurm: Path, job_file: Path, stand_in: Path
-) -> None:
-    job, number = _submit(job_file, stand_in)
-    _until_log(job_file.parent / "starts", "started")
-    subprocess.run(["scancel", number], check=True)
-    assert batch.follow(job, number, lambda line: None) == 75
-    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"]
-    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
 
 
 def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
