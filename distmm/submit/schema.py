@@ -90,7 +90,7 @@ class Run:
     restarts: int = key(_at_least(0), 100)
     folder: str = key(_path, ".")  # for logs, scheduler file and certificates; all nodes must see it
     tls: str = key(_path, "none")  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
-    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the dashboard
+    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the pages of a submitted job
 
 
 @dataclass(frozen=True)
