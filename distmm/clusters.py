@@ -173,7 +173,7 @@ def _cpu(workers: int | None, limit: int | None) -> Recipe:
     # Dask gives workers one BLAS thread each; with fewer workers than cores that would leave cores idle.
     threads = str(max(1, CPU_COUNT // count))
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    config = {f"distributed.nanny.pre-spawn-environ.{name}": threads for name in names}
+    config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, threads) for name in names}
     arguments = {
         "n_workers": count,
         "threads_per_worker": 1,

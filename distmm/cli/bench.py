@@ -1,4 +1,4 @@
-"""``distmm bench kernels``."""
+"""``distmm bench``: ``kernels`` here, ``scaling`` in a file of its own."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from distmm.cli import options
+from distmm.cli import options, scaling
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Measure kernels on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Measure kernels and products on this machine.")
 
 
 @app.callback()
 def bench() -> None:
-    """Measure kernels on this machine."""
+    """Measure kernels and products on this machine."""
 
 
 class Part(enum.StrEnum):
@@ -98,3 +98,6 @@ def kernels(
     if name is not None:
         for each, report in found.items():
             report.plot(name if each == "ladder" else name.with_name(f"{name.name}-roofline"))
+
+
+app.command()(scaling.scaling)

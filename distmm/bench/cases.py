@@ -1,0 +1,210 @@
+"""What is measured: programs, sizes, places and types, on so many workers, the most telling first. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+
+from distmm.errors import InputError
+from distmm.geometry import Grid
+
+__all__ = ["KERNEL", "PROGRAMS", "Case", "Experiment", "Group", "element", "weak_size"]
+
+Device = Literal["cpu", "gpu"]
+
+# What measures the rate of one worker's kernel, operands prepared each time: times the workers it is the ceiling.
+KERNEL = "kernel"
+
+# Edge of the product of the kernel alone, where blocks are not smaller: its rate does not grow beyond.
+KERNEL_EDGE = 16384
+
+# By device: the programs in their order, where they find their operands, and the types that they multiply.
+PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    "gpu": {
+        "distmm": (("resident", "host"), ("float32", "bfloat16")),
+        "dask.array.matmul": (("resident",), ("float32",)),
+        "cuBLASXt": (("host",), ("float32",)),
+        "JAX": (("resident",), ("float32", "bfloat16")),  # last: XLA's search for an algorithm takes a minute or more
+    },
+    "cpu": {
+        "distmm": (("resident", "host"), ("float32", "bfloat16")),
+        "dask.array.matmul": (("resident",), ("float32",)),
+        "NumPy": (("host",), ("float32",)),
+    },
+}
+
+
+def element(name: str) -> np.dtype[Any]:
+    """Type of the elements by its name."""
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def weak_size(base: int, workers: int, blocks: int) -> tuple[int, int]:
+    """Size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
+
+    With it each worker holds as much of A, B and C as one does at `base`. There are as many blocks for all numbers of
+    workers; their edge is a multiple of 1/32 of the edge at `base`, so that n is at most ``base / 64`` off.
+
+    Parameters
+    ----------
+    base : int
+        Size on one worker.
+    workers : int
+    blocks : int
+        Blocks along each dimension.
+
+    Returns
+    -------
+    tuple of int
+        Size n, and the edge of its blocks.
+    """
+    step = max(1, base // blocks // 32)
+    edge = max(1, round(base * math.sqrt(workers) / blocks / step)) * step
+    return edge * blocks, edge
+
+
+@dataclass(frozen=True)
+class Case:
+    """One product of two n x n matrices of N(0, 1), new ones each time.
+
+    Attributes
+    ----------
+    program : str
+        Of `PROGRAMS`, or `KERNEL`.
+    scaling : {"strong", "weak", "kernel"}
+    place : {"resident", "host"}
+        Where A, B and C are: in the workers' memory, or in that of the host (the client's arrays).
+    workers : int
+        GPUs, or CPU processes with one thread each.
+    n, block : int
+        Size, and edge of the blocks of resident matrices.
+    """
+
+    program: str
+    scaling: str
+    place: str
+    dtype: str
+    workers: int
+    n: int
+    block: int
+
+    @property
+    def flops(self) -> int:
+        """Additions and multiplications."""
+        return 2 * self.n**3
+
+    @property
+    def bound(self) -> int:
+        """Bytes that workers send one another at least, C staying where it is: ``n^2 (rows + columns - 2)`` elements.
+
+        Of the best two-dimensional grid, each block being sent once to each worker that needs it.
+        """
+        between = min(grid.rows + grid.columns - 2 for grid in Grid.all_of(self.workers))
+        return between * self.n**2 * element(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        what = "" if self.scaling == KERNEL else f", {self.scaling}, {self.place}"
+        return f"{self.program} on {self.workers}{what}, {self.dtype}, n = {self.n}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Cases that one process measures one after the other."""
+
+    program: str
+    workers: int
+    cases: tuple[Case, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What is asked for.
+
+    Attributes
+    ----------
+    device : {"cpu", "gpu"}
+    counts : sequence of int
+        Numbers of workers.
+    size : int
+        n of strong scaling.
+    weak : int
+        n of weak scaling on one worker.
+    blocks : int
+        Blocks along each dimension of resident matrices; a multiple of the grid's rows and columns keeps all busy.
+    programs, scalings, places, dtypes : sequences of str
+    precision, kernel
+        Of `distmm.matmul`; JAX gets the precision of the same name.
+    repeat : int
+        Products of each case, with new matrices; the median counts.
+    seed : int
+    """
+
+    device: Device
+    counts: Sequence[int]
+    size: int
+    weak: int
+    blocks: int = 4
+    programs: Sequence[str] = ()
+    scalings: Sequence[str] = ("strong", "weak")
+    places: Sequence[str] = ("resident", "host")
+    dtypes: Sequence[str] = ("float32",)
+    precision: str = "highest"
+    kernel: str | None = None
+    repeat: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = {
+            "programs": tuple(PROGRAMS[self.device]),
+            "scalings": ("strong", "weak"),
+            "places": ("resident", "host"),
+            "dtypes": ("float32", "bfloat16"),
+        }
+        for what, names in known.items():
+            wrong = sorted(set(getattr(self, what)) - set(names))
+            if wrong:
+                raise InputError(f"{what} {', '.join(wrong)}: on this device there are {', '.join(names)}")
+        numbers = {"size": self.size, "weak": self.weak, "repeat": self.repeat, "blocks": self.blocks}
+        for what, number in numbers.items():
+            if number < 1:
+                raise InputError(f"{what} is {number}: it must be at least 1")
+        if not self.counts or min(self.counts) < 1:
+            raise InputError(f"numbers of workers {list(self.counts)}: give some, of at least 1 each")
+        smaller = min(self.size, self.weak)
+        if smaller < self.blocks:
+            raise InputError(
+                f"size {smaller} has no {self.blocks} blocks along a dimension: give fewer, or a larger size"
+            )
+
+    def groups(self) -> list[Group]:
+        """All cases, by the process that measures them; distmm's on one and on all workers come first."""
+        counts = sorted(set(self.counts))
+        ends = [counts[0], *counts[:0:-1]]  # the fewest, then from the most down
+        chosen = [name for name in PROGRAMS[self.device] if name in (self.programs or PROGRAMS[self.device])]
+        found = []
+        for program in chosen:
+            order = ends if program == "distmm" else [*ends[1:2], *ends[:1], *ends[2:]]
+            found += [(program, workers) for workers in order]
+        groups = [Group(program, workers, tuple(self._cases(program, workers))) for program, workers in found]
+        if groups and groups[0].program == "distmm":
+            first, edge = groups[0], min(KERNEL_EDGE, -(-self.size // self.blocks))
+            alone = tuple(Case(KERNEL, KERNEL, "resident", dtype, 1, edge, edge) for dtype in self.dtypes)
+            groups[0] = Group(first.program, first.workers, alone + first.cases)
+        return [group for group in groups if group.cases]
+
+    def _cases(self, program: str, workers: int) -> Iterator[Case]:
+        places, dtypes = PROGRAMS[self.device][program]
+        sizes = {
+            "strong": (self.size, -(-self.size // self.blocks)),
+            "weak": weak_size(self.weak, workers, self.blocks),
+        }
+        for scaling in ("strong", "weak"):
+            for place in places:
+                for dtype in dtypes:
+                    if scaling in self.scalings and place in self.places and dtype in self.dtypes:
+                        yield Case(program, scaling, place, dtype, workers, *sizes[scaling])

@@ -1,0 +1,116 @@
+"""The process that measures one group of cases: ``python -m distmm.bench``, started by `distmm.bench.run`.
+
+It reads one line of JSON, a `Task`, and answers with lines of JSON: one when it is ready, one a case, and one with the
+reason before it ends early. A program of its own keeps GPU memory, a cluster, a crash or a hang to itself.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from distmm.bench.cases import KERNEL, Case
+
+__all__ = ["Task", "main"]
+
+MODULES = {
+    "distmm": "on_cluster",
+    "dask.array.matmul": "on_cluster",
+    "JAX": "jax_product",
+    "cuBLASXt": "cublasxt",
+    "NumPy": "numpy_product",
+}
+
+# Edge of the blocks of the first product of each place and type, of which nothing is kept: libraries load, peers
+# connect. On GPUs ours is large enough for the kernels of large blocks; JAX would search a minute for its algorithm.
+WARM_EDGE = {"distmm": 8192, "dask.array.matmul": 8192, "JAX": 256, "cuBLASXt": 2048}
+WARM_EDGE_ON_CPU = 64
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a child is to do; as in `Experiment`."""
+
+    program: str
+    device: Literal["cpu", "gpu"]
+    workers: int
+    cases: tuple[Case, ...]
+    precision: str
+    kernel: str | None
+    repeat: int
+    seed: int
+
+    @classmethod
+    def read(cls, line: str) -> Task:
+        """Read what `write` wrote."""
+        facts = json.loads(line)
+        return cls(**facts | {"cases": tuple(Case(**case) for case in facts["cases"])})
+
+    def write(self) -> str:
+        """Return one line of JSON."""
+        return json.dumps(dataclasses.asdict(self)) + "\n"
+
+
+def main() -> int:
+    """Measure all cases; return the exit code."""
+    say = _answers()
+    task = Task.read(sys.stdin.readline())
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices a product, new ones each time
+    try:
+        module = importlib.import_module(f"distmm.bench.{MODULES[task.program]}")
+        with module.program(task) as measure:
+            say({"ready": True})
+            warm: set[tuple[str, str]] = set()
+            edge = WARM_EDGE[task.program] if task.device == "gpu" else WARM_EDGE_ON_CPU
+            for case in task.cases:
+                if case.program != KERNEL and (case.place, case.dtype) not in warm:
+                    measure(smaller(case, edge), next(seeds))
+                    warm.add((case.place, case.dtype))
+                runs = 1 if case.program == KERNEL else task.repeat
+                say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
+    except Exception as error:
+        traceback.print_exc()
+        say({"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
+        return 1
+    return 0
+
+
+def smaller(case: Case, edge: int) -> Case:
+    """Return the same case in blocks of at most this edge, four along a dimension."""
+    edge = min(case.block, edge)
+    return dataclasses.replace(case, n=min(case.n, 4 * edge), block=edge)
+
+
+def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of median seconds (of an even number the slower one in the middle), right if all are."""
+    middle = sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
+    checks = {"ok": all(row["ok"] for row in rows)} if "ok" in middle else {}
+    return middle | checks | {"all_seconds": [row["seconds"] for row in rows]}
+
+
+def _answers() -> Callable[[dict[str, Any]], None]:
+    """Take standard output for the answers; what libraries and workers print goes where errors go."""
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+
+    def say(answer: dict[str, Any]) -> None:
+        out.write(json.dumps(answer, default=float) + "\n")
+        out.flush()
+
+    return say
+
+
+def _end_with_parent() -> None:
+    """End this process and all that it started when the parent, which holds standard input open, is gone."""
+    os.read(0, 1)  # not of sys.stdin, whose lock Python takes when it ends
+    os.killpg(0, signal.SIGKILL)

@@ -1,0 +1,50 @@
+"""JAX on all GPUs that the process sees: rows of A and C and columns of B shared out, one compiled ``A @ B``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from distmm.bench.cases import Case, element
+from distmm.bench.matrices import sampled
+
+__all__ = ["program"]
+
+# What JAX calls the precisions that `distmm.matmul` knows.
+PRECISIONS = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "default"}
+
+
+@contextmanager
+def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+    """Yield what measures a case; compiling, with XLA's search for the fastest algorithm, is not in the seconds."""
+    import jax
+    import jax.numpy as jnp
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    devices = jax.devices("gpu")
+    if len(devices) < task.workers:
+        raise RuntimeError(f"JAX finds {len(devices)} of {task.workers} GPUs")
+    mesh = Mesh(np.array(devices[: task.workers]), ("gpu",))
+    by_rows, by_columns = (NamedSharding(mesh, PartitionSpec(*where)) for where in (("gpu", None), (None, "gpu")))
+    precision = PRECISIONS[task.precision]
+
+    def measure(case: Case, seed: int) -> dict[str, Any]:
+        dtype, shape = element(case.dtype), (case.n, case.n)
+        make_a, make_b = (
+            jax.jit(lambda key: jax.random.normal(key, shape, dtype), out_shardings=where)
+            for where in (by_rows, by_columns)
+        )
+        multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision), out_shardings=by_rows)
+        a, b = make_a(jax.random.key(seed)), make_b(jax.random.key(seed + 1))
+        jax.block_until_ready((a, b))
+        compiled = multiply.lower(a, b).compile()
+        start = time.perf_counter()
+        c = jax.block_until_ready(compiled(a, b))
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, "note": f"JAX {jax.__version__}", **sampled(a, b, c, task.precision, seed)}
+
+    yield measure

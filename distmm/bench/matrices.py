@@ -1,0 +1,149 @@
+"""Matrices of N(0, 1) to multiply, in the workers' memory and in that of the host; a check for those of other programs.
+
+bfloat16 numbers are the upper halves of float32 ones.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import psutil
+from distributed import Client, Future, Scheduler, futures_of, wait
+
+from distmm.errors import InputError
+from distmm.geometry import Grid
+from distmm.host import empty
+from distmm.runtime.scheduler import PlacementPlugin
+from distmm.tolerance import Tolerance
+
+__all__ = ["Arena", "fill", "finish", "normal", "resident", "sampled"]
+
+# Bytes of float32 numbers that a thread draws at a time: it then writes them to the matrix.
+STRIP = 64 << 20
+
+# Rows and columns of C that are checked where a program's whole result is not.
+SAMPLE = (4, 64)
+
+# Share of the host's free memory that matrices may take.
+MOST = 0.9
+
+
+def resident(client: Client, n: int, edge: int, grid: Grid, dtype: np.dtype[Any], seed: int, gpu: bool) -> da.Array:
+    """Return a new matrix of CuPy or NumPy blocks, block (i, j) on rank (i mod rows, j mod columns) of the grid."""
+    ranks: list[str] = client.run_on_scheduler(_ranks)
+    name = f"bench-{uuid.uuid4().hex}"
+    chunks = da.core.normalize_chunks((edge, edge), (n, n), dtype=dtype)
+    blocks: dict[tuple[str, int, int], Future] = {}
+    for i, height in enumerate(chunks[0]):
+        for j, width in enumerate(chunks[1]):
+            home = ranks[i % grid.rows * grid.columns + j % grid.columns]
+            blocks[name, i, j] = client.submit(
+                normal, (height, width), dtype, [seed, i, j], gpu, key=(name, i, j), workers=[home], pure=False
+            )
+    meta: Any = np.empty((0, 0), dtype)
+    if gpu:
+        import cupy
+
+        meta = cupy.empty((0, 0), dtype)
+    array = da.Array(blocks, name, chunks, meta=meta)
+    finish(array)
+    return array
+
+
+def _ranks(dask_scheduler: Scheduler) -> list[str]:
+    """Addresses of the workers in the order of their ranks. Runs on the scheduler."""
+    return list(dask_scheduler.plugins[PlacementPlugin.name].ranks)
+
+
+def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: list[int], gpu: bool) -> Any:
+    """Draw a block, in GPU or host memory. Runs on workers."""
+    if not gpu:
+        block = np.empty(shape, dtype)
+        _draw(block, seed)
+        return block
+    import cupy
+
+    one = int(np.random.SeedSequence(seed).generate_state(1)[0])
+    return cupy.random.default_rng(one).standard_normal(shape, dtype="f4").astype(dtype)
+
+
+def finish(array: da.Array) -> None:
+    """Wait until all blocks of a persisted array are there; raise what has kept one from it."""
+    blocks = futures_of(array)
+    wait(blocks)
+    for block in blocks:
+        if block.status != "finished":
+            block.result()
+
+
+class Arena:
+    """Host memory for square matrices, made once: to have 50 GB from the system and pinned takes half a minute.
+
+    Parameters
+    ----------
+    nbytes : int
+        Of the largest matrices together.
+    client : distributed.Client, optional
+        Whose GPU workers pin it.
+
+    Raises
+    ------
+    InputError
+        If the host has not as much memory.
+    """
+
+    def __init__(self, nbytes: int, client: Client | None = None) -> None:
+        free = psutil.virtual_memory().available
+        if nbytes > MOST * free:
+            raise InputError(
+                f"the matrices take {nbytes / 1e9:.3g} GB of host memory, {free / 1e9:.3g} GB is free there: use a "
+                f"smaller size, or leave the host's memory out"
+            )
+        self.memory = empty(nbytes, "u1", client=client)
+
+    def matrices(self, n: int, dtype: np.dtype[Any], count: int = 3) -> list[np.ndarray]:
+        """Return matrices, A, B and C, one after the other in the memory."""
+        flat = self.memory[: count * n * n * dtype.itemsize].view(dtype)
+        return [flat[i * n * n : (i + 1) * n * n].reshape(n, n) for i in range(count)]
+
+
+def fill(matrix: np.ndarray, seed: int) -> None:
+    """Write new numbers to a matrix of float32 or bfloat16 in C order, with all cores."""
+    height = max(1, STRIP // (4 * matrix.shape[1]))
+    strips = range(0, matrix.shape[0], height)
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(lambda first: _draw(matrix[first : first + height], [seed, first]), strips))
+
+
+def _draw(block: np.ndarray, seed: Sequence[int]) -> None:
+    """Write new numbers to contiguous rows: float32, or the upper halves of such (casts of bfloat16 hold the GIL)."""
+    random = np.random.default_rng(seed)
+    if block.dtype == np.float32:
+        random.standard_normal(out=block, dtype=np.float32)
+        return
+    bits = random.standard_normal(block.shape, np.float32).view(np.uint32)
+    block.view(np.uint16)[...] = bits >> 16
+
+
+def sampled(a: Any, b: Any, c: Any, precision: str, seed: int) -> dict[str, Any]:
+    """Compare elements of C at random with float64 products of rows of A and columns of B: NumPy or JAX matrices.
+
+    Returns
+    -------
+    dict
+        ``ok``, and ``residual``, the largest error over the bound of `distmm.tolerance`.
+    """
+    random = np.random.default_rng(seed)
+    rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))
+    parts = (a[rows], b[:, columns], c[rows][:, columns])
+    left, right, given = (np.asarray(x).astype(np.float32).astype(np.float64) for x in parts)
+    truth = left @ right
+    tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), left.shape[1], precision)
+    residual = float(tolerance.ratio(truth, given, abs(left) @ abs(right), abs(truth)).max())
+    return {"ok": residual <= 1, "residual": residual}

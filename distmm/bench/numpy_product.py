@@ -1,0 +1,32 @@
+"""`numpy.matmul` in one process, with as many threads as there are workers elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from distmm.bench.cases import Case, element
+from distmm.bench.matrices import Arena, fill, sampled
+
+__all__ = ["program"]
+
+
+@contextmanager
+def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+    """Yield what measures a case; the process that starts this one has set the number of threads."""
+    arena = Arena(max(3 * case.n**2 * element(case.dtype).itemsize for case in task.cases))
+
+    def measure(case: Case, seed: int) -> dict[str, Any]:
+        a, b, c = arena.matrices(case.n, element(case.dtype))
+        fill(a, seed)
+        fill(b, seed + 1)
+        start = time.perf_counter()
+        np.matmul(a, b, out=c)
+        seconds = time.perf_counter() - start
+        return {"seconds": seconds, **sampled(a, b, c, "ieee", seed)}
+
+    yield measure

@@ -1,0 +1,209 @@
+"""What came out: a row for each case, a table, JSON, a picture; efficiencies follow from the seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from distmm.bench.cases import KERNEL, Case, Experiment
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+__all__ = ["Results", "Row", "efficiency"]
+
+
+def efficiency(rate: float, workers: int, alone: float) -> float:
+    """Parallel efficiency: the rate of so many workers over as many times the rate of one, ``rate / (p alone)``."""
+    return rate / (workers * alone)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What was measured of a case, or why it was not.
+
+    Attributes
+    ----------
+    seconds : float or None
+        From the call to the last block of C; the median, of an odd number of products.
+    failure : str or None
+        Why there is no figure.
+    ok, residual
+        Outcome of the check of C: whether it is right, and the largest error over its bound.
+    moved : int or None
+        Bytes that workers received from one another; None where the program does not tell.
+    predicted : float or None
+        Seconds of the plan.
+    peak, planned_peak : int or None
+        Most bytes on a GPU beyond A and B, measured by RMM and planned.
+    note : str
+        The kernel, the plan, the best of several block sizes.
+    all_seconds : tuple of float
+        Of every repetition, in their order.
+    """
+
+    case: Case
+    seconds: float | None = None
+    failure: str | None = None
+    ok: bool | None = None
+    residual: float | None = None
+    moved: int | None = None
+    predicted: float | None = None
+    peak: int | None = None
+    planned_peak: int | None = None
+    note: str = ""
+    all_seconds: tuple[float, ...] = ()
+
+    @property
+    def rate(self) -> float | None:
+        """FLOP/s."""
+        return self.case.flops / self.seconds if self.seconds else None
+
+
+@dataclass
+class Results:
+    """All rows of one run, and where it ran."""
+
+    experiment: Experiment
+    device: str = ""
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    def efficiency(self, row: Row) -> float | None:
+        """Parallel efficiency against one worker with the same program, in this run; None where that has no figure."""
+        case = row.case
+        for other in self.rows if case.program != KERNEL else ():
+            alone = other.case
+            same = (alone.program, alone.scaling, alone.place, alone.dtype) == (
+                case.program, case.scaling, case.place, case.dtype,
+            )  # fmt: skip
+            if same and alone.workers == 1 and row.rate and other.rate:
+                return efficiency(row.rate, case.workers, other.rate)
+        return None
+
+    def of_kernels(self, row: Row) -> float | None:
+        """Rate over that of as many kernels alone, of the same type, in this run."""
+        for other in self.rows if row.case.program != KERNEL else ():
+            if other.case.program == KERNEL and other.case.dtype == row.case.dtype and other.rate and row.rate:
+                return efficiency(row.rate, row.case.workers, other.rate)
+        return None
+
+    def facts(self) -> dict[str, Any]:
+        """Everything as plain values: the rows with what follows from them."""
+        rows = []
+        for row in self.rows:
+            given = dataclasses.asdict(row)
+            followed = {
+                "tflops": row.rate and row.rate / 1e12,
+                "efficiency": self.efficiency(row),
+                "of_kernels": self.of_kernels(row),
+                "bound": row.case.bound,
+            }
+            rows.append(given.pop("case") | given | followed)
+        where = {"device": self.device, "cores": len(os.sched_getaffinity(0)), "machine": platform.platform()}
+        return {
+            **where,
+            "versions": versions(),
+            "experiment": dataclasses.asdict(self.experiment),
+            "notes": self.notes,
+            "rows": rows,
+        }
+
+    def write(self, path: Path) -> None:
+        """Write everything as JSON; whoever reads meanwhile finds the file before or after."""
+        part = path.with_name(path.name + ".part")
+        part.write_text(json.dumps(self.facts(), indent=1) + "\n", encoding="utf-8")
+        part.replace(path)
+
+    def plot(self, path: Path) -> tuple[Path, Path]:
+        """Draw the rates over the number of workers as ``path`` with .png and .svg; return both paths."""
+        from distmm.bench.picture import draw
+
+        return draw(self, path)
+
+    def table(self) -> Table:
+        """Lay the rows out as a table, by scaling, place and type."""
+        from rich.table import Table
+
+        failures = [f"{row.case}: {row.failure}" for row in self.rows if row.failure]
+        table = Table(title=self.title, caption="\n".join([*self.notes, *failures]) or None, caption_justify="left")
+        for heading in ("scaling", "A, B, C", "type", "program"):
+            table.add_column(heading, no_wrap=True)
+        unit = "GPUs" if self.experiment.device == "gpu" else "workers"
+        for heading in (
+            unit, "n", "seconds", "TFLOP/s", "efficiency", "of kernels", "GB moved", "2-D bound", "planned s", "off",
+        ):  # fmt: skip
+            table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column("check", no_wrap=True)
+        previous = None
+        for row in sorted(self.rows, key=_place_in_table):
+            case = row.case
+            group = (case.scaling, "" if case.scaling == KERNEL else case.place, case.dtype)
+            if previous not in (None, group):
+                table.add_section()
+            table.add_row(
+                *(group if previous != group else ("", "", "")),
+                f"{case.program} {row.note}" if case.program in (KERNEL, "cuBLASXt") and row.note else case.program,
+                str(case.workers),
+                str(case.n),
+                _digits(row.seconds),
+                _digits(row.rate and row.rate / 1e12),
+                _share(self.efficiency(row)),
+                _share(self.of_kernels(row)),
+                "" if row.moved is None else f"{row.moved / 1e9:.3g}",
+                "" if row.moved is None else f"{case.bound / 1e9:.3g}",
+                _digits(row.predicted),
+                "" if not (row.predicted and row.seconds) else f"{row.predicted / row.seconds - 1:+.0%}",
+                "failed" if row.failure else {True: "right", False: "WRONG", None: ""}[row.ok],
+            )
+            previous = group
+        return table
+
+    @property
+    def title(self) -> str:
+        """Where it was measured, in one line."""
+        return f"{self.device or self.experiment.device}, N(0, 1), float32 with precision {self.experiment.precision}"
+
+
+def _place_in_table(row: Row) -> tuple[Any, ...]:
+    case = row.case
+    first = [KERNEL, "strong", "weak", "resident", "host", "float32", "bfloat16"]
+    return (
+        *(first.index(x) for x in (case.scaling, case.place, case.dtype)),
+        case.program != "distmm",
+        case.program,
+        case.workers,
+    )
+
+
+def _digits(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what takes part and is installed."""
+    from importlib import metadata
+
+    from distmm_kernels.bench.report import versions as of_kernels
+
+    names = (
+        "dask",
+        "distributed",
+        "dask-cuda",
+        "distributed-ucxx-cu12",
+        "distributed-ucxx-cu13",
+        "rmm-cu12",
+        "rmm-cu13",
+        "jax",
+        "jaxlib",
+    )
+    return of_kernels() | {each.name: each.version for name in names for each in metadata.distributions(name=name)}

@@ -1,0 +1,162 @@
+"""``distmm bench scaling``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from distmm.cli import options
+
+if TYPE_CHECKING:
+    from distmm.bench import Case, Results, Row
+
+__all__ = ["scaling"]
+
+# n of strong scaling, and of weak scaling on one worker; a second or two of work on the CPU.
+SIZES = {"gpu": (65536, 32768), "cpu": (4096, 2048)}
+QUICK_SIZES = {"gpu": (16384, 8192), "cpu": (512, 256)}
+
+
+def scaling(
+    gpus: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--gpus",
+            "--workers",
+            metavar="P",
+            help="Number of GPUs, or of CPU workers; may be given several times. By default 1, 2, 4 and 8 as far as "
+            "there are GPUs; 1 and 2 CPU workers.",
+            show_default=False,
+        ),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option(metavar="N", help="n of strong scaling; 65536, on CPUs 4096.", show_default=False)
+    ] = None,
+    weak: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", help="n of weak scaling on one GPU; 32768, on CPUs 2048: n = N √P.", show_default=False
+        ),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: does it run at all?")] = False,
+    blocks: Annotated[int, typer.Option(min=1, help="Blocks of resident matrices along each dimension.")] = 4,
+    program: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Only this program: distmm, dask.array.matmul, JAX, cuBLASXt, NumPy; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="WHAT",
+            help="Only strong or weak, resident or host; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TYPE",
+            help="float32, bfloat16; may be given several times. By default both, on CPUs float32.",
+            show_default=False,
+        ),
+    ] = None,
+    precision: options.PrecisionOption = options.Precision.highest,
+    kernel: options.Kernel = None,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Products of each case, each of new matrices; the median counts.")
+    ] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
+    device: options.DeviceOption = options.Device.auto,
+    patience: Annotated[
+        str, typer.Option(metavar="TIME", help="Longest time for one case, with making and checking its matrices.")
+    ] = "5m",
+    deadline: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Measure nothing more after this time, as in 8m.", show_default=False),
+    ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="Write all figures to this file, after each case.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw them: NAME.png and NAME.svg.", metavar="NAME", show_default=False)
+    ] = None,
+) -> None:
+    """Run the same products on 1, 2, 4 and 8 GPUs of this host (or on CPU workers), beside other programs.
+
+    Strong scaling: one size. Weak scaling: as much memory on each GPU. Matrices are in the GPUs' memory (resident) or
+    in pinned memory of the host, and new for each product; each program works in a process of its own, and what it
+    cannot do is a row that says why. The check of every result is not in the seconds.
+
+    ```text
+    distmm bench scaling --json scaling.json --plot scaling
+    distmm bench scaling --gpus 1 --gpus 2 --patience 75s --deadline 8m
+    distmm bench scaling --quick --device cpu
+    ```
+    """
+    from distmm import bench, clusters
+    from distmm.cli import session
+    from distmm.errors import InputError, WrongResultError
+    from distmm.job.stop import seconds
+
+    missing = clusters.missing_for_gpu()
+    if missing and device is options.Device.gpu:
+        raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu")
+    for path in (json, plot):
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+    on_gpu = device is not options.Device.cpu and not missing
+    there = clusters.gpu_count() if on_gpu else None
+    if there is not None and max(gpus or [1]) > there:
+        raise InputError(f"{max(gpus or [1])} GPUs are asked for, and there are {there}")
+    where = "gpu" if on_gpu else "cpu"
+    sizes = (QUICK_SIZES if quick else SIZES)[where]
+    kinds = only or []
+    unknown = sorted(set(kinds) - {"strong", "weak", "resident", "host"})
+    if unknown:
+        raise InputError(f"--only {', '.join(unknown)}: give strong or weak, resident or host")
+    experiment = bench.Experiment(
+        device="gpu" if on_gpu else "cpu",
+        counts=gpus or [p for p in (1, 2, 4, 8) if p <= (there or 2)],
+        size=size or sizes[0],
+        weak=weak or sizes[1],
+        blocks=blocks,
+        programs=program or (),
+        scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
+        places=[name for name in ("resident", "host") if name in kinds] or ("resident", "host"),
+        dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
+        precision=precision.value,
+        kernel=kernel,
+        repeat=repeat,
+        seed=seed,
+    )
+    told = session.out(stderr=True)
+    if missing and device is options.Device.auto and clusters.gpu_count():
+        told.print(f"Working on the CPU: {missing}", markup=False)
+
+    def progress(results: Results, row: Row) -> None:
+        told.print(f"{row.case}: {_outcome(row)}", markup=False)
+        if json is not None:
+            results.write(json)
+
+    results = bench.run(experiment, seconds(patience), None if deadline is None else seconds(deadline), progress)
+    console = session.out()
+    console.width = max(console.width, 180)  # a folded line can be read, columns cut to one character cannot
+    console.print(results.table())
+    if plot is not None and any(row.seconds for row in results.rows):
+        results.plot(plot.with_suffix("") if plot.suffix in (".png", ".svg") else plot)
+    wrong: list[Case] = [row.case for row in results.rows if row.ok is False]
+    if wrong:
+        raise WrongResultError(f"{len(wrong)} results are wrong, the first of {wrong[0]}")
+
+
+def _outcome(row: Row) -> str:
+    if row.failure or not row.seconds:
+        return str(row.failure)
+    check = {True: ", right", False: ", WRONG", None: ""}[row.ok]
+    return f"{row.seconds:.3g} s, {row.case.flops / row.seconds / 1e12:.3g} TFLOP/s{check}"

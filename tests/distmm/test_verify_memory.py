@@ -1,0 +1,98 @@
+"""The check's own memory is bounded, whatever the size of blocks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distmm
+from distmm import slices, verify
+
+MIB = 1 << 20
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Most bytes that NumPy had allocated at once beyond those before the call."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slices, "SLICE", MIB)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c8", ml_dtypes.bfloat16])
+def test_a_block_is_multiplied_in_a_few_slices_of_memory(small_slices: None, dtype: str) -> None:
+    block = np.random.default_rng(1).standard_normal((1500, 1500), "f4").astype(dtype)
+    work = np.dtype("c16" if block.dtype.kind == "c" else "f8")
+    panel = np.ones((1500, 17), work)
+    lines = np.ones((2, 1500), work)
+    calls: list[Callable[[], object]] = [
+        lambda: slices.across(block, panel, None, work=work, power=2),
+        lambda: slices.across(block, panel, np.ones(1500, bool), work=work, power=1),
+        lambda: slices.down(block, lines, None, work=work),
+        lambda: slices.flags(block, work=work, axis=1, finite=False),
+    ]
+    whole = block.size * work.itemsize  # 18 MB and more
+    for call in calls:
+        assert peak_bytes(call) < 5 * MIB < whole / 3
+
+
+def test_a_check_needs_no_copies_of_the_blocks(small_slices: None) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((1200, 1200), "f4") for _ in range(2))
+    blocks = [da.from_array(x, chunks=600) for x in (a, b, a @ b)]
+    assert verify(*blocks).ok  # what is imported and kept at the first time does not count
+    with dask.config.set(scheduler="synchronous"):
+        peak = peak_bytes(lambda: verify(*blocks))
+    assert peak < 6 * MIB < 8 * 1200**2  # the float64 copy of one matrix takes 11.5 MB
+
+
+@given(m=st.integers(0, 9), k=st.integers(0, 9), height=st.integers(1, 4), power=st.sampled_from([0, 1, 2]))
+@settings(max_examples=40, deadline=None)
+def test_slices_give_the_product_of_the_whole_block(m: int, k: int, height: int, power: int) -> None:
+    rng = np.random.default_rng(m + 10 * k)
+    block, panel = rng.standard_normal((m, k), "f4"), rng.standard_normal((k, 3))
+    kept = rng.random(k) < 0.7
+    block[:, ~kept] = np.nan
+    wide = np.where(kept, block, 0).astype("f8")
+    expected = wide @ panel
+    if power:
+        expected[:, -1] = np.abs(wide) ** power @ panel[:, -1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slices, "SLICE", 8 * height * max(1, k))
+        found = slices.across(block, panel, kept, work=np.dtype("f8"), power=power)
+        lines = rng.standard_normal((2, m))
+        below = slices.down(block, lines, kept, work=np.dtype("f8"))
+        spoilt = slices.flags(block, work=np.dtype("f8"), axis=1, finite=False)
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(below[0], [lines[0] @ wide, lines[1] @ np.abs(wide)], rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(spoilt[0], ~kept & (m > 0))
+
+
+def test_numpy_arrays_are_checked_where_they_lie(client: Client) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((700, 700), "f4") for _ in range(2))
+    c = distmm.empty((700, 700), "f4")
+    np.matmul(a, b, out=c)
+    with client.as_current():
+        # Sent with the graph, 2 MB of each array would be in the scheduler too.
+        assert verify(a, b.T, c, transb=True).ok
+        c[650, 3] += 1
+        verdict = verify(a, b, c)
+    assert not verdict.ok
+    assert "[650, 3]" in verdict.message
