@@ -18,7 +18,7 @@ from distmm.submit import pages
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
-__all__ = ["certificates", "cluster", "dump", "job", "secret"]
+__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
 
 Manifest = dict[str, Any]
 
@@ -80,15 +80,17 @@ def certificates(job: Job) -> tls.Certificates | None:
     return tls.places(job.run.tls, job.run.folder, job.run.name)
 
 
-def secret(job: Job, contents: dict[str, str], owner: str) -> Manifest:
-    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``.
-
-    It is removed with its owner, the DaskJob of that uid.
-    """
+def secret(job: Job, contents: dict[str, str]) -> Manifest:
+    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``."""
     metadata = _metadata(job) | {"name": f"{job.run.name}-tls"}
-    metadata["ownerReferences"] = [{"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": owner}]
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
+
+
+def owned(manifest: Manifest, job: Job, uid: str) -> Manifest:
+    """Return a manifest of what is removed with its owner, the DaskJob of that uid."""
+    owner = {"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": uid}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
 def dump(manifests: list[Manifest]) -> str:

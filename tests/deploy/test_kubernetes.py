@@ -321,14 +321,17 @@ def _runner(phase: str, code: int | None = None) -> dict[str, Any]:
     return {"metadata": {"name": "product-runner"}, "status": {"phase": phase, "containerStatuses": states}}
 
 
-def test_a_submitted_job_takes_its_certificates_along_and_removes_them_with_itself(
+def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_them_with_itself(
     job: jobfile.Job, answers: Path
 ) -> None:
     kubernetes.submit(job)
-    policy, daskjob, secret = (part for part in yaml.safe_load_all((answers / "applied").read_text()) if part)
-    assert (policy["kind"], daskjob["kind"], secret["kind"]) == ("NetworkPolicy", "DaskJob", "Secret")
-    check(secret)
-    assert secret["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    found = [part for part in yaml.safe_load_all((answers / "applied").read_text()) if part]
+    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy", "Secret"]
+    for part in found[2:]:
+        check(part)
+        assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    assert found[2]["spec"] == found[0]["spec"]
+    secret = found[-1]
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
     assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
 
