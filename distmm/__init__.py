@@ -10,7 +10,7 @@ True
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from distmm.array import gemm, matmul, plan
+from distmm.array import gemm, gram, matmul, plan
 from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
 from distmm.host import empty
 from distmm.plan import Plan
@@ -35,6 +35,7 @@ __all__ = [
     "WrongResultError",
     "empty",
     "gemm",
+    "gram",
     "matmul",
     "multiply",
     "plan",

@@ -1,4 +1,4 @@
-"""What users call: `matmul`, `gemm` and `plan`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
+"""What users call: `matmul`, `gemm`, `gram` and `plan`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from dask.base import tokenize
 from distributed import Client
 
 from distmm import graph, into
-from distmm.cost import Residence
 from distmm.errors import InputError
-from distmm.geometry import Blocking, Problem, Wave, even_edges
+from distmm.geometry import Problem, Symmetry, Wave
 from distmm.operands import Operand, as_matrix, check_pair, wrap
-from distmm.plan import TILE, Plan, make_plan
+from distmm.plan import Plan
+from distmm.planning import Chunks, Wishes, batch_chunks, plan_for, storage_multiples, users_blocking
 from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
 
-__all__ = ["gemm", "matmul", "plan", "storage_multiples", "users_blocking"]
+__all__ = ["gemm", "gram", "matmul", "plan", "storage_multiples", "users_blocking"]
 
 
 def matmul(
@@ -59,10 +59,11 @@ def matmul(
     plan : Plan or str, optional
         A plan made before, by `distmm.plan`, for operands of these shapes; or how to cut, as a plan's ``str`` says it:
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
-    out : numpy.ndarray or Zarr-like array, optional
+    out : numpy.ndarray, Zarr-like or Dask array, optional
         Where the product goes, at once: blocks are written as they come, NumPy arrays by the workers themselves where
         they run on this machine; in waves, where C does not fit into the workers' memory. `distmm.empty` makes arrays
-        that GPUs write to at full speed.
+        that GPUs write to at full speed. A Dask array becomes the lazy product, as in NumPy's functions of Dask arrays,
+        and keeps its type and its chunks.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
 
@@ -133,31 +134,121 @@ def gemm(
     check_pair(a, b)
     _check_scalars(alpha, beta, C)
     c = wrap(C, "C") if beta != 0 else None
+    return _product(alpha, a, b, beta, c, None, Wishes(precision, kernel, device, blocks, plan), out, client)
+
+
+def gram(
+    A: Any,
+    *,
+    alpha: complex = 1,
+    trans: bool = False,
+    hermitian: bool = True,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int] | None = None,
+    plan: Plan | str | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Any:
+    """Product of a matrix with its own transpose, ``alpha * A @ A.conj().T``: BLAS's SYRK and HERK.
+
+    Only the blocks on and below the diagonal are multiplied, which takes half of the operations; each block of A is
+    read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers
+    (conjugates, for complex numbers). C is symmetric, or Hermitian, to the bit.
+
+    Parameters
+    ----------
+    A : array-like of shape (*batch, m, k)
+        As in `matmul`.
+    alpha : scalar
+        Real, where C is Hermitian.
+    trans : bool
+        The product is ``A.conj().T @ A``, of shape (*batch, k, k).
+    hermitian : bool
+        Of complex numbers: use the conjugate transpose, as HERK does and as Gram matrices are defined; False: use the
+        transpose, as SYRK does. Real numbers have one product.
+    precision, kernel, device, plan, out, client
+        As in `matmul`; the plan is made by ``distmm.plan(A)``.
+    blocks : tuple of int, optional
+        Block edges along m and k, those of A, or of its transpose with `trans`; by default the chunks of a Dask array,
+        else chosen by the plan.
+
+    Returns
+    -------
+    dask.array.Array of shape (*batch, m, m), or `out`
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As in `matmul`; for a vector; for a complex alpha of a Hermitian product.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> X = np.arange(6.0).reshape(3, 2)
+    >>> distmm.gram(X, trans=True).compute()
+    array([[20., 26.],
+           [26., 35.]])
+    """
+    a, b, symmetry = _with_itself(A, trans, hermitian)
+    _check_scalars(alpha, 0, None)
+    if symmetry == "hermitian" and alpha.imag:
+        raise InputError(
+            f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
+        )
+    wishes = Wishes(precision, kernel, device, _square(blocks), plan)
+    return _product(alpha, a, b, 0, None, symmetry, wishes, out, client)
+
+
+def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
+    """Return both operands of a symmetric product, and what it is."""
+    a = wrap(A, "A", trans)
+    if len(a.shape) < 2:
+        raise InputError(f"A has shape {a.shape}: the product with its own transpose is that of a matrix")
+    return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
+
+
+def _square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Block edges (m, k, m) of a symmetric product."""
+    if blocks is not None and len(blocks) != 2:
+        raise InputError(f"blocks {blocks}: give two positive edges, those of m and k")
+    return None if blocks is None else (blocks[0], blocks[1], blocks[0])
+
+
+def _product(
+    alpha: complex,
+    a: Operand,
+    b: Operand,
+    beta: complex,
+    c: Operand | None,
+    symmetry: Symmetry | None,
+    wishes: Wishes,
+    out: Any,
+    client: Client | None,
+) -> Any:
+    """Plan a product, and return it, or `out`."""
     vector_a, vector_b = len(a.shape) == 1, len(b.shape) == 1
+    given = tuple(None if x is None else x.source for x in (a, b, c))
     a, b = as_matrix(a, 0), as_matrix(b, 1)
     dtype = _result_type(alpha, beta, a, b, c)
-    problem = _problem(a, b, dtype)
+    problem = _problem(a, b, dtype, symmetry)
+    if out is not None:
+        into.check_out(out, _without_vectors(problem.shape, vector_a, vector_b), dtype, a.kind, given)
+    written = out is not None and not isinstance(out, da.Array)
     client = client or cluster.current_client()
-    if plan is None or isinstance(plan, str):
-        plan = _plan(problem, a, b, client, device, blocks, precision, kernel, plan, out)
-        if client is not None:
-            plan.validate()
-    elif plan.problem != problem:
-        raise InputError(
-            f"the plan is for {plan.problem}, the operands are {problem}: make a new plan with distmm.plan(A, B)"
-        )
+    plan = plan_for(problem, a, b, wishes, client, written, _chunks_of(out, vector_a, vector_b))
     if client is not None:
+        if plan is not wishes.plan:
+            plan.validate()
         cluster.install(client)
         telemetry.install(client)
-    to = None
-    if out is not None:
-        into.check_out(out, _without_vectors(problem.shape, vector_a, vector_b), dtype, (A, B, C))
-        to = into.target(out, client)
+    to = into.target(out, client) if written else None
 
     on, blocking = plan.cluster.device, plan.blocking
     choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
     kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
-    epilogue = Epilogue(dtype, kind, alpha, beta)
+    epilogue = Epilogue(dtype, kind, alpha, beta, conjugate=symmetry == "hermitian" and a.transposed)
     chunks = (*blocking.batch, blocking.m, blocking.n)
     c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
     meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=dtype)
@@ -167,10 +258,12 @@ def gemm(
         """Return C, or, with only the blocks of one wave in its graph, a C of which just those can be computed."""
         nonlocal name
         # Operands that are read have new names each time: a wave does not keep the blocks that the next one reads.
-        a_blocks = a.blocked((*_batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
-        b_blocks = b.blocked((*_batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
+        a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
+        b_blocks = None
+        if symmetry is None:
+            b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
         if name is None:
-            names = a_blocks.name, b_blocks.name, None if c_blocks is None else c_blocks.name
+            names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
             name = f"distmm-matmul-{tokenize(names, problem, plan.shape, choice, epilogue)}"
         layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
         c = da.Array(layers, name, chunks, meta=meta)
@@ -179,11 +272,25 @@ def gemm(
 
     if out is None:
         return product()
+    if not written:
+        return into.become(out, product())
     if client is None or vector_a or vector_b or len(plan.waves) == 1:
-        into.store([(product(), None)], out, to, client)
+        into.store([(product(), [None])], out, to, client)
     else:
-        into.store(((product(wave), blocking.region(wave)) for wave in plan.waves), out, to, client)
+        into.store(((product(wave), blocking.regions(wave)) for wave in plan.waves), out, to, client)
     return out
+
+
+def _chunks_of(out: Any, vector_a: bool, vector_b: bool) -> Chunks | None:
+    """Chunks of a Dask array as those of C, which has the dimensions that vectors lack."""
+    if not isinstance(out, da.Array):
+        return None
+    chunks = list(out.chunks)
+    if vector_b:
+        chunks.append((1,))
+    if vector_a:
+        chunks.insert(-1, (1,))
+    return tuple(chunks)
 
 
 def _without_vectors(shape: tuple[int, ...], vector_a: bool, vector_b: bool) -> tuple[int, ...]:
@@ -194,30 +301,39 @@ def _without_vectors(shape: tuple[int, ...], vector_a: bool, vector_b: bool) -> 
 
 def plan(
     A: Any,
-    B: Any,
+    B: Any = None,
     *,
     transa: bool = False,
     transb: bool = False,
+    hermitian: bool = True,
     precision: str = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
-    blocks: tuple[int, int, int] | None = None,
+    blocks: tuple[int, ...] | None = None,
     plan: str | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Plan:
     """Plan the product of two operands without doing it: blocks, owners, memory, bytes moved and time.
 
-    Parameters are those of `matmul` and `gemm`; with anything as `out`, C is planned to be written as it is made, and
-    not to stay in the workers' memory. `Plan.rows` is the plan as a table, in notebooks with a picture; `str` is one
-    line that `matmul` takes back as its `plan`; `Plan.validate` refuses what cannot fit.
+    Parameters are those of `matmul` and `gemm`; with an array that is written to as `out`, C is planned to be written
+    as it is made, and not to stay in the workers' memory. Without B it is the plan of ``distmm.gram(A)``, whose `trans`
+    is `transa` here. `Plan.rows` is the plan as a table, in notebooks with a picture; `str` is one line that `matmul`
+    takes back as its `plan`; `Plan.validate` refuses what cannot fit.
     """
-    a, b = wrap(A, "A", transa), wrap(B, "B", transb)
-    check_pair(a, b)
+    symmetry: Symmetry | None = None
+    if B is None:
+        a, b, symmetry = _with_itself(A, transa, hermitian)
+        blocks = _square(blocks)
+    else:
+        a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+        check_pair(a, b)
+    c_chunks = _chunks_of(out, len(a.shape) == 1, len(b.shape) == 1)
     a, b = as_matrix(a, 0), as_matrix(b, 1)
     client = client or cluster.current_client()
-    problem = _problem(a, b, _result_type(1, 0, a, b, None))
-    return _plan(problem, a, b, client, device, blocks, precision, kernel, plan, out)
+    problem = _problem(a, b, _result_type(1, 0, a, b, None), symmetry)
+    written = out is not None and c_chunks is None
+    return plan_for(problem, a, b, Wishes(precision, kernel, device, blocks, plan), client, written, c_chunks)
 
 
 def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
@@ -234,93 +350,8 @@ def _result_type(alpha: complex, beta: complex, a: Operand, b: Operand, c: Opera
     return np.result_type(a.dtype, b.dtype, *([c.dtype] if c is not None else []), *scalars)
 
 
-def _problem(a: Operand, b: Operand, dtype: np.dtype) -> Problem:
-    return Problem(a.shape[-2], a.shape[-1], b.shape[-1], dtype, a.shape[:-2], b.shape[:-2])
-
-
-def _plan(
-    problem: Problem,
-    a: Operand,
-    b: Operand,
-    client: Client | None,
-    device: cluster.Device,
-    blocks: tuple[int, int, int] | None,
-    precision: str,
-    kernel: str | None,
-    text: str | None,
-    out: Any,
-) -> Plan:
-    on_gpu = a.kind == "cupy"
-    if on_gpu and device == "cpu":
-        raise InputError(
-            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
-        )
-    spec = cluster.describe(
-        client, problem.dtype, "gpu" if on_gpu else device, any_gpu=on_gpu, kernel=kernel, precision=precision
-    )
-    if spec.device == "cuda" and (a.pageable or b.pageable):
-        spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
-    blocking = users_blocking(problem, a, b) if blocks is None else None
-    cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-    multiples = storage_multiples(a, b)
-    return make_plan(
-        problem,
-        spec,
-        blocking=blocking,
-        edges=blocks,
-        multiples=multiples,
-        precision=precision,
-        kernel=kernel,
-        text=text,
-        result="out" if out is not None else "host" if spec.device == "cuda" and a.kind == "numpy" else "workers",
-        operands=(_residence(a, cuts[0]), _residence(b, cuts[1])),
-    )
-
-
-def _residence(operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Residence:
-    """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last."""
-    if operand.chunks is not None and cuts != operand.chunks[-2:]:
-        return "whole"
-    return "resident" if operand.resident else "streamed"
-
-
-def users_blocking(problem: Problem, a: Operand, b: Operand) -> Blocking | None:
-    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
-
-    An operand without chunks is cut like the other: at its edges along k, at multiples of its largest edge elsewhere.
-    """
-    given = a.chunks or b.chunks
-    if given is None:
-        return None
-    edge = max(1, *given[-2], *given[-1])
-    a_chunks = a.chunks or (*((n,) for n in problem.a_batch), even_edges(problem.m, edge), given[-2])
-    b_chunks = b.chunks or (*((n,) for n in problem.b_batch), given[-1], even_edges(problem.n, edge))
-    k = a_chunks[-1] if problem.m >= problem.n else b_chunks[-2]
-    return Blocking(a_chunks[-2], k, b_chunks[-1], _merged_batch(problem, a_chunks[:-2], b_chunks[:-2]))
-
-
-def _merged_batch(
-    problem: Problem, a: tuple[tuple[int, ...], ...], b: tuple[tuple[int, ...], ...]
-) -> tuple[tuple[int, ...], ...]:
-    """Batch chunks of C: A's where A has the dimension, else B's."""
-    ndim = len(problem.batch)
-    pad_a, pad_b = ((1,),) * (ndim - len(a)) + a, ((1,),) * (ndim - len(b)) + b
-    return tuple(x if sum(x) == n else y for x, y, n in zip(pad_a, pad_b, problem.batch, strict=True))
-
-
-def _batch_chunks(operand: Operand, blocking: Blocking) -> tuple[tuple[int, ...], ...]:
-    own = operand.shape[:-2]
-    return tuple(
-        edges if sum(edges) == n else (n,)
-        for n, edges in zip(own, blocking.batch[len(blocking.batch) - len(own) :], strict=True)
-    )
-
-
-def storage_multiples(a: Operand, b: Operand) -> tuple[int, int, int]:
-    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile."""
-    m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
-    k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)
-    return m, max(k_a, k_b), n
+def _problem(a: Operand, b: Operand, dtype: np.dtype, symmetry: Symmetry | None) -> Problem:
+    return Problem(a.shape[-2], a.shape[-1], b.shape[-1], dtype, a.shape[:-2], b.shape[:-2], symmetry)
 
 
 def _added(

@@ -18,6 +18,13 @@ __all__ = ["Shape", "cut", "free", "given", "parse"]
 CHAINS = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 
+# Of a symmetric product, whose busiest workers have n (n + 1) / 2 blocks of C of n^2 / 2: what they have too many falls
+# with n.
+TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
+
+# Blocks of C down a wave of a symmetric product, at most: more have more tasks than a scheduler can serve.
+TRIANGLE_ROWS = 256
+
 # Waves down and across that are tried, each where the ones before need more memory than there is.
 WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (8, 8), (16, 16), (32, 32))
 
@@ -63,6 +70,10 @@ def parse(text: str, problem: Problem) -> Shape:
             "task, waves, lookahead; all at least 1"
         )
     cuts = {1: (1, *(waves * 2)), 2: (1, *waves), 3: tuple(waves)}[len(waves)]
+    if problem.symmetry is not None and cuts[1] != cuts[2]:
+        raise InputError(
+            f"plan {text!r}: waves of a symmetric product are as many down as across, not w{cuts[1]}x{cuts[2]}"
+        )
     blocking = cut(problem, edges)
     return Shape(replace(blocking, panels=panels[0]), Grid(*grid), (cuts[0], cuts[1], cuts[2]), lookahead[0])
 
@@ -72,17 +83,23 @@ def cut(problem: Problem, edges: tuple[int, ...] | list[int]) -> Blocking:
     *batch, m, k, n = edges
     batch = batch or [max(1, size) for size in problem.batch]
     cuts = (even_edges(size, edge) for size, edge in zip(problem.batch, batch, strict=True))
-    return Blocking(even_edges(problem.m, m), even_edges(problem.k, k), even_edges(problem.n, n), tuple(cuts))
+    across, triangle = even_edges(problem.n, n), problem.symmetry is not None
+    return Blocking(even_edges(problem.m, m), even_edges(problem.k, k), across, tuple(cuts), triangle=triangle)
 
 
 def waves(problem: Problem, cluster: ClusterSpec, result: str) -> Iterator[tuple[int, int]]:
     """Numbers of waves down and across, ascending; where C cannot fit at all, one wave, to say what is missing."""
-    elements = math.prod(problem.shape) / cluster.workers
+    triangle = problem.symmetry is not None
+    elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers
     accumulators = elements * accumulator_dtype(problem.dtype).itemsize
     kept = elements * problem.dtype.itemsize if result == "workers" else 0
-    fitting = [
-        w for w in WAVES if w == (1, 1) or accumulators / math.prod(w) + kept * (1 - 1 / math.prod(w)) < cluster.memory
-    ]
+
+    def fits(cuts: tuple[int, int]) -> bool:
+        share = (2 if triangle else 1) / math.prod(cuts)  # of C, in the largest wave: a square below the diagonal
+        return accumulators * share + kept * (1 - share) < cluster.memory
+
+    tried = [w for w in WAVES if w[0] == w[1] or not triangle]
+    fitting = [w for w in tried if w == (1, 1) or fits(w)]
     skipped = accumulators >= cluster.memory and len(fitting) > 1
     return iter(fitting[skipped:])
 
@@ -90,7 +107,8 @@ def waves(problem: Problem, cluster: ClusterSpec, result: str) -> Iterator[tuple
 def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Shape]:
     """Ways to work on blocks that are given: the grid, the panels a task and the lookahead are free."""
     count = len(blocking.k)
-    seconds = problem.flops / cluster.rate / max(1, blocking.c_blocks * count)
+    products = blocking.whole.c_blocks * count
+    seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, products)
     enough = math.ceil(shortest_task(cluster.workers) / max(seconds, 1e-9))
     for grid in Grid.all_of(cluster.workers):
         # As many panels as the grid is wide come from as many homes: with fewer, one home sends to all others.
@@ -107,15 +125,17 @@ def free(
     """Ways to cut a product into blocks of one size, at multiples of the kernel's tile or of a file's chunks."""
     seen = set()
     whole = (problem.m, problem.k, problem.n)
+    triangle = problem.symmetry is not None
     for grid in _grids(problem, cluster.workers):
         wide = max(grid.rows, grid.columns)
-        for down, across in ((0, 0), *CHAINS):  # 0: one block of C, for products that are not worth spreading
+        chains = [c for c in TRIANGLE_CHAINS if c[0] * wide <= TRIANGLE_ROWS] if triangle else CHAINS
+        for down, across in ((0, 0), *chains):  # 0: one block of C, for products that are not worth spreading
             for steps in STEPS:
                 for panels in {1, min(wide, 64)}:
                     counts = (
-                        down * grid.rows * waves[0] or 1,
+                        down * (wide if triangle else grid.rows) * waves[0] or 1,
                         steps * panels * grid.layers,
-                        across * grid.columns * waves[1] or 1,
+                        across * (wide if triangle else grid.columns) * waves[1] or 1,
                     )
                     edges = [
                         max(1, min(size, math.ceil(math.ceil(size / count) / multiple) * multiple))
@@ -134,7 +154,7 @@ def _grids(problem: Problem, workers: int) -> Iterator[Grid]:
     def between(grid: Grid) -> int:
         return problem.m * (grid.columns - 1) + problem.n * (grid.rows - 1)
 
-    share = problem.m * problem.n * math.prod(problem.batch) / workers
+    share = math.prod(problem.shape) / (1 if problem.symmetry is None else 2) / workers
     layers = 1
     while layers <= workers and (layers == 1 or share * layers < 4 * SMALLEST_SHARE):
         yield from sorted(Grid.all_of(workers, layers), key=between)[:2]

@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
-from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype, operand_batch
+from distmm.geometry import Wave, accumulator_dtype
+from distmm.layout import Layout
 
-__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "Layout", "Residence", "shortest_task"]
+__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "Residence", "cost", "shortest_task"]
 
 # Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
 LOOKAHEAD = 2
@@ -41,8 +41,6 @@ RELEASE_SECONDS = 25e-3
 # Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
 # others need too, in the workers' memory from its making to its last use.
 Residence = Literal["resident", "streamed", "whole"]
-
-Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
@@ -91,97 +89,6 @@ def shortest_task(workers: int) -> float:
 
 
 @dataclass(frozen=True)
-class Layout:
-    """Where blocks are and go: bytes by rank, for a blocking on a grid.
-
-    Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough.
-    """
-
-    problem: Problem
-    blocking: Blocking
-    grid: Grid
-
-    @cached_property
-    def parts(self) -> tuple[tuple[range, ...], ...]:
-        """Panels of each step, for each layer."""
-        return self.blocking.parts(self.grid.layers)
-
-    def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
-        """Bytes of the blocks of C of a wave that each rank owns, on the first `layers` layers."""
-        owned = np.zeros(self.grid.size, np.int64)
-        area = np.outer(*self._sums(wave)).ravel()
-        cells = np.arange(area.size)
-        for batch in self._batches(wave):
-            size = self._matrices(batch, self.problem.batch) * itemsize
-            for layer in range(layers):
-                owned[(cells + layer * area.size + sum(batch)) % self.grid.size] += area * size
-        return owned
-
-    def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> tuple[Ints, Ints, tuple[Ints, Ints]]:
-        """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.
-
-        A block comes from its home once to each rank that needs it.
-        """
-        received, sent, homes = (np.zeros(self.grid.size, np.int64) for _ in range(3))
-        home_b = np.zeros(self.grid.size, np.int64)
-        rows, columns, item = self.grid.rows, self.grid.columns, self.problem.dtype.itemsize
-        heights, widths = self._sums(wave)
-        down, across = np.arange(rows) * columns, np.arange(columns)
-        for layer, part in enumerate(self.parts):
-            chosen = part[steps]
-            panels = np.arange(chosen[0].start, chosen[-1].stop)
-            depth = self._depths[panels]
-            by_column = np.bincount(panels % columns, depth, columns).astype(np.int64)
-            by_row = np.bincount(panels % rows, depth, rows).astype(np.int64)
-            for own, edges, lines, along, used, at_home, total in (
-                (self.problem.a_batch, heights, down, across, np.count_nonzero(widths), by_column, homes),
-                (self.problem.b_batch, widths, across, down, np.count_nonzero(heights), by_row, home_b),
-            ):
-                for at, shifts in self._users(wave, own).items():
-                    needs = np.zeros(self.grid.size, bool)  # by rank: needs the blocks of line 0
-                    for shift in shifts:
-                        needs[(along[:used] + shift + layer * rows * columns) % self.grid.size] = True
-                    home = (along + sum(at) + layer * rows * columns) % self.grid.size
-                    size = edges * self._matrices(next(iter(shifts.values())), own) * item
-                    there = (home[None] + lines[:, None]) % self.grid.size
-                    users = (np.flatnonzero(needs)[None] + lines[:, None]) % self.grid.size
-                    np.add.at(received, users, (size * depth.sum())[:, None])
-                    received[there] -= np.outer(size, at_home * needs[home])
-                    sent[there] += np.outer(size, at_home * (np.count_nonzero(needs) - needs[home]))
-                    total[there] += np.outer(size, at_home)
-        return received, sent, (homes, home_b)
-
-    @cached_property
-    def _depths(self) -> Ints:
-        return np.array(self.blocking.k, np.int64)
-
-    def _sums(self, wave: Wave) -> tuple[Ints, Ints]:
-        """Rows of a wave's blocks on each row of the grid, and columns on each column."""
-        rows, columns = self.grid.rows, self.grid.columns
-        heights, widths = (
-            np.bincount(np.arange(at.start, at.stop) % count, edges[at.start : at.stop], count).astype(np.int64)
-            for at, edges, count in ((wave.rows, self.blocking.m, rows), (wave.columns, self.blocking.n, columns))
-        )
-        return heights, widths
-
-    def _batches(self, wave: Wave) -> list[tuple[int, ...]]:
-        return list(self.blocking.batches())[wave.batches.start : wave.batches.stop]
-
-    def _users(self, wave: Wave, own: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
-        """By batch block of an operand: the shifts of the ranks that use it, and a batch block of C with each."""
-        users: defaultdict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
-        for batch in self._batches(wave):
-            users[operand_batch(batch, own)][sum(batch) % self.grid.size] = batch
-        return users
-
-    def _matrices(self, index: tuple[int, ...], own: tuple[int, ...]) -> int:
-        """Matrices in an operand's batch block: C's, along the dimensions that it has and does not broadcast."""
-        offset = len(index) - len(own)
-        edges = self.blocking.batch
-        return math.prod(edges[offset + d][index[offset + d]] for d, length in enumerate(own) if length != 1)
-
-
-@dataclass(frozen=True)
 class Cost:
     """Predicted cost of one product; bytes and seconds.
 
@@ -192,14 +99,15 @@ class Cost:
         and of the partial blocks of C where k is split.
     bytes_bound : int
         The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
-        elements, and ``mn (layers - 1)`` accumulators.
+        elements, and ``mn (layers - 1)`` accumulators. Of a symmetric product half of the latter; its first and last
+        blocks have fewer users, so that it stays below.
     peak_bytes : int
         Largest sum of blocks on one worker: its blocks of C, those being written or not yet freed, its own blocks of A
         and B as far as they are there, and copies from other workers for as many steps as the lookahead.
     peak_host_bytes : int
         On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
     tasks : int
-        Product tasks in the graph.
+        Product tasks in the graph; those that mirror blocks of a symmetric product are not counted here.
     seconds : float
         The largest of arithmetic, transfers, loading and scheduling, and what nothing hides; `bound_by` names it.
     """
@@ -227,7 +135,6 @@ def cost(
     ----------
     layout : Layout
     waves : tuple of Wave
-        The first one is the largest.
     cluster : ClusterSpec
     operands : pair of {"resident", "streamed", "whole"}
         Where A and B are.
@@ -242,26 +149,30 @@ def cost(
     layers, steps = len(layout.parts), max(map(len, layout.parts))
     batch_edges = math.prod(map(max, blocking.batch))
     m, k, n = blocking.largest
-    first = waves[0]
+    largest = max(waves, key=lambda wave: wave.c_blocks)  # the first of them
 
     # Memory: the fullest window of the largest wave.
     block = m * n * batch_edges
-    received, _, homes = layout.operand_bytes(first, slice(0, lookahead))
-    held = layout.c_bytes(first, accumulator, layers) + received
-    wholes = layout.operand_bytes(first)[2] if "whole" in operands or cluster.prepared else homes
-    held += (received * cluster.prepared).astype(np.int64)
+    received, _, homes, both = layout.operand_bytes(largest, slice(0, lookahead))
+    held = layout.c_bytes(largest, accumulator, layers) + layout.mirror_bytes(largest, item) + received
+    every = layout.operand_bytes(largest) if "whole" in operands or cluster.prepared else None
+    wholes = homes if every is None else every.homes
+    if every is not None and "streamed" not in operands:
+        both = every.both
+    held += ((received + both) * cluster.prepared).astype(np.int64)
     for where, at_home, whole in zip(operands, homes, wholes, strict=True):
         if where != "resident":
             held += at_home if where == "streamed" else whole
         held += ((at_home if where == "streamed" else whole) * cluster.prepared).astype(np.int64)
     if result == "out" and len(waves) > 1:  # finished blocks of a wave are being written while the next one begins
-        held += layout.c_bytes(first, item, 1)
+        held += layout.c_bytes(largest, item, 1)
     if result == "workers" and len(waves) > 1:
-        held += np.sum([layout.c_bytes(wave, item, 1) for wave in waves[1:]], axis=0)
-    busiest = math.ceil(blocking.c_blocks / (grid.rows * grid.columns))
-    tasks = blocking.tasks(grid.layers)
+        others = [wave for wave in waves if wave is not largest]
+        held += np.sum([layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item) for wave in others], axis=0)
+    busiest = layout.busiest
+    tasks, mirrors = blocking.tasks(grid.layers), sum(map(blocking.mirrored, waves))
     # The D that a task has continued is freed by way of the scheduler: meanwhile short tasks write others.
-    task_seconds = problem.flops / cluster.rate / max(1, tasks)
+    task_seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, tasks)
     freed_late = math.ceil(RELEASE_SECONDS / max(task_seconds, 1e-9)) if steps > 1 else 0
     writing = min(cluster.threads + freed_late, max(1, busiest))
     host = np.zeros(grid.size, np.int64)
@@ -272,22 +183,22 @@ def cost(
         )
         host += max(on_the_way, default=0) * item * cluster.threads
         if result == "host":
-            host += np.sum([layout.c_bytes(wave, item, 1) for wave in waves], axis=0)
+            host += np.sum([layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item) for wave in waves], axis=0)
 
     # Time: a step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
     arithmetic = transfers = loading = 0.0
-    moved = (layers - 1) * math.prod(problem.shape) * accumulator
+    moved = summed = (layers - 1) * blocking.c_elements * accumulator
     depth = max(sum(blocking.k[p] for step in part for p in step) for part in layout.parts)
-    per_element = problem.flops / max(1, math.prod(problem.shape)) / max(1, problem.k)
+    per_element = problem.element_flops / max(1, problem.k)
     ahead = max(1, min(steps, lookahead - 1))
-    shapes: defaultdict[tuple[int, int, int], list[Wave]] = defaultdict(list)
+    shapes: defaultdict[tuple[int, int, int, bool], list[Wave]] = defaultdict(list)
     for wave in waves:
-        shapes[len(wave.batches), len(wave.rows), len(wave.columns)].append(wave)
+        shapes[len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle].append(wave)
     for alike in shapes.values():
         arithmetic += len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element / cluster.rate
-        received, sent, _ = layout.operand_bytes(alike[0], slice(0, ahead))
+        received, sent, *_ = layout.operand_bytes(alike[0], slice(0, ahead))
         transfers += len(alike) * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
-        received, _, homes = layout.operand_bytes(alike[0])
+        received, _, homes, _ = layout.operand_bytes(alike[0])
         moved += len(alike) * int(received.sum())
         loaded = sum(x for x, where in zip(homes, operands, strict=True) if where != "resident")
         loading += len(alike) * float(np.max(loaded)) / cluster.load
@@ -298,12 +209,13 @@ def cost(
         "arithmetic": arithmetic,
         "transfers": transfers,
         "loading": loading,
-        "scheduler": tasks * SCHEDULER_SECONDS,
+        "scheduler": (tasks + mirrors) * SCHEDULER_SECONDS,
     }
     bound_by = max(seconds, key=lambda name: seconds[name])
-    loads = (len(blocking.m) + len(blocking.n)) * len(blocking.k) * math.prod(map(len, blocking.batch))
+    lines = len(blocking.m) + (0 if problem.symmetry else len(blocking.n))
+    loads = lines * len(blocking.k) * math.prod(map(len, blocking.batch))
     exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
-    exposed += (tasks + loads) / len(waves) * INSERT_SECONDS
+    exposed += (tasks + mirrors + loads) / len(waves) * INSERT_SECONDS
     if cluster.device == "cuda":  # nothing hides the loads of the first step, nor the way of the last block to the host
         exposed += loading / steps / len(waves)
         exposed += block * item / cluster.load if result != "workers" else 0.0
@@ -311,8 +223,7 @@ def cost(
     b_items = problem.k * problem.n * math.prod(problem.b_batch)
     return Cost(
         bytes_moved=moved,
-        bytes_bound=(a_items * (grid.columns - 1) + b_items * (grid.rows - 1)) * item
-        + (layers - 1) * math.prod(problem.shape) * accumulator,
+        bytes_bound=(a_items * (grid.columns - 1) + b_items * (grid.rows - 1)) * item + summed,
         peak_bytes=int(held.max()) + writing * block * accumulator,
         peak_host_bytes=int(host.max()),
         tasks=tasks,

@@ -4,6 +4,9 @@ A product ``C = A @ B`` with A ``(*batch, m, k)`` and B ``(*batch, k, n)`` is cu
 and ``C[i, j]``. A *panel* is one p: a column of A blocks and the row of B blocks that meet it. A *step* is one task
 of the chain that makes ``C[i, j]``; it takes one or several consecutive panels. Everything here is immutable and
 pure: integers in, tuples out.
+
+A symmetric product, ``A @ A.T`` or ``A @ A.conj().T``, has chains for the blocks of its lower triangle only, the
+diagonal included: ``i >= j``. The others are transposes of those.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, islice, product
+from typing import Literal
 
 import ml_dtypes
 import numpy as np
@@ -23,6 +27,7 @@ __all__ = [
     "Blocking",
     "Grid",
     "Problem",
+    "Symmetry",
     "Wave",
     "accumulator_dtype",
     "even_edges",
@@ -30,6 +35,9 @@ __all__ = [
     "ranges",
     "slices",
 ]
+
+# What C is as the product of A with its own transpose (BLAS: SYRK), or with its conjugate transpose (HERK).
+Symmetry = Literal["symmetric", "hermitian"]
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
@@ -83,6 +91,7 @@ class Problem:
     """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
 
     `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
+    With a `symmetry`, B is the (conjugate) transpose of A, and no operand of its own.
     """
 
     m: int
@@ -91,10 +100,13 @@ class Problem:
     dtype: np.dtype
     a_batch: tuple[int, ...] = ()
     b_batch: tuple[int, ...] = ()
+    symmetry: Symmetry | None = None
 
     def __post_init__(self) -> None:
         accumulator_dtype(self.dtype)  # raises for a type that has no product
         self.batch  # noqa: B018  raises where the batch dimensions do not broadcast
+        if self.symmetry is not None and (self.m, self.a_batch) != (self.n, self.b_batch):
+            raise InputError(f"a {self.symmetry} product is square: it cannot be {self.m} x {self.n}")
 
     @cached_property
     def batch(self) -> tuple[int, ...]:
@@ -105,9 +117,15 @@ class Problem:
             raise InputError(f"batch dimensions {self.a_batch} of A and {self.b_batch} of B do not broadcast") from None
 
     @property
+    def element_flops(self) -> int:
+        """Floating-point (or integer) operations of one element of C: 2k, four times as many for complex numbers."""
+        return 2 * self.k * (4 if self.dtype.kind == "c" else 1)
+
+    @property
     def flops(self) -> int:
-        """Floating-point (or integer) operations: 2mkn a product, four times as many for complex numbers."""
-        return 2 * self.m * self.k * self.n * math.prod(self.batch) * (4 if self.dtype.kind == "c" else 1)
+        """Operations of the product: those of all elements of C, or of one triangle of a symmetric one."""
+        elements = self.m * self.n if self.symmetry is None else self.m * (self.m + 1) // 2
+        return elements * math.prod(self.batch) * self.element_flops
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -168,30 +186,43 @@ class Wave:
         Of the batch blocks, counted in row-major order.
     rows, columns : range
         Of the blocks of C.
+    triangle : bool
+        Only the blocks with ``i >= j``; rows and columns are the same.
     """
 
     index: int
     batches: range
     rows: range
     columns: range
+    triangle: bool = False
 
     @property
     def c_blocks(self) -> int:
-        """Number of blocks of C."""
-        return len(self.batches) * len(self.rows) * len(self.columns)
+        """Number of blocks of C that are multiplied."""
+        rows, columns = len(self.rows), len(self.columns)
+        return len(self.batches) * (rows * (rows + 1) // 2 if self.triangle else rows * columns)
 
 
 @dataclass(frozen=True)
 class Blocking:
-    """Block edges of a product along m, k and n and along each batch dimension, and how many panels one task takes."""
+    """Block edges of a product along m, k and n and along each batch dimension, and how many panels one task takes.
+
+    With `triangle`, only the blocks of C with ``i >= j`` are multiplied.
+    """
 
     m: tuple[int, ...]
     k: tuple[int, ...]
     n: tuple[int, ...]
     batch: tuple[tuple[int, ...], ...] = field(default=())
     panels: int = 1
+    triangle: bool = False
 
     def __post_init__(self) -> None:
+        if self.triangle and self.m != self.n:
+            raise InputError(
+                f"blocks of {max(self.m)} x {max(self.n)}: a symmetric product is cut alike along m and n, so that "
+                "each block has its mirror image"
+            )
         if self.panels < 1:
             raise InputError(f"a task takes at least one panel, not {self.panels}")
 
@@ -199,6 +230,18 @@ class Blocking:
     def c_blocks(self) -> int:
         """Number of blocks of C."""
         return len(self.m) * len(self.n) * math.prod(len(edges) for edges in self.batch)
+
+    @property
+    def whole(self) -> Wave:
+        """All of C as one wave."""
+        return self.waves((1, 1, 1), (1, 1))[0]
+
+    @property
+    def c_elements(self) -> int:
+        """Number of elements of the blocks of C that are multiplied."""
+        m, n = sum(self.m), sum(self.n)
+        area = (m * m + sum(edge * edge for edge in self.m)) // 2 if self.triangle else m * n
+        return area * math.prod(map(sum, self.batch))
 
     def parts(self, layers: int = 1) -> tuple[tuple[range, ...], ...]:
         """Panels of each step of a chain, in ascending k, for each of at most `layers` parts of k."""
@@ -210,10 +253,19 @@ class Blocking:
         """Panels of each step of the longest chain, in ascending k, where k is not split."""
         return self.parts()[0]
 
-    def tasks(self, layers: int = 1) -> int:
-        """Count the product tasks: the steps of all chains, and the sums of partial blocks of C."""
+    def chain_tasks(self, layers: int = 1) -> int:
+        """Count the product tasks of one block of C: its steps, and the sums of its partial blocks."""
         parts = self.parts(layers)
-        return self.c_blocks * (sum(map(len, parts)) + len(parts) - 1)
+        return sum(map(len, parts)) + len(parts) - 1
+
+    def tasks(self, layers: int = 1) -> int:
+        """Count the product tasks of all chains."""
+        return self.whole.c_blocks * self.chain_tasks(layers)
+
+    def mirrored(self, wave: Wave) -> int:
+        """Count the blocks of C that are transposes of a wave's blocks."""
+        diagonal = len(wave.batches) * len(wave.rows) if wave.triangle else 0
+        return wave.c_blocks - diagonal if self.triangle else 0
 
     @property
     def largest(self) -> tuple[int, int, int]:
@@ -228,11 +280,22 @@ class Blocking:
         """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
 
         Row-major: the rows of A that a wave has read are those of the next one too. Batches are cut along their first
-        dimension.
+        dimension. A triangle is cut alike along both: into triangles on the diagonal, and rectangles below it.
         """
         batches = ranges(math.prod(map(len, self.batch)), parts[0], math.prod(map(len, self.batch[1:])))
+        if self.triangle:
+            cuts = ranges(len(self.m), max(parts[1:]), math.lcm(*multiple))
+            below = [(rows, columns) for at, rows in enumerate(cuts) for columns in cuts[: at + 1]]
+            every = ((b, rows, columns, rows == columns) for b, (rows, columns) in product(batches, below))
+            return tuple(Wave(index, *cut) for index, cut in enumerate(every))
         rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
         return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
+
+    def regions(self, wave: Wave) -> tuple[tuple[slice, ...], ...]:
+        """Where the blocks of a wave are in C, and their mirror images where those are elsewhere."""
+        there = self.region(wave)
+        *batch, rows, columns = there
+        return (there, (*batch, columns, rows)) if self.triangle and not wave.triangle else (there,)
 
     def region(self, wave: Wave) -> tuple[slice, ...]:
         """Where the blocks of a wave are in C."""
@@ -244,10 +307,10 @@ class Blocking:
         return tuple(slice(cut[at.start].start, cut[at.stop - 1].stop) for cut, at in zip(cuts, blocks, strict=True))
 
     def c_indices(self, wave: Wave | None = None) -> Iterator[tuple[tuple[int, ...], int, int]]:
-        """Every block of C, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""
-        (wave,) = self.waves((1, 1, 1), (1, 1)) if wave is None else (wave,)
+        """Every block of C that is multiplied, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""
+        wave = self.whole if wave is None else wave
         batches = islice(self.batches(), wave.batches.start, wave.batches.stop)
-        return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns)
+        return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns if i >= j or not wave.triangle)
 
 
 def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from distmm.errors import InputError
 from distmm.geometry import accumulator_dtype
 from distmm.host import lend, segments
 
-__all__ = ["Operand", "as_matrix", "check_pair", "wrap"]
+__all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     meta = source._meta if isinstance(source, da.Array) else source
     if transposed and len(source.shape) < 2:
         raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed")
-    return Operand(source, name, _kind(meta, name, isinstance(source, da.Array)), transposed)
+    return Operand(source, name, kind_of(meta, name, isinstance(source, da.Array)), transposed)
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:
@@ -207,7 +207,8 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
     return Operand(source[None, :] if axis == 0 else source[:, None], operand.name, operand.kind)
 
 
-def _kind(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
+def kind_of(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
+    """Tell NumPy from CuPy, by an array or by what `chunked` arrays have for one; refuse other blocks."""
     package = type(meta).__module__.partition(".")[0]
     if package == "cupy":
         return "cupy"

@@ -34,7 +34,7 @@ def svg(blocking: Blocking, grid: Grid) -> str:
     parts = [
         _matrix("A", blocking.m, blocking.k, (0, top), scale, grid),
         _matrix("B", blocking.k, blocking.n, (left, 0), scale, grid),
-        _matrix("C", blocking.m, blocking.n, (left, top), scale, grid),
+        _matrix("C", blocking.m, blocking.n, (left, top), scale, grid, blocking.triangle),
     ]
     width, height = left + n * scale + 2, top + m * scale + 2
     return (
@@ -45,22 +45,34 @@ def svg(blocking: Blocking, grid: Grid) -> str:
 
 
 def _matrix(
-    name: str, down: tuple[int, ...], across: tuple[int, ...], at: tuple[float, float], scale: float, grid: Grid
+    name: str,
+    down: tuple[int, ...],
+    across: tuple[int, ...],
+    at: tuple[float, float],
+    scale: float,
+    grid: Grid,
+    triangle: bool = False,
 ) -> str:
-    """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room."""
+    """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room.
+
+    Of a `triangle`, mirror images are pale, in the colour of the worker that has them beside their source.
+    """
     shapes = []
     rows, columns = _drawn(down), _drawn(across)
     y = at[1]
     for i, height in enumerate(rows):
         x = at[0]
         for j, width in enumerate(columns):
-            rank, w, h = grid.owner(i, j), width * scale, height * scale
+            image = triangle and i < j
+            source = (j, i) if image else (i, j)
+            rank, w, h = grid.owner(*source), width * scale, height * scale
+            title = f"{name}[{i}, {j}]: " + (f"C[{j}, {i}] transposed, " if image else "") + f"worker {rank}"
             border = " stroke='currentColor' stroke-opacity='.45'" if min(w, h) >= SMALLEST else ""
             shapes.append(
                 f"<rect x='{x:.1f}' y='{y:.1f}' width='{w:.1f}' height='{h:.1f}' fill='{_colour(rank, grid.size)}' "
-                f"fill-opacity='.55'{border}><title>{name}[{i}, {j}]: worker {rank}</title></rect>"
+                f"fill-opacity='{'.12' if image else '.55'}'{border}><title>{title}</title></rect>"
             )
-            if min(w, h) >= 5 * SMALLEST:
+            if min(w, h) >= 5 * SMALLEST and not image:
                 shapes.append(
                     f"<text x='{x + w / 2:.1f}' y='{y + h / 2 + 4:.1f}' font-size='11' text-anchor='middle' "
                     f"fill='currentColor'>{rank}</text>"

@@ -13,9 +13,10 @@ from typing import Literal
 
 from distmm import candidates, picture
 from distmm.candidates import Shape
-from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Layout, Residence, cost
+from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Residence, cost
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, Wave
+from distmm.layout import Layout
 
 __all__ = ["LOOKAHEAD", "PRECISIONS", "Plan", "make_plan"]
 
@@ -136,6 +137,11 @@ class Plan:
         layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
         steps = len(b.parts(grid.layers)[0])
         waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
+        what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
+        blocks = f"{b.c_blocks} blocks of C"
+        if p.symmetry is not None:
+            what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
+            blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"
         bits = (
             "those of one block"
             if self.keeps_bits
@@ -143,10 +149,10 @@ class Plan:
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
-            ("product", f"{p.m} x {p.k} times {p.k} x {p.n}{batch}, {p.dtype}, {p.flops:.3g} operations"),
+            ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
             ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
-            ("blocks", f"{m} x {k} x {n} (m x k x n), {b.c_blocks} blocks of C{waves}, {steps} steps each{chained}"),
+            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at the peak, {self.cluster.memory / 1e9:.3g} GB free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
@@ -169,7 +175,7 @@ def make_plan(
     cluster: ClusterSpec,
     *,
     blocking: Blocking | None = None,
-    edges: tuple[int, int, int] | None = None,
+    edges: tuple[int, ...] | None = None,
     text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
     precision: str = "highest",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distmm import gpu
+from distmm.geometry import Symmetry
 from distmm.host import Lent
 
 if TYPE_CHECKING:
@@ -22,12 +23,15 @@ if TYPE_CHECKING:
 
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["Epilogue", "KernelChoice", "load", "multiply", "probe", "warm"]
+__all__ = ["Epilogue", "KernelChoice", "load", "mirror", "multiply", "probe", "warm"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
 
 LARGE = 8192  # edge of the blocks of most products
+
+# Edge of the tiles on the diagonal whose upper half is chosen element by element, with a mask; the rest is copied.
+DIAGONAL_TILE = 256
 
 WARM = 512  # their depth where a kernel is only to be loaded; edge of what is sent to try the connections
 
@@ -46,12 +50,19 @@ class KernelChoice:
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What the last step of a chain does: ``alpha * D + beta * C0``, cast to `dtype`, as a NumPy or CuPy block."""
+    """What the last step of a chain does: ``alpha * D + beta * C0``, cast to `dtype`, as a NumPy or CuPy block.
+
+    Of symmetric products: with `conjugate`, the conjugate of that (``A.conj().T @ A`` is made of blocks of ``A.T``, and
+    is the conjugate of their Hermitian product); on the diagonal, where it has the product's `symmetry`, its upper half
+    becomes the mirror image of the lower one.
+    """
 
     dtype: np.dtype
     kind: Literal["numpy", "cupy"]
     alpha: complex = 1
     beta: complex = 0
+    conjugate: bool = False
+    symmetry: Symmetry | None = None
 
 
 @lru_cache(maxsize=256)
@@ -75,6 +86,7 @@ def multiply(
     b_blocks: list[Block],
     epilogue: Epilogue | None = None,
     c0: Block | None = None,
+    symmetry: Symmetry | None = None,
 ) -> Block:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
@@ -89,20 +101,30 @@ def multiply(
         Given at the last step.
     c0 : block ``(*batch, m, n)``, optional
         The user's C of ``beta * C``.
+    symmetry : {"symmetric", "hermitian"}, optional
+        Of a symmetric product: `b_blocks` are blocks ``(*batch, n, k_p)`` of A, whose (conjugate) transposes are B's.
     """
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
-    kernel = _kernel(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-1], batch)
+    kernel = _kernel(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
     pairs = list(zip(a_blocks, b_blocks, strict=True))
+
+    def prepare_b(block: Block, wait: bool = True) -> Any:
+        return kernel.prepare_b(_flipped(block, symmetry) if symmetry else block, wait=wait)
+
     if choice.device == "cpu":
-        return _step(kernel, c, [(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in pairs], epilogue, c0)
+        # NumPy multiplies a block with its own transpose by SYRK, with other bits than GEMM's, if both are in the same
+        # memory: where the block has to be copied first, one copy serves as both.
+        lefts = [kernel.prepare_a(a) for a, _ in pairs]
+        rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
+        return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0)
 
     def on_gpu() -> Block:
         with gpu.working("product"):
             operands = [
                 (
                     gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), partial(kernel.prepare_a, wait=False)),
-                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype), partial(kernel.prepare_b, wait=False)),
+                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype, symmetry), partial(prepare_b, wait=False)),
                 )
                 for a, b in pairs
             ]
@@ -120,9 +142,53 @@ def _step(
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)
     if epilogue is not None and epilogue.alpha == 1 and epilogue.beta == 0:
-        return kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False)
+        return _shaped(kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False), epilogue)
     d = kernel.multiply(a, b, c, wait=False)
-    return d if epilogue is None else kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+    if epilogue is None:
+        return d
+    return _shaped(kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype), epilogue)
+
+
+def _shaped(block: Block, epilogue: Epilogue) -> Block:
+    """Do to a new block, in its own memory, what an epilogue says of symmetric products."""
+    if epilogue.conjugate:
+        gpu.namespace(block).conjugate(block, out=block)
+    if epilogue.symmetry is not None:
+        # Real numbers as words of their size: no library need know how to choose between bfloat16 values.
+        _symmetrize(block if block.dtype.kind == "c" else block.view(f"u{block.itemsize}"), epilogue.symmetry)
+    return block
+
+
+def _flipped(block: Block, symmetry: Symmetry) -> Block:
+    """Return the transpose ``(*batch, n, m)`` of a block, as a view, or its conjugate transpose."""
+    turned = block.swapaxes(-1, -2)
+    return turned.conj() if symmetry == "hermitian" else turned
+
+
+def _symmetrize(block: Block, symmetry: Symmetry) -> None:
+    """Overwrite the upper half of a new block ``(*batch, m, m)`` by its lower half.
+
+    ``A[i] @ A[i].T`` is symmetric, but kernels need not add the terms of its two halves in the same way: the bits would
+    differ. The diagonal of ``A[i] @ A[i].conj().T`` is real, which rounding may miss (BLAS's HERK sets it, too).
+    """
+    size = block.shape[-1]
+    if size > DIAGONAL_TILE:
+        half = size // 2
+        block[..., :half, half:] = _flipped(block[..., half:, :half], symmetry)
+        _symmetrize(block[..., :half, :half], symmetry)
+        _symmetrize(block[..., half:, half:], symmetry)
+        return
+    library = gpu.namespace(block)
+    below = library.tri(size, k=-1, dtype=bool)
+    diagonal = block.real if symmetry == "hermitian" else block
+    block[...] = library.where(below, block, library.where(below.T, _flipped(block, symmetry), diagonal))
+
+
+def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
+    """Return C[j, i] of a symmetric product, given C[i, j]: a view of it, or a conjugate. Runs on workers."""
+    on_gpu = symmetry == "hermitian" and gpu.namespace(block) is not np
+    with gpu.working("product") if on_gpu else contextlib.nullcontext():
+        return _flipped(block, symmetry)
 
 
 def warm(choice: KernelChoice) -> None:
@@ -158,7 +224,7 @@ def combine(
         if epilogue is None:
             return c
         kernel = _kernel(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
-        out = kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype)
+        out = _shaped(kernel.finish(c, epilogue.alpha, epilogue.beta, c0, epilogue.dtype), epilogue)
     return to_host(out) if epilogue.kind == "numpy" else out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,14 @@ def execute(
 ) -> np.ndarray:
     """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)``: waves, their blocks, each chain in ascending k.
 
+    A symmetric product reads `a` alone, and copies the blocks below the diagonal to above it.
+
     Returns
     -------
     numpy.ndarray of shape ``plan.problem.shape`` and dtype ``epilogue.dtype``
     """
     problem, blocking = plan.problem, plan.blocking
+    symmetry = problem.symmetry
     m, k, n = slices(blocking.m), slices(blocking.k), slices(blocking.n)
     batches, parts = [slices(edges) for edges in blocking.batch], blocking.parts(plan.grid.layers)
     c = np.empty(problem.shape, epilogue.dtype)
@@ -31,23 +35,26 @@ def execute(
         a_at = _own(at, operand_batch(batch, problem.a_batch), problem.a_batch)
         b_at = _own(at, operand_batch(batch, problem.b_batch), problem.b_batch)
         added = None if c0 is None else c0[(*at, m[i], n[j])]
+        ending = replace(epilogue, symmetry=symmetry) if i == j else epilogue
         partial = []
         for steps in parts:
             block = None
             for s, panels in enumerate(steps):
                 last = len(parts) == 1 and s == len(steps) - 1
                 a_blocks = [a[(*a_at, m[i], k[p])] for p in panels]
-                b_blocks = [b[(*b_at, k[p], n[j])] for p in panels]
-                block = tasks.multiply(
-                    None, choice, block, a_blocks, b_blocks, epilogue if last else None, added if last else None
-                )
+                b_blocks = [a[(*a_at, m[j], k[p])] if symmetry else b[(*b_at, k[p], n[j])] for p in panels]
+                b_blocks = a_blocks if symmetry and i == j else b_blocks
+                end, there = (ending, added) if last else (None, None)
+                block = tasks.multiply(None, choice, block, a_blocks, b_blocks, end, there, symmetry)
             partial.append(block)
         while len(partial) > 1:
-            end = epilogue if len(partial) == 2 else None
+            end, there = (ending, added) if len(partial) == 2 else (None, None)
             pairs = zip(partial[::2], partial[1::2], strict=False)
-            sums = [tasks.combine(None, choice, *pair, end, added if end else None) for pair in pairs]
+            sums = [tasks.combine(None, choice, *pair, end, there) for pair in pairs]
             partial = sums + partial[2 * len(sums) :]
         c[(*at, m[i], n[j])] = partial[0]
+        if symmetry and i != j:
+            c[(*at, m[j], n[i])] = tasks.mirror(None, symmetry, partial[0])
     return c
 
 

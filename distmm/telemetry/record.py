@@ -143,10 +143,15 @@ class Record:
         self.rows, self.columns = len(b.m), len(b.n)
         parts = b.parts(plan.grid.layers)
         # The sums of partial blocks, where k is split, are steps too, of few operations that no formula counts.
-        depths = np.zeros(b.tasks(plan.grid.layers) // max(1, b.c_blocks))
+        depths = np.zeros(b.chain_tasks(plan.grid.layers))
         products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
         depths[: len(products)] = products
         self.chains, self.steps = b.c_blocks, len(depths)
+        # The chain that makes each block: above the diagonal of a symmetric product, that of its mirror image.
+        self.source = np.arange(self.chains)
+        if b.triangle:
+            matrices = self.source.reshape(-1, self.rows, self.columns)
+            self.source = np.where(np.tri(self.rows, dtype=bool), matrices, matrices.swapaxes(1, 2)).ravel()
         self.done = np.zeros((self.chains, self.steps), dtype=bool)
         self.wanted = np.zeros((self.chains, self.steps), dtype=bool)
         self.again = np.zeros(self.chains, dtype=np.int32)
@@ -170,7 +175,7 @@ class Record:
         counts = np.ones(1)
         for edges in b.batch:
             counts = np.outer(counts, edges).ravel()
-        unit = plan.problem.flops / max(1, math.prod(plan.problem.shape) * plan.problem.k)
+        unit = plan.problem.element_flops / max(1, plan.problem.k)
         self.step_flops = np.outer(np.outer(counts, areas).ravel(), depths) * unit
 
     def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
@@ -199,7 +204,8 @@ class Record:
     @property
     def expected(self) -> np.ndarray:
         """Steps that are to be done, shape (chains, steps): those that came, and those of waves that are to come."""
-        return np.broadcast_to(~self.resumed[:, None], self.done.shape) if self.whole else self.wanted
+        to_come = ~self.resumed & (self.source == np.arange(self.chains))
+        return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
     def complete(self) -> bool:
@@ -209,8 +215,8 @@ class Record:
 
     @property
     def progress(self) -> np.ndarray:
-        """Fraction of each chain that is done, shape (chains,); blocks that were on disk already are done."""
-        return np.where(self.resumed, 1.0, self.done.mean(axis=1))
+        """Fraction of each block that is done, shape (chains,); blocks that were on disk already are done."""
+        return np.where(self.resumed, 1.0, self.done.mean(axis=1))[self.source]
 
     def figures(self, now: float) -> Figures:
         """How far the product is at the time `now`."""

@@ -152,6 +152,14 @@ def test_read_only_unaligned_and_big_endian_operands_are_right():
     )
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_bits_do_not_depend_on_the_alignment_of_operands(dtype):
+    a, b = matrix((32, 24), dtype, 0), matrix((40, 24), dtype, 1)
+    unaligned = np.frombuffer(b"\0" + b.tobytes(), np.int8)[1:].view(dtype).reshape(b.shape)
+    assert not unaligned.flags.aligned
+    np.testing.assert_array_equal(multiply(a, unaligned.T), multiply(a, b.T))
+
+
 @pytest.mark.parametrize("dtype", SUPPORTED)
 @pytest.mark.parametrize("order", STRIDES)
 def test_operands_and_c_are_never_written(order, dtype):

@@ -36,6 +36,10 @@ class CpuKernel(Kernel):
         block = block.astype(self.dtype, copy=False)
         if self.dtype.kind == "i":  # packed tile by tile, whatever the strides
             return block if block.flags.aligned else block.copy()
+        if not block.flags.aligned:
+            # A buffer that came over a network. Order "K" keeps a transpose one: BLAS adds the terms of small blocks in
+            # another order for the other order of storage, and bits would depend on where a block came from.
+            block = block.copy(order="K")
         return block if _blas_can_read(block) else np.ascontiguousarray(block)
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
