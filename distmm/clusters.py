@@ -22,7 +22,7 @@ from distributed.system import MEMORY_LIMIT
 
 from distmm.errors import InputError
 from distmm.runtime import cluster
-from distmm.submit import elastic
+from distmm.submit import elastic, pages
 from distmm.submit.schema import GPU_THREADS
 from distmm.tls import security
 
@@ -32,7 +32,13 @@ Device = Literal["auto", "gpu", "cpu"]
 
 # How the schedulers that we start are set up. Stealing ignores placement where restrictions are loose, and all tasks
 # that wait on a worker are suspects when it dies: with Dask's limit of 3, a few dead workers would end the product.
-SCHEDULER_CONFIG = {"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}
+# 15 s after a worker's death Dask looks whether one of its name is there, and if not gives it up for good: one that
+# dies twice in that time, and is just being started again then, would never come back.
+SCHEDULER_CONFIG = {
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.allowed-failures": 100,
+    "distributed.deploy.lost-worker-timeout": "1 day",
+}
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8
@@ -127,15 +133,21 @@ def local(
     except ValueError as error:
         raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
     make, arguments, config = (_cpu if missing else _gpu)(workers, limit)
-    # The scheduler's web server is always there (it answers /health and /metrics), also without the dashboard's pages.
+    # The scheduler's web server is always there (it answers /health and /metrics), also without any pages.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
+    routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": pages.PROBED}
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
     if tls != "none":
         arguments |= {"security": security(tls), "protocol": "tls"}
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
+
+    def started() -> LocalCluster:
+        with dask.config.set(routes):  # read once, by this scheduler
+            return make(dashboard_address=address, **arguments)
+
     with (
         dask.config.set({**SCHEDULER_CONFIG, **config}),
-        make(dashboard_address=address, **arguments) as local_cluster,
+        started() as local_cluster,
         Client(local_cluster) as client,
     ):
         client.register_plugin(_IgnoreInterrupts())

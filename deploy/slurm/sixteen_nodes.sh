@@ -30,6 +30,7 @@ export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING__DISTRIBUTED=warning
 export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
+export DASK_DISTRIBUTED__DASHBOARD__LINK=http://localhost:8787/status
 
 # UCX where GPUs and its Python package are there, TCP elsewhere; InfiniBand's interface where there is one.
 fabric=$("$python" -m distmm.submit.fabric gpu auto) || exit 2

@@ -47,6 +47,7 @@ def multiply(
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
     blocks: options.Blocks = None,
+    plan: options.Plan = None,
     kernel: options.Kernel = None,
     precision: options.PrecisionOption = options.Precision.highest,
 ) -> None:
@@ -74,7 +75,7 @@ def multiply(
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
                 alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,
-                blocks=edges, kernel=kernel, precision=precision.value, stop=stop,
+                blocks=edges, plan=plan, kernel=kernel, precision=precision.value, stop=stop,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 

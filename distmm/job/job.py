@@ -16,6 +16,7 @@ from distributed import Client
 
 from distmm import clusters
 from distmm.array import storage_multiples, users_blocking
+from distmm.candidates import parse
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.everywhere import everywhere
 from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
@@ -58,6 +59,7 @@ class Job:
     overwrite: bool
     blocks: tuple[int, int, int] | None
     seed: int | None
+    plan: str | None = None
 
     def run(
         self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
@@ -67,7 +69,7 @@ class Job:
         folder = self.folder
         with ExitStack() as held:
             if folder.exists() and not anew:
-                _same(folder, self.spec, self.blocks)
+                _same(folder, self.spec, self.blocks, self.plan)
             if client is None:
                 client = cluster.current_client() or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
@@ -87,7 +89,7 @@ class Job:
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
-        plan = planned(self.spec, client, device, self.blocks, manifest)
+        plan = planned(self.spec, client, device, self.blocks, manifest, self.plan)
         if manifest is None:
             return plan
         before = manifest["runs"][0]["device"]
@@ -270,8 +272,9 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
 
 
 def planned(
-    spec: Spec, client: Client, device: cluster.Device, blocks: tuple[int, int, int] | None, manifest: Json | None
-) -> Plan:
+    spec: Spec, client: Client, device: cluster.Device, blocks: tuple[int, int, int] | None, manifest: Json | None,
+    text: str | None,
+) -> Plan:  # fmt: skip
     """Plan a job: waves of C that go to the disk, A and B read step by step.
 
     Where k is split into layers, the bits of C depend on that, and a job that goes on keeps the whole plan.
@@ -283,9 +286,8 @@ def planned(
     everywhere(client, _load, KernelChoice(found.device, problem.dtype, spec.precision, spec.kernel))
     found = cluster.describe(client, problem.dtype, device, **asked)
     found = replace(found, memory=int(found.memory * (1 - SPARE)))
-    text = None
     if manifest is not None:
-        blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else None
+        blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
     given = users_blocking(problem, a, b) if blocks is None else None
     return make_plan(
         problem,
@@ -308,12 +310,19 @@ def _load(choice: KernelChoice) -> None:
     np.ones((64, 64)) @ np.ones((64, 64))
 
 
-def _same(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None) -> None:
+def _same(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
     """Refuse to go on with a job whose inputs or options have changed."""
     manifest = manifest_of(folder)
     changed = list(differences(manifest["spec"], spec.json()))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
+    # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
+    shape = None if plan is None else parse(plan, spec.problem)
+    kept = [*manifest["blocks"], manifest["layers"]]
+    if shape and (
+        [*shape.blocking.largest, shape.grid.layers] != kept or (kept[3] > 1 and str(shape) != manifest["plan"])
+    ):
+        changed.append(f"plan was {manifest['plan']}, is {shape}")
     if changed:
         raise InputError(
             f"{folder.path}: holds an unfinished job that differs: {'; '.join(changed)}; give what was given then, or "

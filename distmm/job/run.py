@@ -14,6 +14,7 @@ from distmm.job.lock import holder
 from distmm.job.spec import Check, Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
+from distmm.plan import Plan
 from distmm.runtime import cluster
 from distmm.telemetry.record import Figures
 from distmm.verify import check_possible
@@ -39,6 +40,7 @@ def multiply(
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
+    plan: Plan | str | None = None,
     overwrite: bool = False,
     check: Check = "freivalds",
     seed: int | None = None,
@@ -67,8 +69,8 @@ def multiply(
     alpha, beta : scalars
     dtype : dtype, optional
         Of C; by default NumPy's result type. The product is computed in the wider of the two types, and cast once.
-    precision, kernel, device, blocks
-        As in `distmm.matmul`.
+    precision, kernel, device, blocks, plan
+        As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
     overwrite : bool
         Replace an existing C, and an unfinished job on it.
     check : {"freivalds", "full", "none"}
@@ -113,7 +115,7 @@ def multiply(
         finished = _finished(folder, spec)
         if finished is not None:
             return finished
-    job = Job(folder, os.fspath(out), spec, replaces, blocks, seed)
+    job = Job(folder, os.fspath(out), spec, replaces, blocks, seed, None if plan is None else str(plan))
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
 
 

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import dask
 from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
-from distmm.submit import jobfile
+from distmm.submit import jobfile, pages
 from distmm.submit.schema import Run, Slurm, Workers
 from distmm.tls import create, places, security
 
@@ -24,6 +27,9 @@ if TYPE_CHECKING:
     from distributed.security import Security
 
 __all__ = ["arguments", "connect", "start"]
+
+# Between two looks at the queue for nodes that are lost: one question to slurmctld, which serves the whole site.
+LOOK_SECONDS = 15.0
 
 
 @contextmanager
@@ -142,7 +148,12 @@ def start(
         raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
     from distributed import Client
 
-    with SLURMCluster(**arguments(run, workers, slurm, security)) as cluster, Client(cluster) as client:
+    with (
+        dask.config.set(pages.settings(run.dashboard, port="{port}")),
+        SLURMCluster(**arguments(run, workers, slurm, security)) as cluster,
+        Client(cluster) as client,
+        _kept(cluster, workers.nodes, run.restarts),
+    ):
         # Not adapt(): it retires workers as soon as tasks are few, with the blocks that they hold.
         try:
             cluster.scale(jobs=workers.nodes)
@@ -156,3 +167,40 @@ def start(
                     f"distmm submit waits in the queue instead"
                 ) from error
         yield client
+
+
+@contextmanager
+def _kept(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
+    """Ask again for nodes whose jobs have left the queue, at most `restarts` times in all.
+
+    Dask itself does so for adaptive clusters alone, and where a job has several workers not at all. A job that Slurm
+    has put back into the queue, or whose worker is being started again, is left to come back by itself.
+    """
+    ended = threading.Event()
+
+    def keep() -> None:
+        left = restarts
+        while left and not ended.wait(LOOK_SECONDS):
+            submitted = dict(cluster.workers)
+            queue = subprocess.run(
+                ["squeue", "--me", "--noheader", "--format=%A"], capture_output=True, text=True, check=False
+            )
+            if queue.returncode:  # slurmctld does not answer now
+                continue
+            lost = [name for name, job in submitted.items() if job.job_id not in queue.stdout.split()][:left]
+            if lost:
+                left -= len(lost)
+                cluster.loop.add_callback(replace, lost)
+
+    def replace(lost: list[Any]) -> None:
+        for name in lost:
+            cluster.workers.pop(name, None)
+        cluster.scale(jobs=nodes)  # makes the same number of jobs anew, under the same names
+
+    thread = threading.Thread(target=keep, name="distmm-slurm", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -34,7 +34,7 @@ def submit(job: Job) -> None:
     """
     if shutil.which("kubectl") is None:
         raise InputError("there is no kubectl here: install it, or take the manifests from --dry-run elsewhere")
-    rendered = manifests.job(job)
+    policy, daskjob = manifests.job(job)
     certificates = manifests.certificates(job)
     if certificates is not None:
         if job.run.tls == "temporary":
@@ -42,11 +42,13 @@ def submit(job: Job) -> None:
             tls.create(certificates)
         tls.check(certificates)
     _make_way(job)
-    _kubectl(job, "apply", "-f", "-", text=manifests.dump(rendered))
+    _kubectl(job, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
+    left = [policy]  # once more, as the job's own; it had to be there before the first pod
     if certificates is not None:  # pods wait for it
         contents = {what: Path(path).read_text() for what, path in certificates.items()}
-        owner = _get(job, "daskjob", job.run.name)["metadata"]["uid"]
-        _kubectl(job, "apply", "-f", "-", text=manifests.dump([manifests.secret(job, contents, owner)]))
+        left.append(manifests.secret(job, contents))
+    owner = _get(job, "daskjob", job.run.name)["metadata"]["uid"]
+    _kubectl(job, "apply", "-f", "-", text=manifests.dump([manifests.owned(one, job, owner) for one in left]))
 
 
 def _make_way(job: Job) -> None:

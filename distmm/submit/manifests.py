@@ -14,10 +14,11 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
+from distmm.submit import pages
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
-__all__ = ["certificates", "cluster", "dump", "job", "secret"]
+__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
 
 Manifest = dict[str, Any]
 
@@ -79,15 +80,17 @@ def certificates(job: Job) -> tls.Certificates | None:
     return tls.places(job.run.tls, job.run.folder, job.run.name)
 
 
-def secret(job: Job, contents: dict[str, str], owner: str) -> Manifest:
-    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``.
-
-    It is removed with its owner, the DaskJob of that uid.
-    """
+def secret(job: Job, contents: dict[str, str]) -> Manifest:
+    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``."""
     metadata = _metadata(job) | {"name": f"{job.run.name}-tls"}
-    metadata["ownerReferences"] = [{"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": owner}]
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
+
+
+def owned(manifest: Manifest, job: Job, uid: str) -> Manifest:
+    """Return a manifest of what is removed with its owner, the DaskJob of that uid."""
+    owner = {"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": uid}
+    return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
 def dump(manifests: list[Manifest]) -> str:
@@ -114,14 +117,14 @@ def _protocol(job: Job) -> str:
 
 def _cluster_spec(job: Job) -> Manifest:
     workers, gpu = job.workers, job.workers.device == "gpu"
-    pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
+    no_pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
     network = ["--protocol", _protocol(job)]
     scheduler = ["python", "-m", "dask", "scheduler", "--port", str(COMM), *network]
-    scheduler += [*pages, "--dashboard-address", f":{DASHBOARD}"]
+    scheduler += [*no_pages, "--dashboard-address", f":{DASHBOARD}"]
     worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
     worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
-    worker += [*pages, "--dashboard-address", f":{WORKER_HTTP}"]
+    worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
         worker += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy", "--device-memory-limit", "0"]
     else:
@@ -163,6 +166,7 @@ def _pod(
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
+        **pages.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]

@@ -14,7 +14,10 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+import dask
+
 from distmm.errors import DistmmError, InputError
+from distmm.submit import pages
 
 __all__ = ["wait"]
 
@@ -70,12 +73,12 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
                 f"{came} of {count} workers are there after {timeout:g} s, from {', '.join(hosts) or 'no host'}; "
                 f"the errors of the others are above"
             ) from error
-        services = client.scheduler_info()["services"]
-    return _dashboard(services.get("dashboard"))
+        port = client.scheduler_info()["services"]["dashboard"]
+    return _dashboard(port)
 
 
-def _dashboard(port: int | None) -> str:
-    if port is None:
+def _dashboard(port: int) -> str:
+    if pages.INFO not in dask.config.get("distributed.scheduler.http.routes"):  # the same here as for the scheduler
         return "no dashboard"
     if "SLURM_JOB_ID" not in os.environ:
         return f"dashboard on port {port}"

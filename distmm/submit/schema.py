@@ -46,6 +46,7 @@ def _parsed(parse: Callable[[str], float], least: float, what: str) -> Check:
     return check
 
 
+PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"
 NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # a DNS label, a Slurm job name and a file name at once
 _name = _matching(NAME, "a name of at most 40 lower-case letters, digits and -, that starts with a letter")
 _size = _parsed(parse_bytes, 2**20, "a size of a megabyte or more, such as 480GB")
@@ -76,6 +77,7 @@ class Product:
     check: str = key(_one_of("freivalds", "full", "none"), "freivalds")
     kernel: str = key(_matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them"), "")
     blocks: str = key(_matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192"), "")
+    plan: str = key(_matching(PLAN, "a plan as distmm plan says it, such as g2x1x1 b8192x8192x8192 p1 w1 l2"), "")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ class Run:
     restarts: int = key(_at_least(0), 100)
     folder: str = key(_path, ".")  # for logs, scheduler file and certificates; all nodes must see it
     tls: str = key(_path, "none")  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
-    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the dashboard
+    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the pages of a submitted job
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,7 @@ class Job:
         product = self.product
         words = ["multiply", product.a, product.b, "-o", product.c]
         words += [f"--{flag}" for flag in ("transa", "transb") if getattr(product, flag)]
-        for option in ("precision", "check", "kernel", "blocks"):
+        for option in ("precision", "check", "kernel", "blocks", "plan"):
             if value := getattr(product, option):
                 words += [f"--{option}", value]
         return [*words, "--device", self.workers.device]

@@ -19,10 +19,17 @@ __all__ = ["follow", "submit"]
 # Each look is one question to slurmctld, which serves the whole site.
 POLL_SECONDS = 2.0
 
-# Reasons for which a pending job never starts, whatever is freed (squeue, JOB REASON CODES).
-NEVER = {
-    "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionConfig", "PartitionInactive",
-    "PartitionNodeLimit", "PartitionTimeLimit", "QOSNotAllowed", "ReservationDeleted",
+# Reasons for which a pending job never starts, whatever is freed (squeue, JOB REASON CODES): what it asks for is not
+# there or not allowed, or is more than any one job may have.
+NEVER = re.compile(
+    "AccountNotAllowed|BadConstraints|InvalidAccount|InvalidQOS|PartitionConfig|PartitionInactive|PartitionNodeLimit|"
+    r"PartitionTimeLimit|QOSNotAllowed|ReservationDeleted|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
+)
+
+# States in which a job has ended (squeue, JOB STATE CODES); some twenty others come and go before.
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
 }  # fmt: skip
 
 Say = Callable[[str], None]
@@ -91,14 +98,14 @@ def follow(job: Job, number: str, say: Say) -> int:
             nodes = f" on {shown['NodeList']}" if state == "RUNNING" else ""
             say(f"job {number}: {current}{nodes}")
             before = current
-        if state == "PENDING" and reason in NEVER:
+        if state == "PENDING" and NEVER.fullmatch(reason):
             _run("scancel", number)
             raise InputError(
                 f"job {number} can never start: {reason}; it was taken from the queue. The job asks for "
                 f"{job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime {job.run.walltime}, "
                 f"partition {job.slurm.partition or 'of the site'}: compare with sinfo"
             )
-        if state not in ("PENDING", "RUNNING", "CONFIGURING", "COMPLETING", "REQUEUED", "SUSPENDED", "STOPPED"):
+        if state in ENDED:
             time.sleep(POLL_SECONDS)  # the log's last lines may still be on their way through a shared file system
             for line in next(log):
                 say(line)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dask.utils import parse_bytes
 
 from distmm import tls
+from distmm.submit import pages
 from distmm.submit.schema import Job
 
 __all__ = ["render"]
@@ -51,7 +52,7 @@ scheduler=$!
 srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} --job-name=workers \\
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \\
     "$python" -m dask {worker} --scheduler-file "$scheduler_file" "${{network[@]}}" \\
-    --nthreads {worker_threads} --memory-limit {memory} {worker_dashboard} \\
+    --nthreads {worker_threads} --memory-limit {memory} {dashboard} \\
     {worker_options} &
 workers=$!
 
@@ -132,8 +133,9 @@ def render(job: Job, *, python: str = sys.executable) -> str:
     workers, gpu = job.workers, job.workers.device == "gpu"
     certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
     address = {"localhost": "127.0.0.1:0", "all": ":0", "none": "127.0.0.1:0"}[job.run.dashboard]
-    pages = "--no-dashboard " if job.run.dashboard == "none" else ""
-    exports = [f"export {name}={shlex.quote(value)}" for name, value in tls.environment(certificates).items()]
+    no_pages = "--no-dashboard " if job.run.dashboard == "none" else ""
+    variables = {**pages.environment(job.run.dashboard), **tls.environment(certificates)}
+    exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     return SCRIPT.format(
         directives="\n".join(_directives(job)),
         python=shlex.quote(python),
@@ -144,8 +146,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         fabric=shlex.join(_fabric(job)),
         resource="the GPUs" if gpu else "the cores",
         no_gpus=" --gres=none" if gpu else "",
-        dashboard=f"{pages}--dashboard-address {address}",
-        worker_dashboard=f"{pages}--dashboard-address {address}",
+        dashboard=f"{no_pages}--dashboard-address {address}",
         shape=_shape(job),
         nodes=workers.nodes,
         cpus=workers.cpus,

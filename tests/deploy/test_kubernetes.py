@@ -18,8 +18,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 from distmm import tls
+from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import jobfile, kubernetes, manifests
@@ -27,6 +29,7 @@ from distmm.submit import jobfile, kubernetes, manifests
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SHIPPED = ["job.yaml", "cluster.yaml", "autoscaler.yaml", "claim.yaml"]
 KUBERNETES_VERSION = "1.32"
+SPOT = "cloud.google.com/gke-spot"
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -82,11 +85,38 @@ def test_the_check_of_manifests_sees_a_wrong_key_and_a_wrong_type() -> None:
             check(wrong)
 
 
-def test_shipped_manifests_are_what_the_renderer_gives() -> None:
-    rendered = manifests.dump(manifests.job(jobfile.load(DEPLOY / "job.toml")))
-    assert rendered == (DEPLOY / "job.yaml").read_text()
-    rendered = manifests.dump(manifests.cluster(jobfile.load(DEPLOY / "cluster.toml")))
-    assert rendered == (DEPLOY / "cluster.yaml").read_text()
+@pytest.mark.parametrize(
+    ("name", "options"), [("job", ["--cluster", "kubernetes", "--dry-run"]), ("cluster", ["--only-cluster"])]
+)
+def test_shipped_manifests_are_what_distmm_submit_prints(name: str, options: list[str]) -> None:
+    done = CliRunner().invoke(app, ["submit", str(DEPLOY / f"{name}.toml"), *options])
+    assert (done.exit_code, done.output) == (0, (DEPLOY / f"{name}.yaml").read_text())
+
+
+def test_workers_alone_have_gpus_and_may_run_on_spot_nodes() -> None:
+    _, manifest = manifests.job(jobfile.load(DEPLOY / "job.toml"))
+    cluster = manifest["spec"]["cluster"]["spec"]
+    worker, others = cluster["worker"]["spec"], [cluster["scheduler"]["spec"], manifest["spec"]["job"]["spec"]]
+    assert worker["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "8"
+    assert {"key": SPOT, "operator": "Equal", "value": "true", "effect": "NoSchedule"} in worker["tolerations"]
+    for pod in others:
+        assert "nvidia.com/gpu" not in pod["containers"][0]["resources"]["limits"]
+        (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        assert term["matchExpressions"] == [{"key": SPOT, "operator": "NotIn", "values": ["true"]}]
+
+
+def test_matrices_in_an_object_store_need_no_claim_but_its_keys_and_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("/data/", "s3://bucket/").replace('claim = "matrices"', ""))
+    policy, manifest = manifests.job(jobfile.load(tmp_path / "job.toml", ["kubernetes.secret=store"]))
+    check(policy)
+    check(manifest)
+    assert {"ports": [{"protocol": "TCP", "port": 443}]} in policy["spec"]["egress"]
+    for pod in _pods(manifest["spec"]):
+        assert pod["containers"][0]["envFrom"] == [{"secretRef": {"name": "store"}}]
+        assert "matrices" not in [volume["name"] for volume in pod["volumes"]]
+    (tmp_path / "local.toml").write_text(JOB)
+    policy, _ = manifests.job(jobfile.load(tmp_path / "local.toml"))
+    assert all("to" in rule or rule["ports"][0]["port"] == 53 for rule in policy["spec"]["egress"])
 
 
 def test_what_the_operator_makes_of_a_job_is_right_by_the_schemas() -> None:
@@ -291,14 +321,17 @@ def _runner(phase: str, code: int | None = None) -> dict[str, Any]:
     return {"metadata": {"name": "product-runner"}, "status": {"phase": phase, "containerStatuses": states}}
 
 
-def test_a_submitted_job_takes_its_certificates_along_and_removes_them_with_itself(
+def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_them_with_itself(
     job: jobfile.Job, answers: Path
 ) -> None:
     kubernetes.submit(job)
-    policy, daskjob, secret = (part for part in yaml.safe_load_all((answers / "applied").read_text()) if part)
-    assert (policy["kind"], daskjob["kind"], secret["kind"]) == ("NetworkPolicy", "DaskJob", "Secret")
-    check(secret)
-    assert secret["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    found = [part for part in yaml.safe_load_all((answers / "applied").read_text()) if part]
+    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy", "Secret"]
+    for part in found[2:]:
+        check(part)
+        assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
+    assert found[2]["spec"] == found[0]["spec"]
+    secret = found[-1]
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
     assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,7 @@ from typer.testing import CliRunner
 from distmm import clusters
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import jobfile
+from distmm.submit import elastic, jobfile
 from distmm.submit import slurm as batch
 
 pytestmark = pytest.mark.minutes
@@ -84,11 +87,15 @@ def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, s
     return job, batch.submit(job, python=str(python))
 
 
-def _until(path: Path, pattern: str, seconds: float = 60) -> None:
+def _until(true: Callable[[], object], otherwise: str, seconds: float = 90) -> None:
     deadline = time.monotonic() + seconds
-    while not (path.exists() and re.search(pattern, path.read_text())):
-        assert time.monotonic() < deadline, f"{path} does not say {pattern!r}"
-        time.sleep(0.3)
+    while not true():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.1)
+
+
+def _until_log(path: Path, pattern: str) -> None:
+    _until(lambda: path.exists() and re.search(pattern, path.read_text()), f"{path} does not say {pattern!r}")
 
 
 def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
@@ -116,7 +123,7 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
 def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
     (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
     job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
-    _until(job_file.parent / "starts", "stopped\nstarted")
+    _until_log(job_file.parent / "starts", "stopped\nstarted")
     urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     said: list[str] = []
@@ -124,39 +131,73 @@ def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Pat
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
 
 
-def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, job_file: Path) -> None:
+def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, waves: jobfile.Job) -> None:
     from distmm.cli.app import app
 
-    folder, rng = job_file.parent, np.random.default_rng(7)
-    for name in "AB":
-        np.save(folder / f"{name}.npy", rng.standard_normal((6000, 6000)))
-    job = jobfile.load(job_file, ["product.blocks=500", "workers.memory=4GB"])
-    number = batch.submit(job)
-    log = folder / "run" / f"distmm-{number}.log"
-    for start in range(2):
-        # The signal that Slurm sends before the walltime, as soon as this start computes.
-        _until(log, rf"(?s)(worker\(s\);.*?\nPlan\n.*){{{start + 1}}}")
+    folder, number = Path(waves.product.c).parent, batch.submit(waves)
+    log, kept = folder / "run" / f"distmm-{number}.log", {}
+    for start in range(1, 3):
+        _until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
+        # The signal that Slurm sends before the walltime.
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
-        _until(log, rf"(?s)(requeued, to go on.*){{{start + 1}}}")
-    assert batch.follow(job, number, lambda line: None) == 0
-    paths = [str(folder / name) for name in ("A.npy", "B.npy", "C.zarr")]
-    assert CliRunner().invoke(app, ["verify", *paths]).exit_code == 0
+        _until_log(log, rf"(?s)(requeued, to go on.*){{{start}}}")
+        before, kept = kept, _finished(folder)
+        assert before.items() <= kept.items()
+        assert len(before) < len(kept) < 64
+        assert re.search(rf"{len(kept)} of 64 blocks\s+of\s+C\s+are\s+finished\s+and\s+kept", log.read_text())
+    assert batch.follow(waves, number, lambda line: None) == 0
+    assert f"64, {len(kept)} of them finished before" in log.read_text()
+    certificate = json.loads((folder / "C.zarr.certificate.json").read_text())
+    assert (len(certificate["runs"]), len(certificate["done"])) == (3, 64)
+    # The same markers, with the time and the worker of each block's only writing.
+    assert [content for _, content in kept.values() if json.loads(content) not in certificate["done"]] == []
+    assert _right(folder)
+    assert CliRunner().invoke(app, ["verify", str(folder / "C.zarr")]).exit_code == 0
 
 
-def test_a_cancelled_job_is_stopped_with_its_work_kept_and_does_not_come_back(
-    slurm: Path, job_file: Path, stand_in: Path
+def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted_again(
+    slurm: Path, waves: jobfile.Job
 ) -> None:
-    job, number = _submit(job_file, stand_in)
-    _until(job_file.parent / "starts", "started")
+    folder, number = Path(waves.product.c).parent, batch.submit(waves)
+    _until(functools.partial(_more, folder, 0), "no block is finished")
     subprocess.run(["scancel", number], check=True)
-    assert batch.follow(job, number, lambda line: None) == 75
-    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"]
-    assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
+    assert batch.follow(waves, number, lambda line: None) == 75
+    assert number not in _queue()
+    kept = _finished(folder)
+    assert 0 < len(kept) < 64
+    said: list[str] = []
+    assert batch.follow(waves, batch.submit(waves), said.append) == 0
+    assert f"64, {len(kept)} of them finished before" in "\n".join(said)
+    assert _right(folder)
+
+
+@pytest.fixture
+def waves(job_file: Path) -> jobfile.Job:
+    """A product of integers (no BLAS is so fast that a stop comes too late), in eight waves of eight blocks."""
+    rng = np.random.default_rng(7)
+    for name in "AB":
+        np.save(job_file.parent / f"{name}.npy", rng.integers(-9, 9, (4000, 4000)))
+    return jobfile.load(job_file, ["product.plan=g1x2x1 b500x1000x500 p1 w8x1 l2", "workers.memory=4GB"])
+
+
+def _right(folder: Path) -> bool:
+    a, b = np.load(folder / "A.npy").astype(float), np.load(folder / "B.npy").astype(float)
+    return np.array_equal(open_matrix(folder / "C.zarr")[:, :], a @ b)  # exact: sums are below 2**53
+
+
+def _more(folder: Path, than: int) -> bool:
+    return len(_finished(folder)) > than
+
+
+def _finished(folder: Path) -> dict[str, tuple[int, str]]:
+    """Markers of the blocks that are finished: when each was written, and what it says."""
+    markers = (folder / "C.zarr.job" / "done").glob("*.json")
+    return {path.name: (path.stat().st_mtime_ns, path.read_text()) for path in markers}
 
 
 def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
     job, number = _submit(job_file, stand_in)
-    _until(job_file.parent / "starts", "started")
+    _until_log(job_file.parent / "starts", "started")
     steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
     subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
     said: list[str] = []
@@ -199,6 +240,23 @@ def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job
         assert jobs.split() == ["RUNNING"] * 2
         assert client.submit(sum, [1, 2]).result(timeout=30) == 3
         assert _dashboards(client) == {"127.0.0.1"}
+
+
+def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "LOOK_SECONDS", 1)
+    job_file.write_text(JOB.replace("cpus = 1", "cpus = 2\nper_node = 2"))
+    with clusters.connect(f"slurm:{job_file}") as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 4
+        first, second = sorted(_queue())
+        subprocess.run(["scancel", first], check=True)
+        _until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
+        client.wait_for_workers(4, timeout=90)
+        names = {worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
+        assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}
+
+
+def _queue() -> set[str]:
+    return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
 
 
 def _dashboards(client: Client) -> set[str]:

@@ -6,9 +6,10 @@ import re
 import subprocess
 from pathlib import Path
 
+import dask
 import pytest
 
-from distmm.submit import elastic, fabric, jobfile, slurm_script
+from distmm.submit import elastic, fabric, jobfile, pages, ready, slurm, slurm_script
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -52,6 +53,19 @@ def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, ad
     text = slurm_script.render(job)
     assert text.count(f"--dashboard-address {address} ") == 2
     assert text.count("--no-dashboard") == 2 * (dashboard == "none")
+    assert ("ROUTES='['\"'\"'distributed.http.health'" in text) == (dashboard == "none")
+    assert ("DASHBOARD__LINK=http://localhost:8787/status\n" in text) == (dashboard == "localhost")
+
+
+def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_SUBMIT_HOST", "login")
+    monkeypatch.setattr(ready.socket, "gethostname", lambda: "gpu3")
+    for switch, expected in (("localhost", "ssh -N -L 8787:127.0.0.1:4242 -J login gpu3, "), ("none", "no dashboard")):
+        with dask.config.set(pages.settings(switch)):
+            assert expected in ready._dashboard(4242)
 
 
 def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
@@ -123,3 +137,15 @@ def test_ucx_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setattr(fabric.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="needs distributed-ucxx on the nodes"):
         fabric.choose("gpu", "ucx", system=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "reason", ["PartitionTimeLimit", "QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"]
+)
+def test_what_no_single_job_may_have_never_starts(reason: str) -> None:
+    assert slurm.NEVER.fullmatch(reason)
+
+
+@pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"])
+def test_what_ends_with_other_jobs_is_waited_for(reason: str) -> None:
+    assert not slurm.NEVER.fullmatch(reason)

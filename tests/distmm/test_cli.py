@@ -50,12 +50,14 @@ def run(*arguments: str) -> Any:
     return result
 
 
-def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str]) -> None:
-    result = run("multiply", "A.npy", "B.npy", "-o", "C.zarr", "--blocks", "32x16x32", *where)
+@pytest.mark.parametrize("how", [["--blocks", "32x16x32"], ["--plan", "g2x2x1 b32x16x32 p1 w2x1 l2"]])
+def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: list[str]) -> None:
+    result = run("multiply", "A.npy", "B.npy", "-o", "C.zarr", *how, *where)
     assert result.exit_code == 0, result.output
     assert [
         w for w in ("Plan", "blocks", "32 x 16 x 32", "Done", "FLOP/s", "error", "C.zarr") if w not in result.output
     ] == []
+    assert how[0] == "--blocks" or how[1] in result.output
     np.testing.assert_allclose(open_matrix("C.zarr")[...], np.load("P.npy"), atol=1e-4)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import os
+import signal
 import socket
 import sys
 import types
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,11 +36,34 @@ def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_wo
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, 10**9)] * 2
 
 
+def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
+    port = two_workers.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+
+    def status(path: str) -> int:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as a,
+        ):
+            return int(a.status)
+        return 404
+
+    assert [status(path) for path in ("health", "metrics", "info/main/workers.html", "status")] == [200, 200, 404, 404]
+
+
 def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
     def settings(dask_scheduler: Any) -> tuple[bool, int]:
         return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
 
     assert two_workers.run_on_scheduler(settings) == (False, 100)
+
+
+def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
+    soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no start is as quick
+    with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
+        (before,) = client.run(os.getpid).values()
+        os.kill(before, signal.SIGKILL)
+        while before in (now := client.run(os.getpid, on_error="ignore").values()) or not now:
+            client.wait_for_workers(1, timeout=60)
 
 
 def test_cpu_workers_share_the_cores_for_their_blas_threads(two_workers: Client) -> None:

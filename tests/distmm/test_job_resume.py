@@ -118,6 +118,37 @@ def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
     np.testing.assert_array_equal(values(), 0 * here)
 
 
+def test_a_job_keeps_the_plan_that_it_is_given_and_its_blocks_for_good(client: Client, here: np.ndarray) -> None:
+    with pytest.raises(InputError, match="is none for a product"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20")
+    assert not os.path.exists("C.zarr.job")
+    given = {"client": client, "stop": After(4)}
+    with pytest.raises(Stopped):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", plan="g2x2x1 b30x20x30 p2 w4x1 l1", **given)
+    manifest = json.loads(Path("C.zarr.job/manifest.json").read_text())
+    assert (manifest["blocks"], manifest["plan"]) == ([30, 20, 30], "g2x2x1 b30x20x30 p2 w4x1 l1")
+    with pytest.raises(InputError, match=r"plan was g2x2x1 b30x20x30 .*, is g2x2x1 b60x20x30 .*--overwrite"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b60x20x30 p2 w4x1 l1")
+    # Another grid with the same blocks, as for another cluster.
+    done = job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g1x4x1 b30x20x30 p1 w1 l2")
+    assert done.kept >= 4
+    np.testing.assert_allclose(values(), here)
+    runs = json.loads(Path("C.zarr.certificate.json").read_text())["runs"]
+    assert [run["plan"].split(" w")[0] for run in runs] == ["g2x2x1 b30x20x30 p2", "g1x4x1 b30x20x30 p1"]
+
+
+def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) -> None:
+    plan = "g1x2x2 b30x20x30 p1 w1 l2"
+    with pytest.raises(Stopped):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan, stop=After(4))
+    with pytest.raises(InputError, match=r"plan was g1x2x2 b30x20x30 p1 .*, is g1x2x2 b30x20x30 p2"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan.replace("p1", "p2"))
+    with pytest.raises(InputError, match=r"plan was g1x2x2 .*, is g2x2x1"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20x30 p1 w1 l2")
+    job.resume("C.zarr", client=client)
+    np.testing.assert_allclose(values(), here)
+
+
 def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np.ndarray) -> None:
     a, b = np.load("in/A.npy"), values("in/B.zarr")
     with pytest.raises(Stopped):

@@ -37,12 +37,15 @@ def test_relative_paths_start_at_the_job_file_and_urls_stay(write, tmp_path: Pat
 
 
 def test_the_product_becomes_the_options_of_multiply(write) -> None:
-    more = 'transb = true\nblocks = "4096x2048x4096"\nkernel = "cublas"\n'
+    more = 'transb = true\nblocks = "4096x2048x4096"\nkernel = "cublas"\nplan = "g2x2x1 b4096x2048x4096 p1 w2x4 l2"\n'
     job = jobfile.load(write(PRODUCT.replace('"A.zarr"', '"/A.zarr"') + more + '[workers]\ndevice = "cpu"\n'))
     words = " ".join(job.command())
     assert words.startswith("multiply /A.zarr ")
-    assert " --transb --precision highest --check freivalds --kernel cublas --blocks 4096x2048x4096 " in words
+    assert (
+        " --transb --precision highest --check freivalds --kernel cublas --blocks 4096x2048x4096 --plan g2x2x1" in words
+    )
     assert words.endswith(" --device cpu")
+    assert "g2x2x1 b4096x2048x4096 p1 w2x4 l2" in job.command()  # one argument
 
 
 def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_scheduler(write) -> None:
@@ -100,6 +103,7 @@ def test_errors_name_the_line_and_what_should_be_there(write, text: str, line: i
         ("product.a", "~root/A.npy"),
         ("product.kernel", "naive; evil"),
         ("product.blocks", "64 --overwrite"),
+        ("product.plan", "g2x2x1 b64x64x64 p1 w1 l2 --overwrite"),
         ("workers.interface", "ib0 $(evil)"),
         ("slurm.partition", "gpu --wrap=evil"),
         ("slurm.constraint", "a b"),
