@@ -17,12 +17,12 @@ from distmm.errors import InputError
 from distmm.geometry import Problem, Symmetry, Wave
 from distmm.operands import Operand, as_matrix, check_pair, wrap
 from distmm.plan import Plan
-from distmm.planning import Chunks, Wishes, batch_chunks, plan_for, storage_multiples, users_blocking
+from distmm.planning import Chunks, Wishes, batch_chunks, plan_for
 from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
 
-__all__ = ["gemm", "gram", "matmul", "plan", "storage_multiples", "users_blocking"]
+__all__ = ["gemm", "gram", "matmul", "plan"]
 
 
 def matmul(

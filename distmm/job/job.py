@@ -15,7 +15,6 @@ import numpy as np
 from distributed import Client
 
 from distmm import clusters
-from distmm.array import storage_multiples, users_blocking
 from distmm.candidates import parse
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.everywhere import everywhere
@@ -28,6 +27,7 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.job.wave import Writer
 from distmm.plan import Plan, make_plan
+from distmm.planning import storage_multiples, users_blocking
 from distmm.runtime import cluster
 from distmm.storage import create_output, locate, open_matrix, reopen_output
 from distmm.storage.output import Output
