@@ -42,7 +42,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.plans: dict[str, Plan] = {}  # product -> its plan; missing where the client has expanded the graph
         self.total: Counter[str] = Counter()  # product -> tasks
         self.done: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys of finished tasks
-        self.forgotten: Counter[str] = Counter()  # product -> tasks that the scheduler has forgotten
+        self.known: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys that the scheduler knows
         self.uses: Counter[tuple[object, int]] = Counter()  # (operand key, rank) -> product tasks that still need it
         self.home: dict[object, str] = {}  # operand key -> address that keeps its copy
         self.used_up: set[tuple[object, int]] = set()
@@ -100,11 +100,11 @@ class PlacementPlugin(SchedulerPlugin):
             slot = self._slot(rank)
             held.tasks[ts.key] = rank
             self._hold(ts, where.order)
-            if ts.key in self.done[where.product]:  # it was let go, and is wanted again
+            if ts.key in self.done[where.product]:  # it was let go, and is wanted again, perhaps before it was forgotten
                 self.done[where.product].discard(ts.key)
-                self.forgotten[where.product] -= 1
-            else:
+            elif ts.key not in self.known[where.product]:
                 self.total[where.product] += 1
+            self.known[where.product].add(ts.key)
             for operand in ts.run_spec.operands():
                 uses = self.uses[operand, slot]
                 self.uses[operand, slot] = uses + 1
@@ -239,10 +239,10 @@ class PlacementPlugin(SchedulerPlugin):
                 self.loop.call_soon(self._open)  # after the copies of the finished step have been dropped
             self.opening.add(product)
         if finish == "forgotten":
-            self.forgotten[product] += 1
-            if self.forgotten[product] == self.total[product]:
+            self.known[product].discard(key)
+            if not self.known[product]:
                 self.scheduler.log_event(TOPIC, list({operand[0] for operand in ts.run_spec.operands()}))
-                for table in (self.plans, self.total, self.done, self.forgotten, self.windows):
+                for table in (self.plans, self.total, self.done, self.known, self.windows):
                     table.pop(product, None)
 
     def _release_operands(self, task: Product) -> None:
