@@ -100,7 +100,7 @@ class PlacementPlugin(SchedulerPlugin):
             slot = self._slot(rank)
             held.tasks[ts.key] = rank
             self._hold(ts, where.order)
-            if ts.key in self.done[where.product]:  # it was let go, and is wanted again, perhaps before it was forgotten
+            if ts.key in self.done[where.product]:  # let go, and wanted again, perhaps before it was forgotten
                 self.done[where.product].discard(ts.key)
             elif ts.key not in self.known[where.product]:
                 self.total[where.product] += 1
