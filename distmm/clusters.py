@@ -26,7 +26,7 @@ from distmm.submit import elastic, pages
 from distmm.submit.schema import GPU_THREADS
 from distmm.tls import security
 
-__all__ = ["connect", "gpu_count", "local", "missing_for_gpu"]
+__all__ = ["BLAS_THREADS", "connect", "gpu_count", "local", "missing_for_gpu"]
 
 Device = Literal["auto", "gpu", "cpu"]
 
@@ -42,6 +42,9 @@ SCHEDULER_CONFIG = {
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8
+
+# Variables by which libraries are told how many threads to multiply with.
+BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 # More CPU processes than this only cut the machine's memory into smaller pieces; the other cores serve their kernels.
 MOST_CPU_WORKERS = 4
@@ -172,8 +175,7 @@ def _cpu(workers: int | None, limit: int | None) -> Recipe:
     count = workers or min(CPU_COUNT, MOST_CPU_WORKERS)
     # Dask gives workers one BLAS thread each; with fewer workers than cores that would leave cores idle.
     threads = str(max(1, CPU_COUNT // count))
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, threads) for name in names}
+    config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, threads) for name in BLAS_THREADS}
     arguments = {
         "n_workers": count,
         "threads_per_worker": 1,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import platform
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distmm.bench.cases import KERNEL, Case, Experiment
+from distmm.job.folder import write_json
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -116,9 +116,7 @@ class Results:
 
     def write(self, path: Path) -> None:
         """Write everything as JSON; whoever reads meanwhile finds the file before or after."""
-        part = path.with_name(path.name + ".part")
-        part.write_text(json.dumps(self.facts(), indent=1) + "\n", encoding="utf-8")
-        part.replace(path)
+        write_json(str(path.absolute()), self.facts())
 
     def plot(self, path: Path) -> tuple[Path, Path]:
         """Draw the rates over the number of workers as ``path`` with .png and .svg; return both paths."""

@@ -22,10 +22,9 @@ from distributed.diagnostics import nvml
 from distmm.bench.cases import Case, Experiment, Group
 from distmm.bench.child import Task
 from distmm.bench.results import Results, Row
+from distmm.clusters import BLAS_THREADS
 
 __all__ = ["run"]
-
-THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 OVER = "not measured: the time given by --deadline was over"
 
@@ -210,5 +209,5 @@ def environment(task: Task) -> dict[str, str]:
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: task.workers])
         found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # JAX's pool, of which other programs have more too
     else:  # one thread a worker; NumPy has as many as there are workers
-        found |= dict.fromkeys(THREADS, str(task.workers if task.program == "NumPy" else 1))
+        found |= dict.fromkeys(BLAS_THREADS, str(task.workers if task.program == "NumPy" else 1))
     return found

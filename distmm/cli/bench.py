@@ -68,15 +68,13 @@ def kernels(
     missing = devices.why_no_gpu()
     if missing and (device is options.Device.gpu or part is Part.race):
         raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu --part ladder")
-    for path in (json, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+    options.writable(json, plot)
     here = devices.cpu() if device is options.Device.cpu else devices.current()
     if part is Part.race and here.kind == "cpu":
         raise InputError("cuBLAS can be raced on a GPU only: leave out --device cpu")
     console = session.out()
     console.width = max(console.width, 132)  # a folded line can be read, columns cut to one character cannot
-    name = plot.with_suffix("") if plot is not None and plot.suffix in (".png", ".svg") else plot
+    name = options.picture(plot)
     found: dict[str, Any] = {}
     try:
         if part is not Part.race:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
-    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "sizes", "stop",
+    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
+    "stop", "writable",
 ]  # fmt: skip
 
 
@@ -67,6 +69,20 @@ def element(name: str) -> Any:
         raise typer.BadParameter(
             f"{name!r} is no type: use float32, float64, int32, complex64, bfloat16, ..."
         ) from error
+
+
+def writable(*paths: Path | None) -> None:
+    """Refuse files, as far as any are given, whose folder is not there."""
+    from distmm.errors import InputError
+
+    for path in paths:
+        if path is not None and not path.absolute().parent.is_dir():
+            raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+
+
+def picture(name: Path | None) -> Path | None:
+    """Return the name of a picture without the ending, which it gets with each of its formats."""
+    return name.with_suffix("") if name is not None and name.suffix in (".png", ".svg") else name
 
 
 def stop(deadline: str | None) -> Stop:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -107,21 +107,19 @@ def scaling(
     missing = clusters.missing_for_gpu()
     if missing and device is options.Device.gpu:
         raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu")
-    for path in (json, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
+    options.writable(json, plot)
     on_gpu = device is not options.Device.cpu and not missing
     there = clusters.gpu_count() if on_gpu else None
     if there is not None and max(gpus or [1]) > there:
         raise InputError(f"{max(gpus or [1])} GPUs are asked for, and there are {there}")
-    where = "gpu" if on_gpu else "cpu"
+    where: Literal["gpu", "cpu"] = "gpu" if on_gpu else "cpu"
     sizes = (QUICK_SIZES if quick else SIZES)[where]
     kinds = only or []
     unknown = sorted(set(kinds) - {"strong", "weak", "resident", "host"})
     if unknown:
         raise InputError(f"--only {', '.join(unknown)}: give strong or weak, resident or host")
     experiment = bench.Experiment(
-        device="gpu" if on_gpu else "cpu",
+        device=where,
         counts=gpus or [p for p in (1, 2, 4, 8) if p <= (there or 2)],
         size=size or sizes[0],
         weak=weak or sizes[1],
@@ -148,8 +146,9 @@ def scaling(
     console = session.out()
     console.width = max(console.width, 180)  # a folded line can be read, columns cut to one character cannot
     console.print(results.table())
-    if plot is not None and any(row.seconds for row in results.rows):
-        results.plot(plot.with_suffix("") if plot.suffix in (".png", ".svg") else plot)
+    name = options.picture(plot)
+    if name is not None and any(row.seconds for row in results.rows):
+        results.plot(name)
     wrong: list[Case] = [row.case for row in results.rows if row.ok is False]
     if wrong:
         raise WrongResultError(f"{len(wrong)} results are wrong, the first of {wrong[0]}")
