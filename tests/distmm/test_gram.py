@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from dataclasses import replace
@@ -12,8 +11,6 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-import zarr
-from distributed import Client, Scheduler, Worker, WorkerPlugin, futures_of, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,34 +19,13 @@ from distmm.cost import ClusterSpec
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Grid, Problem, Symmetry, even_edges
 from distmm.graph import Placed, Product
-from distmm.host import attach, lent
 from distmm.layout import Layout
 from distmm.plan import make_plan
-from distmm.runtime import cluster, serial
-from distmm.runtime.scheduler import PlacementPlugin
-from distmm.tasks import DIAGONAL_TILE, Epilogue, KernelChoice
-from distmm.telemetry import client as telemetry
-from distmm.telemetry.scheduler import Telemetry
+from distmm.tasks import DIAGONAL_TILE
+from tests.distmm.symmetric import mirrored, sample, truth
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=4, memory=10**11, device="cuda", rate=2e14, link=5e10, host_memory=10**11)
-
-
-def sample(shape: tuple[int, ...], dtype: str = "f8", seed: int = 0) -> np.ndarray:
-    x = np.random.default_rng(seed).standard_normal(shape) * 20
-    if np.dtype(dtype).kind == "c":
-        return (x + 1j * x[..., ::-1, :]).astype(dtype)
-    return x.astype("i8" if np.dtype(dtype).kind in "iub" else "f8").astype(dtype)
-
-
-def truth(a: np.ndarray, trans: bool = False, hermitian: bool = True) -> np.ndarray:
-    turned = np.swapaxes(a.conj() if hermitian else a, -1, -2)
-    return turned @ a if trans else a @ turned
-
-
-def mirrored(c: np.ndarray, hermitian: bool = True) -> np.ndarray:
-    turned = np.swapaxes(c, -1, -2)
-    return turned.conj() if hermitian and c.dtype.kind == "c" else turned
 
 
 @settings(max_examples=40, deadline=None)
@@ -294,228 +270,3 @@ def test_each_block_is_read_once(trans: bool, scheduler: str) -> None:
     np.testing.assert_allclose(c, truth(a.values, trans))
     assert set(a.regions.values()) == {1}
     assert len(a.regions) == (20 // 4) * -(-12 // 5) if trans else (20 // 5) * (12 // 4)
-
-
-# Clusters
-
-BLOCKS, DEPTH, EDGE = 8, 4, 64
-
-
-def lazy(seed: int = 1, rows: int = BLOCKS, columns: int = DEPTH, edge: int = EDGE, dtype: str = "f4") -> da.Array:
-    return da.random.default_rng(seed).random((rows * edge, columns * edge), chunks=edge, dtype=dtype)
-
-
-class Held(WorkerPlugin):
-    """Largest number of bytes of arrays that a worker held at once: memory that several share counts once.
-
-    A result of a chain whose successor is there too is not counted: it is freed by the next message.
-    """
-
-    name = "held-bytes"
-
-    def setup(self, worker: Worker) -> None:
-        self.worker = worker
-        worker.peak_held = 0
-
-    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        blocks = {key: block for key, block in self.worker.data.items() if isinstance(block, np.ndarray)}
-        last: dict[object, int] = {}
-        for name, *at in blocks:
-            if str(name).startswith("distmm-step-"):
-                last[tuple(at[:-1])] = max(last.get(tuple(at[:-1]), -1), at[-1])
-        memory = {}
-        for (name, *at), block in blocks.items():
-            chain = str(name).startswith("distmm-step-")
-            over = chain and (at[-1] < last[tuple(at[:-1])] or any(k[1:] == tuple(at[:-1]) for k in blocks))
-            if not over:
-                owner = block
-                while isinstance(owner.base, np.ndarray):
-                    owner = owner.base
-                memory[id(owner)] = owner.nbytes
-        self.worker.peak_held = max(self.worker.peak_held, sum(memory.values()))
-
-
-@pytest.fixture
-def measured(client: Client) -> Any:
-    cluster.install(client)
-    telemetry.install(client)
-    client.register_plugin(Held())
-    with client.as_current():
-        yield client
-    client.unregister_worker_plugin(Held.name)
-
-
-def finished(client: Client, name: str) -> tuple[int, int]:
-    """Product tasks, and blocks of C, that the scheduler saw finish."""
-
-    def read(dask_scheduler: Scheduler) -> tuple[int, int]:
-        token = name.rpartition("-")[2]
-        keys = [entry[0] for entry in dask_scheduler.transition_log if entry[2] == "memory"]
-        steps = {key for key in keys if isinstance(key, tuple) and key[0] == f"distmm-step-{token}"}
-        return len(steps), len({key for key in keys if isinstance(key, tuple) and key[0] == name})
-
-    return client.run_on_scheduler(read)
-
-
-def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: Client) -> None:
-    moved, tasks, plans = [], [], []
-    for plan, product in (
-        (distmm.plan(lazy(1)), lambda: distmm.gram(lazy(1), client=measured)),
-        (distmm.plan(lazy(2), lazy(2).T), lambda: distmm.matmul(lazy(2), lazy(2).T, client=measured)),
-    ):
-        assert (plan.grid, plan.blocking.panels) == (Grid(2, 2), 1)
-        before = telemetry.bytes_moved(measured)
-        C = product()
-        kept = measured.persist(C)
-        wait(kept)
-        moved.append(telemetry.bytes_moved(measured) - before)
-        steps, blocks = finished(measured, C.name)
-        assert blocks == BLOCKS**2
-        images = plan.blocking.c_blocks - plan.blocking.whole.c_blocks
-        tasks.append(steps + blocks - images)
-        plans.append(plan)
-    assert moved[0] == plans[0].bytes_moved < plans[1].bytes_moved <= moved[1]
-    assert tasks == [plan.cost.tasks for plan in plans] == [BLOCKS * (BLOCKS + 1) // 2 * DEPTH, BLOCKS**2 * DEPTH]
-
-
-@pytest.mark.parametrize("dtype", ["f8", "c16"])
-def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str) -> None:
-    edge = 640 if dtype == "f8" else 320
-    A = da.random.default_rng(5).random((BLOCKS * edge, DEPTH * edge), chunks=edge)
-    A = A if dtype == "f8" else A.map_blocks(lambda x: x + 1j, dtype=dtype)
-    plan = distmm.plan(A)
-    assert (plan.grid, plan.blocking.panels, plan.lookahead) == (Grid(2, 2), 1, 2)
-    measured.run(lambda dask_worker: setattr(dask_worker, "peak_held", 0))
-    kept = measured.persist(distmm.gram(A, plan=plan, client=measured))
-    wait(kept)
-    block = edge * edge * np.dtype(dtype).itemsize
-    peak = max(measured.run(lambda dask_worker: dask_worker.peak_held).values()) + block  # the one that is written
-    # Conjugates come while the last blocks of A go: their sum, which the plan allows for, is not reached.
-    assert plan.cost.peak_bytes / (1.5 if dtype == "f8" else 2) <= peak <= plan.cost.peak_bytes
-
-
-def test_images_are_views_beside_their_sources(measured: Client) -> None:
-    C = measured.persist(distmm.gram(lazy(6), client=measured))
-    wait(C)
-    name = C.name
-
-    def views(dask_worker: Worker) -> list[bool]:
-        blocks = {key[1:]: block for key, block in dask_worker.data.items() if key[0] == name}
-        return [np.shares_memory(block, blocks[j, i]) for (i, j), block in blocks.items() if i < j]
-
-    found = [view for views_there in measured.run(views).values() for view in views_there]
-    assert found == [True] * (BLOCKS * (BLOCKS - 1) // 2)
-
-
-@pytest.mark.parametrize(("dtype", "trans"), [("f4", False), ("f2", False), ("c8", True)])
-@pytest.mark.parametrize("text", ["g2x2x1 b2x32x32x32 p2 w1 l2", "g1x2x2 b2x64x32x64 p1 w1 l3"])
-def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(
-    client: Client, dtype: str, trans: bool, text: str
-) -> None:
-    a, result = sample((3, 130, 100)).astype(dtype) / np.dtype(dtype).type(10), np.dtype(dtype)
-    a = a + 1j * a[:, ::-1] if trans else a
-    plan = distmm.plan(a, transa=trans, plan=text)
-    epilogue = Epilogue(result, "numpy", 3, conjugate=trans)
-    expected = serial.execute(plan, np.swapaxes(a, 1, 2) if trans else a, None, KernelChoice("cpu", result), epilogue)
-    np.testing.assert_array_equal(expected, mirrored(expected))
-    C = distmm.gram(a, alpha=3, trans=trans, plan=text, client=client)
-    for _ in range(2):  # what comes over the network comes with any alignment
-        np.testing.assert_array_equal(client.compute(C, sync=True), expected)
-    np.testing.assert_array_equal(C.compute(scheduler="threads"), expected)
-    np.testing.assert_allclose(expected, 3 * truth(a, trans), rtol=2e-2 if dtype == "f2" else 1e-4, atol=1)
-
-
-@pytest.mark.parametrize(("waves", "dtype"), [("w1", "f4"), ("w2", "f4"), ("w100", "c8")])
-def test_waves_fill_both_triangles(client: Client, waves: str, dtype: str, tmp_path: Any) -> None:
-    a = sample((2, 400, 40), dtype)
-    text = f"g2x2x1 b2x80x20x80 p1 {waves} l2"
-    plan = distmm.plan(a, plan=text, client=client)
-    assert len(plan.waves) == {"w1": 1, "w2": 3, "w100": 6}[waves]
-    expected = distmm.gram(a, plan=text).compute(scheduler="synchronous")
-    np.testing.assert_allclose(expected, truth(a), rtol=1e-3, atol=1e-2)
-    array = np.zeros((2, 400, 400), dtype)
-    store = zarr.create_array(tmp_path / "c.zarr", shape=array.shape, chunks=(1, 80, 80), dtype=dtype)
-    for out in (array, store):
-        assert distmm.gram(a, plan=text, out=out, client=client) is out
-        np.testing.assert_array_equal(out[:], expected)
-
-
-def test_waves_come_to_a_client_that_workers_do_not_reach(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach, "allow", lambda: False)
-    monkeypatch.delitem(lent._tried, client, raising=False)
-    a, out = sample((500, 200)), np.zeros((500, 500))
-    distmm.gram(a, plan="g2x2x1 b128x100x128 p1 w2 l2", out=out, client=client)
-    np.testing.assert_allclose(out, truth(a), atol=1e-9)
-    monkeypatch.delitem(lent._tried, client)
-
-
-def test_without_a_cluster_this_process_writes() -> None:
-    a, out = sample((30, 20)), np.zeros((20, 20))
-    distmm.gram(a, trans=True, out=out, blocks=(8, 8))
-    np.testing.assert_allclose(out, truth(a, trans=True))
-
-
-def test_telemetry_knows_the_blocks_that_are_not_multiplied(client: Client) -> None:
-    def newest(dask_scheduler: Scheduler) -> Any:
-        telemetry = dask_scheduler.plugins[Telemetry.name]
-        return telemetry.figures(list(telemetry.records)[-1])
-
-    plan = distmm.plan(lazy(7), plan="g2x2x1 b64x64x64 p1 w2 l2", client=client)
-    client.gather(futures_of(client.persist(distmm.gram(lazy(7), plan=plan, client=client))))
-    for _ in range(2):
-        figures = client.run_on_scheduler(newest)
-        assert (figures.blocks_done, figures.blocks, figures.state) == (BLOCKS**2, BLOCKS**2, "complete")
-        assert figures.done == figures.total == plan.cost.tasks
-        distmm.gram(lazy(10), plan=plan, client=client, out=np.zeros((BLOCKS * EDGE,) * 2, "f4"))
-
-
-def test_a_lost_worker_costs_time_and_no_bits(client: Client) -> None:
-    A = lazy(8)
-    C = distmm.gram(A, client=client)
-    expected = client.compute(C, sync=True)
-    kept = client.persist(distmm.gram(A, client=client))
-    client.gather(client.compute(kept.sum()))
-    name = kept.name
-
-    def drop(dask_scheduler: Scheduler) -> int:
-        """Let the scheduler believe that rank 2 has lost its blocks of C, as when its process dies."""
-        plugin = dask_scheduler.plugins[PlacementPlugin.name]
-        worker = dask_scheduler.workers[plugin.ranks[2]]
-        lost = [ts.key for ts in list(worker.has_what) if ts.key[0] == name]
-        for key in lost:
-            dask_scheduler.remove_all_replicas(dask_scheduler.tasks[key])
-            dask_scheduler.transitions({key: "released"}, "test")
-        return len(lost)
-
-    assert client.run_on_scheduler(drop) > 0
-    deadline = time.time() + 30
-    while any(future.status != "finished" for future in futures_of(kept)) and time.time() < deadline:
-        time.sleep(0.02)
-    np.testing.assert_array_equal(client.compute(kept, sync=True), expected)
-
-
-def test_verify_takes_it_as_it_takes_any_product(client: Client) -> None:
-    A = lazy(9)
-    with client.as_current():
-        C = distmm.gram(A, client=client)
-        assert distmm.verify(A, A.T, C).ok
-        assert not distmm.verify(A, A.T, C + (da.arange(C.shape[0], chunks=EDGE) == 300)).ok
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", ["f4", "f2", "f8", "i4", "c8"])
-@pytest.mark.parametrize("kernel", [None, "tiled"])
-def test_gpus_make_symmetric_products(dtype: str, kernel: str | None) -> None:
-    import cupy
-
-    a = sample((900, 640), dtype)
-    for trans in (False, True):
-        chunks = (256, 320)
-        A = da.from_array(cupy.asarray(a), chunks=chunks, asarray=False)
-        C = distmm.gram(A, trans=trans, kernel=kernel).compute(scheduler="synchronous")
-        assert isinstance(C, cupy.ndarray)
-        c = C.get()
-        np.testing.assert_array_equal(c, mirrored(c))
-        np.testing.assert_allclose(c, truth(a, trans), rtol=1e-2 if dtype == "f2" else 1e-3, atol=2)
-        host = distmm.gram(a, trans=trans, kernel=kernel, device="gpu", blocks=(300, 160))
-        np.testing.assert_array_equal(host.compute(scheduler="synchronous"), c)

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, LocalCluster, Scheduler, Worker, WorkerPlugin, futures_of, wait
+from distributed import Client, LocalCluster, Scheduler, futures_of, wait
 
 from distmm import matmul, plan
 from distmm.errors import InputError
@@ -22,6 +22,7 @@ from distmm.runtime import cluster, serial
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
+from tests.distmm import lockstep
 
 BLOCKS, EDGE = 8, 64
 N = BLOCKS * EDGE
@@ -32,35 +33,6 @@ BLOCK_BYTES = EDGE * EDGE * 4
 def current(client: Client) -> Iterator[None]:
     with client.as_current():
         yield
-
-
-class PeakBlocks(WorkerPlugin):
-    """Largest number of bytes of arrays that a worker held at once.
-
-    A result of a chain whose successor is there too is not counted: it is freed by the next message, and on a machine
-    that is busy otherwise messages are late.
-    """
-
-    name = "peak-blocks"
-
-    def setup(self, worker: Worker) -> None:
-        self.worker = worker
-        worker.peak_blocks = 0
-
-    def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        blocks = {key: block for key, block in self.worker.data.items() if isinstance(block, np.ndarray)}
-        steps = {key[1:-1]: block.nbytes for key, block in blocks.items() if str(key[0]).startswith("distmm-step-")}
-        ended = {key[1:]: 0 for key in blocks if str(key[0]).startswith("distmm-matmul-")}
-        held = sum({**steps, **ended}.values())  # a chain's end counts below
-        held += sum(block.nbytes for key, block in blocks.items() if not str(key[0]).startswith("distmm-step-"))
-        self.worker.peak_blocks = max(self.worker.peak_blocks, held)
-
-
-@pytest.fixture
-def measured(client: Client) -> Iterator[Client]:
-    client.register_plugin(PeakBlocks())
-    yield client
-    client.unregister_worker_plugin(PeakBlocks.name)
 
 
 def lazy(seed: int) -> da.Array:
@@ -100,19 +72,19 @@ USES: dict[str, Callable[[da.Array, Client], Any]] = {
 
 
 @pytest.mark.parametrize("use", USES)
-def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(measured: Client, use: str) -> None:
+def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(client: Client, use: str) -> None:
     A, B = lazy(1), lazy(2)
-    C = matmul(A, B, client=measured)
-    p = plan(A, B, client=measured)
+    C = matmul(A, B, client=client)
+    p = plan(A, B, client=client)
     assert p.grid == Grid(2, 2)
-    before = telemetry.bytes_moved(measured)
-    result = USES[use](C, measured)
+    before = telemetry.bytes_moved(client)
+    result = USES[use](C, client)
     wait(result)
     bound = BLOCKS**2 * (2 + 2 - 2) * BLOCK_BYTES
     small_change = 3000 if use in ("sum", "store") else 0
     if use == "compute":  # gathers nothing between workers, but finalises C on one of them
         small_change = N * N * 4
-    assert bound <= telemetry.bytes_moved(measured) - before <= bound + small_change
+    assert bound <= telemetry.bytes_moved(client) - before <= bound + small_change
     assert p.bytes_moved == p.cost.bytes_bound == bound
     del result
 
@@ -135,30 +107,29 @@ def at_home(client: Client, seed: int, rows: int, columns: int, edge: int, grid:
 
 
 @pytest.mark.parametrize("resident", [False, True])
-def test_no_worker_holds_more_than_the_plan_says(measured: Client, resident: bool) -> None:
+def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool) -> None:
     # Products that outlast the scheduler, as the planner makes them: a task of 640^3 takes 15 ms.
-    edge, depth, grid = 640, 4, Grid(2, 2)
-    cluster.install(measured)
+    edge, blocks, depth, grid = 640, 6, 4, Grid(2, 2)
+    cluster.install(client)
     if resident:
-        A, B = at_home(measured, 3, BLOCKS, depth, edge, grid), at_home(measured, 4, depth, BLOCKS, edge, grid)
+        A, B = at_home(client, 3, blocks, depth, edge, grid), at_home(client, 4, depth, blocks, edge, grid)
     else:
-        shapes = ((BLOCKS * edge, depth * edge), (depth * edge, BLOCKS * edge))
+        shapes = ((blocks * edge, depth * edge), (depth * edge, blocks * edge))
         A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
-    p = plan(A, B, client=measured)
+    p = plan(A, B, client=client)
     assert p.operands == (("resident" if resident else "streamed"),) * 2
     assert (p.grid, p.blocking.panels, p.lookahead) == (grid, 1, 2)
-    measured.run(lambda dask_worker: setattr(dask_worker, "peak_blocks", 0))
-    before = telemetry.bytes_moved(measured)
-    C = measured.persist(matmul(A, B, client=measured))
-    wait(C)
+    before = telemetry.bytes_moved(client)
+    block, own, panel = edge * edge * 8, blocks**2 // 4, blocks // 2
+    with lockstep.gate(client):
+        C = client.persist(matmul(A, B, client=client))
+        peak = lockstep.largest_held(client, C, block)
     # C, the blocks of two steps (half of each panel is copied, half is at home), the block that is being written, and
     # two that are not yet freed.
-    block, own, panel = edge * edge * 8, BLOCKS**2 // 4, BLOCKS // 2
     assert p.cost.peak_bytes == (own + 2 * panel * (1 if resident else 2) + 3) * block
-    there = 2 * panel * depth // 2 if resident else 0
-    peak = max(measured.run(lambda dask_worker: dask_worker.peak_blocks).values()) + (1 - there) * block
+    peak -= 2 * panel * depth // 2 * block if resident else 0  # A and B, which the plan does not count
     assert p.cost.peak_bytes / 1.25 <= peak <= p.cost.peak_bytes
-    assert telemetry.bytes_moved(measured) - before == p.bytes_moved == BLOCKS * depth * 2 * block
+    assert telemetry.bytes_moved(client) - before == p.bytes_moved == blocks * depth * 2 * block
 
 
 def test_every_block_of_c_is_made_by_its_owner(client: Client) -> None:

@@ -1,0 +1,90 @@
+"""Products in lockstep: each one waits until nothing else is under way, and then all workers multiply one block.
+
+What workers hold then is what the plan lets them hold, and does not depend on who is how fast, or on late messages.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Scheduler, Worker, WorkerPlugin, futures_of, secede
+
+from distmm import tasks
+
+
+class Gate(WorkerPlugin):
+    """Keeps each product of a chain waiting until it is let through."""
+
+    name = "gate"
+
+    def setup(self, worker: Worker) -> None:
+        self.waiting: deque[threading.Event] = deque()
+        self.multiply, tasks.multiply = tasks.multiply, self.wait_and_multiply
+
+    def wait_and_multiply(self, *args: Any, **kwargs: Any) -> Any:
+        self.waiting.append(permit := threading.Event())
+        secede()  # the worker's thread goes on with what does not wait: it loads blocks
+        permit.wait()
+        return self.multiply(*args, **kwargs)
+
+    def teardown(self, worker: Worker) -> None:
+        tasks.multiply = self.multiply
+
+
+@contextmanager
+def gate(client: Client) -> Iterator[None]:
+    """Let products on the workers of `client` wait for `largest_held`."""
+    client.register_plugin(Gate())
+    try:
+        yield
+    finally:
+        client.unregister_worker_plugin(Gate.name)
+
+
+def look(dask_worker: Worker) -> tuple[int, bool, int, int]:
+    """Moves so far; whether it is at rest; products that wait; bytes of arrays, memory that several share once."""
+    state, gate = dask_worker.state, dask_worker.plugins[Gate.name]
+    memory = {}
+    for block in dask_worker.data.values():
+        if isinstance(block, np.ndarray):
+            while isinstance(block.base, np.ndarray):
+                block = block.base
+            memory[id(block)] = block.nbytes
+    busy = state.in_flight_tasks or state.executing or state.ready or len(state.long_running) > len(gate.waiting)
+    return state.transition_counter, not busy, bool(gate.waiting), sum(memory.values())
+
+
+def permit_one(dask_worker: Worker) -> None:
+    if waiting := dask_worker.plugins[Gate.name].waiting:
+        waiting.popleft().set()
+
+
+def scheduler_moves(dask_scheduler: Scheduler) -> int:
+    return dask_scheduler.transition_counter
+
+
+def largest_held(client: Client, result: da.Array, block: int) -> int:
+    """Let a persisted product run to its end; return the bytes of the fullest worker at its fullest.
+
+    A task that multiplies adds the block that it writes, of `block` bytes, to what its worker holds.
+    """
+    peak, before = 0, None
+    while True:
+        done = all(future.done() for future in futures_of(result))
+        looks = client.run(look)
+        now = client.run_on_scheduler(scheduler_moves), [moves for moves, *_ in looks.values()]
+        if now != before or not all(rest for _, rest, *_ in looks.values()):
+            before = now
+            time.sleep(0.01)
+            continue
+        peak = max(peak, *(held + waiting * block for *_, waiting, held in looks.values()))
+        if done:
+            return peak
+        client.run(permit_one)
