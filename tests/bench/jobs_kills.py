@@ -22,6 +22,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -154,9 +155,11 @@ def operands(folder: Path) -> None:
 
 def markers(folder: Path, out: str) -> dict[str, int]:
     """Markers of finished blocks, and when each was written."""
-    done = folder / f"{out}.job" / "done"
-    names = [name for name in os.listdir(done) if name.endswith(".json")] if done.exists() else []
-    return {name: (done / name).stat().st_mtime_ns for name in names if (done / name).exists()}
+    found = {}
+    with suppress(FileNotFoundError):  # the job is complete, and removes its folder
+        for path in (folder / f"{out}.job" / "done").glob("*.json"):
+            found[path.name] = path.stat().st_mtime_ns
+    return found
 
 
 def undisturbed(folder: Path) -> tuple[bytes, float]:
@@ -240,7 +243,7 @@ def main() -> int:
         say(f"undisturbed: {seconds:.1f} s")
         while total["kills"] < options.kills:
             try:
-                killed = one_round(folder, seed, expected, seconds)
+                killed = one_round(folder, seed, expected, seconds, min(8, options.kills - total["kills"]))
                 total.update(killed)
                 say(f"seed {seed}: right after {dict(killed)}, {time.monotonic() - began:.0f} s")
             except (AssertionError, TimeoutError) as error:

@@ -7,25 +7,27 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from distributed import Client, Scheduler, Worker
-
-from distmm.host import lent
+from distributed import Client
 
 PROGRAM = """
-import sys, time
+import os, sys, time
 import numpy as np, dask.array as da
 from distributed import Client
 import distmm
 from distmm.host import lent
 
-def slow(block):
-    time.sleep(0.05)
+def wait(block, gate):
+    while not os.path.exists(gate):
+        time.sleep(0.05)
     return block
 
 client = Client(sys.argv[1])
-A, B = (da.random.default_rng(s).random((768, 768), chunks=64).map_blocks(slow, dtype="f8") for s in (1, 2))
+matrices = (da.random.default_rng(s).random((768, 768), chunks=64) for s in (1, 2))
+A, B = (M.map_blocks(wait, sys.argv[2], dtype="f8", meta=np.empty((0, 0))) for M in matrices)
 C = distmm.matmul(A, np.ones((768, 768)), client=client) + distmm.matmul(A, B, client=client)
 print("ready", flush=True)
 try:
@@ -33,7 +35,7 @@ try:
 except KeyboardInterrupt:
     del C
     print("interrupted", flush=True)
-    deadline = time.time() + 30
+    deadline = time.time() + 120
     while lent._kept and time.time() < deadline:
         time.sleep(0.05)
     print("released" if not lent._kept else "kept", flush=True)
@@ -41,23 +43,29 @@ except KeyboardInterrupt:
 """
 
 
-def work(client: Client) -> int:
-    """Tasks that the scheduler knows or workers are running."""
+def known(client: Client) -> set[object]:
+    """Tasks that the scheduler knows."""
+    return set(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
 
-    def known(dask_scheduler: Scheduler) -> int:
-        return len(dask_scheduler.tasks)
 
-    def running(dask_worker: Worker) -> int:
-        return len(dask_worker.state.executing)
+def running(client: Client) -> int:
+    """Tasks that workers are running."""
+    return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
 
-    return int(client.run_on_scheduler(known)) + sum(client.run(running).values())
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_client_that_goes_leaves_no_work_behind(client: Client, how: signal.Signals) -> None:
+def test_a_client_that_goes_leaves_no_work_behind(client: Client, how: signal.Signals, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    others, gate = known(client), tmp_path / "gate"
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, client.scheduler.address],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, client.scheduler.address, gate],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -66,18 +74,13 @@ def test_a_client_that_goes_leaves_no_work_behind(client: Client, how: signal.Si
         assert other.stdin is not None
         assert other.stdout is not None
         assert other.stdout.readline() == "ready\n"
-        deadline = time.time() + 60
-        while not work(client) and time.time() < deadline:
-            time.sleep(0.05)
-        time.sleep(0.5)  # in the middle of it
-        assert work(client) > 0
+        until(lambda: running(client) == 4)  # each worker makes a block, and does not get on until the gate is there
         other.send_signal(how)
-        deadline = time.time() + 30  # half a second on a quiet machine; the suite also runs on busy ones
-        while work(client) and time.time() < deadline:
-            time.sleep(0.05)
-        assert work(client) == 0
         if how is signal.SIGINT:
             assert other.stdout.readline() == "interrupted\n"
+        until(lambda: known(client) <= others)
+        gate.touch()
+        until(lambda: running(client) == 0)
+        if how is signal.SIGINT:
             assert other.stdout.readline() == "released\n"
         other.stdin.close()
-    assert lent._kept == {}

@@ -52,7 +52,7 @@ def foreign(folder: Path, age: float, number: int = 3) -> None:
 
 
 def test_a_lock_of_another_machine_is_free_when_nobody_has_touched_it_for_a_minute(tmp_path: Path) -> None:
-    foreign(tmp_path, lock.STALE_SECONDS - 10)
+    foreign(tmp_path, lock.STALE_SECONDS / 2)
     with pytest.raises(InputError, match="process 7 on far"):
         Lock.take(str(tmp_path))
     foreign(tmp_path, lock.STALE_SECONDS + 10)
@@ -84,7 +84,7 @@ def test_a_lock_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     held = Lock.take(str(tmp_path))
     path = tmp_path / f"lock.{held.number}"
     os.utime(path, (0, 0))
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while path.stat().st_mtime == 0 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert path.stat().st_mtime > 0
