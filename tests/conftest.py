@@ -7,6 +7,13 @@ from collections.abc import Iterator
 import dask
 import pytest
 from distributed import Client, LocalCluster
+from hypothesis import HealthCheck, settings
+
+from tests import forked
+
+# No example fails for the time that it takes, and each run draws the same ones.
+settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("distmm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -29,9 +36,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def client() -> Iterator[Client]:
     """Four single-threaded worker processes with work stealing off, as distmm's own clusters are."""
-    with (
-        dask.config.set({"distributed.scheduler.work-stealing": False}),
-        LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as cluster,
-        Client(cluster, set_as_default=False) as client,
-    ):
+    with dask.config.set({"distributed.scheduler.work-stealing": False}), forked.workers():
+        cluster = LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0")
+    with cluster, Client(cluster, set_as_default=False) as client:
         yield client

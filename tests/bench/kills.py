@@ -20,17 +20,13 @@ from dataclasses import dataclass, field
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Future, Scheduler, wait
+from distributed import Client, Future, Scheduler, Status, wait
 
 import distmm
 from distmm import clusters
-from distmm.everywhere import everywhere
 from distmm.runtime.scheduler import PlacementPlugin
 
 EDGE = 64  # of the blocks: products take a millisecond, so that most of the time something is on its way somewhere
-
-# Seconds that a worker lives at least. Dask's nanny gives up, for good, on a worker that dies while it starts.
-SETTLED = 2.0
 
 
 @dataclass
@@ -80,7 +76,11 @@ def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
 
 
 class Killer:
-    """Kills a worker at random moments, when all replacements have come."""
+    """Kills a worker at random moments, when all replacements have come.
+
+    Dask's nanny gives up, for good, on a worker that dies while it starts: so the nannies, which are in this process,
+    are asked who has.
+    """
 
     def __init__(self, client: Client, seed: int, pause: tuple[float, float]) -> None:
         self.client, self.random, self.pause = client, random.Random(seed), pause
@@ -97,14 +97,15 @@ class Killer:
         self.thread.join()
 
     def _run(self) -> None:
-        seen: dict[int, float] = {}
+        killed: set[int] = set()
         while not self.stopped.wait(self.random.uniform(*self.pause)):
-            pids = everywhere(self.client, os.getpid).values()
-            now = time.monotonic()
-            seen = {pid: seen.get(pid, now) for pid in pids}
-            old = sorted(pid for pid, since in seen.items() if now - since >= SETTLED)
-            if len(old) == self.workers and not self.resting:
-                os.kill(self.random.choice(old), signal.SIGKILL)
+            processes = [nanny.process for nanny in list(self.client.cluster.workers.values())]
+            pids = {process.pid for process in processes if process is not None and process.status is Status.running}
+            alive = sorted(pids - killed - {None})
+            if len(alive) == self.workers and not self.resting:
+                victim = self.random.choice(alive)
+                os.kill(victim, signal.SIGKILL)
+                killed.add(victim)
                 self.kills += 1
 
 
