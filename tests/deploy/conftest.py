@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.deploy.ports import free_ports
+
 ROOT = Path(__file__).parents[2]
 NODES = 2
 NEEDED = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel")
@@ -85,7 +87,7 @@ def slurm() -> Iterator[Path]:
             for process in reversed(running):
                 process.terminate()
                 try:
-                    process.wait(20)
+                    process.wait(60)
                 except subprocess.TimeoutExpired:
                     process.kill()
                     process.wait()
@@ -99,7 +101,7 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
     for name in ("state", *(f"spool-n{n + 1}" for n in range(NODES))):
         (folder / name).mkdir()
     host = socket.gethostname().split(".")[0]
-    ports = _free_ports(4)
+    ports = free_ports(4)  # consecutive: those of slurmd are given as a range
     conf = SLURM_CONF.format(host=host, ports=ports, folder=folder, user=getpass.getuser(), nodes=NODES)
     (folder / "slurm.conf").write_text(conf)
     (folder / "gres.conf").write_text(f"Name=gpu File={folder}/gpu[0-1]\n")
@@ -114,11 +116,12 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
         ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
         *(["slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", f"n{n + 1}"] for n in range(NODES)),
     ]
+    deadline = time.monotonic() + 120
     for command in commands:
         with (folder / f"{len(running)}-{command[0]}.out").open("wb") as out:
             running.append(subprocess.Popen(command, stdout=out, stderr=out))
-        time.sleep(0.5)
-    deadline = time.monotonic() + 30
+        while command[0] == "munged" and not (folder / "munge.socket").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)  # the others end if it is not there
     while time.monotonic() < deadline:
         seen = subprocess.run(
             ["sinfo", "-h", "-p", "all", "-N", "-o", "%t"], capture_output=True, text=True, check=False
@@ -128,19 +131,3 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
         time.sleep(0.3)
     logs = "\n".join(f"{path.name}: {path.read_text()[-800:]}" for path in sorted(folder.glob("*.out")))
     pytest.fail(f"Slurm did not start: {seen.stdout}{seen.stderr}\n{logs}")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Find consecutive free ports: slurmd's are given as a range."""
-    for first in range(17000, 60000, 16):
-        sockets = [socket.socket() for _ in range(count)]
-        try:
-            for offset, one in enumerate(sockets):
-                one.bind(("127.0.0.1", first + offset))
-            return list(range(first, first + count))
-        except OSError:
-            continue
-        finally:
-            for one in sockets:
-                one.close()
-    raise AssertionError("no free ports")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import socket
 import stat
 import subprocess
 import sys
@@ -25,6 +24,7 @@ from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import jobfile, kubernetes, manifests
+from tests.deploy.ports import free_ports
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SHIPPED = ["job.yaml", "cluster.yaml", "autoscaler.yaml", "claim.yaml"]
@@ -196,12 +196,12 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
     """This test is the kubelet: it starts each container's command with its environment, and asks its probe."""
     rng = np.random.default_rng(6)
     for name in "AB":
-        np.save(tmp_path / f"{name}.npy", rng.integers(-9, 9, (200, 200)))
+        np.save(tmp_path / f"{name}.npy", rng.integers(-9, 9, (200, 200)).astype(float))  # floats need no compiler
     certificates = manifests.certificates(job)
     assert certificates is not None
     os.mkdir(job.run.folder)
     tls.create(certificates)
-    comm, page, worker_page = _free_ports(3)
+    comm, page, worker_page = free_ports(3)
     names = {
         "/data": str(tmp_path),
         manifests.TLS_FOLDER: f"{job.run.folder}/product.tls",
@@ -232,25 +232,17 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
         running.append(client)
         assert _healthy(page)
         assert _healthy(worker_page)
-        assert client.wait(90) == 0
+        assert client.wait(200) == 0
     finally:
         for process in reversed(running):
             process.terminate()
-            process.wait(20)
+            process.wait(120)
     expected = np.load(tmp_path / "A.npy") @ np.load(tmp_path / "B.npy")
     assert np.array_equal(open_matrix(tmp_path / "C.zarr")[:, :], expected)
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
 def _healthy(port: int) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -35,18 +33,19 @@ def job_file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_runs_on_this_machine(job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_runs_on_this_machine(
+    job_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, rng = job_file.parent, np.random.default_rng(6)
-    a, b = rng.integers(-9, 9, (60, 50)), rng.integers(-9, 9, (40, 50))
+    a, b = (rng.integers(-9, 9, shape).astype(float) for shape in ((60, 50), (40, 50)))  # floats need no compiler
     np.save(folder / "A.npy", a)
     np.save(folder / "B.npy", b)
     monkeypatch.setenv("PYTHONPATH", f"{ROOT}:{ROOT / 'kernels'}")
-    done = subprocess.run(
-        [sys.executable, "-m", "distmm", "submit", str(job_file)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    done = CliRunner().invoke(app, ["submit", str(job_file)])  # a process of its own
+    said = capfd.readouterr().err
+    assert done.exit_code == 0, said
     assert np.array_equal(open_matrix(folder / "C.npy")[:, :], a @ b.T)
-    assert "Cluster with 2 workers" in done.stderr
+    assert "Cluster with 2 workers" in said
 
 
 def test_a_dry_run_prints_what_would_run(job_file: Path) -> None:
