@@ -29,7 +29,7 @@ def random(shape: tuple[int, ...], dtype: str = "f8", seed: int = 0) -> np.ndarr
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     mutually_broadcastable_shapes(signature="(m,k),(k,n)->(m,n)", max_side=5, min_side=0, max_dims=2), st.integers(1, 3)
 )

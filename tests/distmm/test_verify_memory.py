@@ -63,7 +63,7 @@ def test_a_check_needs_no_copies_of_the_blocks(small_slices: None) -> None:
 
 
 @given(m=st.integers(0, 9), k=st.integers(0, 9), height=st.integers(1, 4), power=st.sampled_from([0, 1, 2]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_slices_give_the_product_of_the_whole_block(m: int, k: int, height: int, power: int) -> None:
     rng = np.random.default_rng(m + 10 * k)
     block, panel = rng.standard_normal((m, k), "f4"), rng.standard_normal((k, 3))

@@ -40,7 +40,7 @@ def test_every_ragged_shape_is_right(shape, dtype):
 sizes = st.integers(0, 40)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(
     shape=st.tuples(sizes, sizes, sizes),
     dtype=st.sampled_from(["float32", "float64", "int32", "int64", "complex64", "complex128"]),
@@ -80,7 +80,7 @@ EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 2 * cpu_integers.TILE_K + 9), st.integers(1, 9))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(shape=shapes, bits_a=st.integers(1, 63), bits_b=st.integers(1, 63), seed=st.integers(0, 1000))
 def test_int64_is_exact_at_every_magnitude(shape, bits_a, bits_b, seed):
     m, k, n = shape
@@ -89,7 +89,7 @@ def test_int64_is_exact_at_every_magnitude(shape, bits_a, bits_b, seed):
     np.testing.assert_array_equal(multiply(a, b), a @ b)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(shape=shapes, dtype=st.sampled_from(INTEGERS), seed=st.integers(0, 1000))
 def test_extreme_integers_wrap_around(shape, dtype, seed):
     m, k, n = shape
@@ -190,6 +190,16 @@ def test_many_threads_may_multiply_at_once(dtype):
     with ThreadPoolExecutor(8) as callers:
         for d in callers.map(lambda _: multiply(a, b), range(24)):
             np.testing.assert_array_equal(d, expected)
+
+
+def test_where_numba_may_keep_no_code_it_compiles_for_the_process(monkeypatch):
+    def njit(signatures, *, nogil, cache=False):
+        if cache:
+            raise RuntimeError("cannot cache function '_add_tile': no locator available for file")
+        return lambda function: (function, nogil)
+
+    monkeypatch.setattr(cpu_integers, "njit", njit)
+    assert cpu_integers._compiled.__wrapped__(np.dtype("int32")) == (cpu_integers._add_tile, True)
 
 
 @pytest.mark.parametrize(("setting", "threads"), [("1", None), ("3", 3)])

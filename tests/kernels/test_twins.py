@@ -93,7 +93,7 @@ def test_cuts_of_k_at_the_granule_leave_the_bits(kernel):
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_tf32_parts_add_up_to_the_number(numbers):
     x = np.array([numbers], np.float32)
     hi, lo, guard = twins.split_tf32(x)
@@ -109,7 +109,7 @@ def test_tf32_parts_add_up_to_the_number(numbers):
     st.integers(-60, 60),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_fp16_parts_add_up_to_the_number(numbers, exponent, random):
     signs = np.array([random.choice((-1, 1)) for _ in numbers])
     x = np.ldexp(np.array([numbers], np.float32) * signs, exponent).astype(np.float32)

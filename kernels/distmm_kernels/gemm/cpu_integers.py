@@ -81,13 +81,16 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 @functools.cache
 def _compiled(dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], None]:
-    """Compile the kernel of one tile for ``dtype``, once a process (about two seconds)."""
+    """Compile the kernel of one tile for ``dtype``: two seconds, once a machine where Numba may keep the code."""
     number = from_dtype(dtype)
     operand = types.Array(number, 2, "A", readonly=True)  # any strides; read-only arrays too
     result = types.Array(number, 2, "A")
-    # nogil: the tiles run side by side in Python threads
-    compile_for = njit([types.void(operand, operand, result)], nogil=True)
-    compiled: Callable[[Array, Array, Array], None] = compile_for(_add_tile)
+    signatures = [types.void(operand, operand, result)]
+    compiled: Callable[[Array, Array, Array], None]
+    try:
+        compiled = njit(signatures, nogil=True, cache=True)(_add_tile)  # nogil: tiles run side by side in threads
+    except (RuntimeError, OSError):  # no folder that it may write to, or a full disk
+        compiled = njit(signatures, nogil=True)(_add_tile)
     return compiled
 
 
