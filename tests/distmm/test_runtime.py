@@ -22,6 +22,7 @@ from distmm.runtime import cluster, serial
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
+from tests import forked
 from tests.distmm import lockstep
 
 BLOCKS, EDGE = 8, 64
@@ -40,18 +41,12 @@ def lazy(seed: int) -> da.Array:
 
 
 def owners(client: Client, name: str) -> dict[tuple[Any, ...], int]:
-    """Rank on which each product task of C ran, from the scheduler's log of transitions."""
+    """Rank of the only worker that has a block of C: the one that made it."""
 
     def read(dask_scheduler: Scheduler) -> dict[tuple[Any, ...], int]:
         ranks = dask_scheduler.plugins[PlacementPlugin.name].ranks
-        token = name.rpartition("-")[2]
-        ran = {}
-        for key, _start, finish, _recommended, _stimulus, _time in dask_scheduler.transition_log:
-            if finish == "memory" and isinstance(key, tuple) and key[0] in (name, f"distmm-step-{token}"):
-                ts = dask_scheduler.tasks.get(key)
-                if ts and ts.who_has:
-                    ran[key] = ranks.index(next(iter(ts.who_has)).address)
-        return ran
+        made = {key: ts for key, ts in dask_scheduler.tasks.items() if isinstance(key, tuple) and key[0] == name}
+        return {key: ranks.index(worker.address) for key, ts in made.items() for worker in (ts.who_has or ())}
 
     return client.run_on_scheduler(read)
 
@@ -148,24 +143,26 @@ def test_copies_of_persisted_operands_are_dropped_after_their_last_use(client: C
     C = client.persist(matmul(A, B, client=client))
     wait(C)
 
-    def copies(dask_scheduler: Scheduler) -> int:
-        return max(len(ts.who_has) for ts in dask_scheduler.tasks.values() if ts.who_has)
+    keys = [future.key for array in (A, B) for future in futures_of(array)]
 
-    deadline = time.time() + 5
+    def copies(dask_scheduler: Scheduler) -> int:
+        return max(len(dask_scheduler.tasks[key].who_has) for key in keys)
+
+    deadline = time.time() + 60
     while client.run_on_scheduler(copies) > 1 and time.time() < deadline:
         time.sleep(0.05)
     assert client.run_on_scheduler(copies) == 1
 
 
 def left_of_products(client: Client) -> dict[str, str]:
-    """What the plugin still keeps of products, after some seconds at most."""
+    """What the plugin still keeps of products, after a minute at most."""
 
     def tables(dask_scheduler: Scheduler) -> dict[str, str]:
         plugin = dask_scheduler.plugins[PlacementPlugin.name]
         names = "plans total done known uses home used_up windows copies opening"
         return {name: str(table)[:500] for name in names.split() if (table := getattr(plugin, name))}
 
-    deadline = time.time() + 5
+    deadline = time.time() + 60
     while client.run_on_scheduler(tables) and time.time() < deadline:
         time.sleep(0.05)
     found: dict[str, str] = client.run_on_scheduler(tables)
@@ -272,6 +269,7 @@ def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
     A, B = (lazy(s).map_blocks(slow, dtype="f4") for s in (15, 16))
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
         LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as four,
         Client(four, set_as_default=False) as client,
     ):

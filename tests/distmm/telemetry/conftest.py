@@ -130,7 +130,7 @@ class Browser:
     def close(self) -> None:
         self.socket.close()
         self.process.terminate()
-        self.process.wait(30)
+        self.process.wait(120)
         self.log.close()
         self.loop.close()
 

@@ -26,6 +26,7 @@ from distmm.telemetry import dashboard, theme
 from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
+from tests import forked
 
 # A model on the page, by its name, and the data that it draws.
 MODEL = "Bokeh.documents[0].get_model_by_name('distmm-{}')"
@@ -37,6 +38,7 @@ READY = "window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].get_model_
 def cluster() -> Iterator[Client]:
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address="127.0.0.1:0") as two,
         Client(two, set_as_default=False) as client,
     ):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -13,7 +12,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +33,12 @@ MONITORING = ROOT / "deploy" / "monitoring"
 GPU = lambda worker: Device(60 * 10**9, 80 * 10**9, 0.5)  # noqa: E731
 
 
+def wait_for_late_heartbeats() -> None:
+    from distmm.telemetry import scheduler
+
+    scheduler.LINGER_SECONDS = 600
+
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A scheduler and two workers started as users do, with the preload: their /metrics are theirs alone."""
@@ -49,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     with (folder / "log").open("w") as log, ExitStack() as started:
         for command in commands:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
-            started.callback(process.wait, 30)
+            started.callback(process.wait, 120)
             started.callback(process.terminate)
         deadline = time.monotonic() + 120
         while not file.exists() or not file.read_text():
@@ -58,6 +63,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         with Client(scheduler_file=str(file), set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             client.register_plugin(WorkerTelemetry(GPU))
+            client.run_on_scheduler(wait_for_late_heartbeats)
             with client.as_current():
                 yield client
 
@@ -78,34 +84,41 @@ def query(cluster: Client, prometheus: str, tmp_path: Path) -> Iterator[Callable
     assert text.count("scheduler:8787") == 2
     (tmp_path / "prometheus.yml").write_text(re.sub(r"\b15s\b", "1s", text.replace("scheduler:8787", scheduler)))
     (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     arguments = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
-    with (tmp_path / "log").open("w") as log:
-        process = subprocess.Popen(
-            [prometheus, *arguments, f"--web.listen-address=127.0.0.1:{port}"], stdout=log, stderr=log
-        )
+    with (
+        (tmp_path / "log").open("w") as log,
+        subprocess.Popen(
+            [prometheus, *arguments, "--web.listen-address=127.0.0.1:0"], stdout=log, stderr=log
+        ) as process,
+    ):
 
-    def ask(expression: str) -> list[dict[str, Any]]:
-        assert process.poll() is None, (tmp_path / "log").read_text()
-        path = f"http://127.0.0.1:{port}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-        with urllib.request.urlopen(path) as answer:
-            return json.load(answer)["data"]["result"]
+        def wait_for(true: Callable[[], object]) -> Any:
+            deadline = time.monotonic() + 120
+            while not (value := true()):
+                said = (tmp_path / "log").read_text()
+                assert process.poll() is None, said
+                assert time.monotonic() < deadline, said
+                time.sleep(0.1)
+            return value
 
-    deadline = time.monotonic() + 120
-    while True:
+        def ask(expression: str) -> list[dict[str, Any]]:
+            path = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
+            with urllib.request.urlopen(path) as answer:
+                return json.load(answer)["data"]["result"]
+
+        def ready() -> bool:
+            with suppress(urllib.error.HTTPError), urllib.request.urlopen(f"http://{address}/-/ready"):
+                return True
+            return False
+
         try:
-            ready = len(ask("up == 1")) == 3  # the scheduler and two workers that it told of
-        except urllib.error.URLError:
-            ready = False
-        if ready:
-            break
-        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.3)
-    yield ask
-    process.terminate()
-    process.wait(30)
+            listens = re.compile(r'"Listening on" address=(\S+)')
+            address = wait_for(lambda: listens.search((tmp_path / "log").read_text()))[1]
+            wait_for(ready)
+            wait_for(lambda: len(ask("up == 1")) == 3)  # the scheduler and two workers that it told of
+            yield ask
+        finally:
+            process.terminate()
 
 
 def expressions() -> list[str]:
@@ -117,7 +130,7 @@ def test_prometheus_answers_every_query_of_the_dashboard(
     cluster: Client, query: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     name, made = product(cluster, 96)
-    time.sleep(1)
+    settle(query, {f'distmm_blocks_done{{product="{name}"}}': 64})
     product(cluster, 48)  # rates and increases need a second value
     deadline = time.monotonic() + 120
     silent = expressions()

@@ -17,7 +17,7 @@ from distmm.cost import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import metrics
+from distmm.telemetry import metrics, scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
@@ -169,7 +169,8 @@ def test_a_record_of_thousands_of_tasks_travels_in_a_few_megabytes() -> None:
     assert len(pickle.dumps(r)) < 8e6
 
 
-def test_figures_of_a_real_product_are_exact(current: Client) -> None:
+def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "LINGER_SECONDS", 600)  # however late the workers' heartbeats are
     A, B = (da.random.default_rng(seed).random((8 * 48, 8 * 48), chunks=48) for seed in (1, 2))
     made = plan(A, B, client=current)
     C = matmul(A, B, client=current)
@@ -193,10 +194,11 @@ def test_figures_of_a_real_product_are_exact(current: Client) -> None:
 def test_the_same_product_again_is_a_new_record(current: Client) -> None:
     A = da.ones((64, 64), chunks=32)
     C = matmul(A, A, client=current)
+    token = C.name.rpartition("-")[2]
     for _ in range(2):
         current.compute(C.sum(), sync=True)
-        deadline = time.monotonic() + 10
-        while current.run_on_scheduler(lambda dask_scheduler: len(dask_scheduler.tasks)):
+        deadline = time.monotonic() + 60
+        while current.run_on_scheduler(lambda dask_scheduler: any(token in str(key) for key in dask_scheduler.tasks)):
             assert time.monotonic() < deadline
             time.sleep(0.05)
     f = telemetry.figures(current, C.name)
