@@ -81,6 +81,7 @@ say({{"ready": True}})
     [
         ("say({'failure': 'KilledWorker: out of memory'})", 200, "KilledWorker: out of memory"),
         ("print('no luck', file=sys.stderr); os.kill(os.getpid(), 9)", 200, "its process ended with code -9: no luck"),
+        ("say({'row': {'seconds': 1.0}})", 200, "C.zarr: no such file or folder"),
         ("time.sleep(600)", 0.1, "not finished after 0.1 s (--patience)"),
     ],
 )
@@ -89,7 +90,7 @@ def test_a_peer_that_fails_is_a_row_that_says_why_and_the_next_one_runs(
 ) -> None:
     behaves(monkeypatch, how)
     rows = measured(tmp_path, "dask.array", "dask.array", patience=patience)
-    assert [row.notes for row in rows] == [(reason,)] * 2
+    assert [reason in row.notes[0] for row in rows] == [True] * 2
     assert [(row.seconds, row.ok) for row in rows] == [(None, None)] * 2
 
 

@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +20,7 @@ from rich.table import Table
 import distmm
 from distmm.bench.cases import element
 from distmm.bench.run import Child, EndedError, SilenceError
+from distmm.errors import InputError
 from distmm.storage import Matrix, create_output, open_matrix
 
 from .task import Task
@@ -97,7 +98,7 @@ class Row:
     peak: int = 0
     written: int = 0
     ok: bool | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
 
 
 def measure(product: Product, names: Sequence[str], patience: float, forget: Callable[[Path], None]) -> list[Row]:
@@ -115,17 +116,19 @@ def measure(product: Product, names: Sequence[str], patience: float, forget: Cal
     """
     rows = []
     for name in names:
+        row = Row(name if product.device == "cpu" else f"{name} with CuPy")
         scratch = product.folder / f"peer {name}"
         scratch.mkdir()
-        rows.append(_one(product, name, scratch, patience, forget))
+        try:
+            row = _one(row, product, PEERS[product.device][name], scratch, patience, forget)
+        except (InputError, OSError) as error:  # no room for operands of another type, no C that can be read
+            row = replace(row, notes=(f"cannot: {error}",))
+        rows.append(row)
         shutil.rmtree(scratch, ignore_errors=True)  # what a process that is being killed still writes stays
     return rows
 
 
-def _one(product: Product, name: str, scratch: Path, patience: float, forget: Callable[[Path], None]) -> Row:
-    device = product.device
-    peer = PEERS[device][name]
-    row = Row(name if device == "cpu" else f"{name} with CuPy")
+def _one(row: Row, product: Product, peer: Peer, scratch: Path, patience: float, forget: Callable[[Path], None]) -> Row:
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         return replace(row, notes=(f"{' and '.join(missing)} is not installed",))
@@ -138,7 +141,7 @@ def _one(product: Product, name: str, scratch: Path, patience: float, forget: Ca
     c = scratch / "C.zarr"
     (scratch / "work").mkdir()
     paths = (str(path) for path in (a, b, c, scratch / "work"))
-    row = _run(row, Task(peer.module, device, product.workers, product.limit, product.block, *paths), patience)
+    row = _run(row, Task(peer.module, product.device, product.workers, product.limit, product.block, *paths), patience)
     if row.seconds is None:
         return row
     verdict = distmm.verify(*(open_matrix(path) for path in (a, b, c)))

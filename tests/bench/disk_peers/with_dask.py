@@ -14,8 +14,8 @@ from distributed import Client, LocalCluster
 
 from .task import Task
 
-# Of a GPU's memory, for RMM's pool: CuPy's own would lie beside it, and ask the driver for each large block.
-POOL = 0.8
+# Of a GPU's memory, for RMM's pool, which CuPy is given too: more than the 0.8 from which dask-cuda moves blocks out.
+POOL = 0.9
 
 
 @contextmanager
