@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+import psutil
 import zarr
 
 from .task import Task
@@ -33,28 +34,19 @@ def program(task: Task) -> Iterator[Callable[[], None]]:
     import cubed
     from cubed.runtime.create import create_executor
 
+    host = task.limit or psutil.virtual_memory().total // task.workers
     if on_gpu:
+        import cupy
+
+        # cubed compares what tasks may have with the memory of the host.
+        allowed = int(GPU_SHARE * min(cupy.cuda.Device().mem_info[1], host)) // GPU_TASKS
         executor = create_executor("threads", {"max_workers": GPU_TASKS})
-        spec = cubed.Spec(task.scratch, allowed_mem=_gpu_memory() // GPU_TASKS, executor=executor)
+        spec = cubed.Spec(task.scratch, allowed_mem=allowed, executor=executor)
     else:
         executor = create_executor("processes", {"max_workers": task.workers * task.threads})
         reserved = cubed.measure_reserved_mem(executor, task.scratch)
-        limit = _host_memory() // task.workers if task.limit is None else task.limit
-        spec = cubed.Spec(task.scratch, allowed_mem=limit // task.threads, reserved_mem=reserved, executor=executor)
+        spec = cubed.Spec(task.scratch, allowed_mem=host // task.threads, reserved_mem=reserved, executor=executor)
     yield partial(multiply, task, spec)
-
-
-def _gpu_memory() -> int:
-    """Bytes that tasks may have: of the GPU, and no more than the host has, with which cubed compares them."""
-    import cupy
-
-    return int(GPU_SHARE * min(cupy.cuda.Device().mem_info[1], _host_memory()))
-
-
-def _host_memory() -> int:
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def multiply(task: Task, spec: Any) -> None:
