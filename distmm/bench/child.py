@@ -16,11 +16,13 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from distmm.bench.cases import KERNEL, Case
 
-__all__ = ["Task", "main"]
+__all__ = ["Errand", "Say", "Task", "main", "serve"]
+
+Say = Callable[[dict[str, Any]], None]
 
 MODULES = {
     "distmm": "on_cluster",
@@ -34,6 +36,25 @@ MODULES = {
 # connect. On GPUs ours is large enough for the kernels of large blocks; JAX would search a minute for its algorithm.
 WARM_EDGE = {"distmm": 8192, "dask.array.matmul": 8192, "JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
+
+
+class Errand(Protocol):
+    """What a process of its own is started for."""
+
+    @property
+    def program(self) -> str:
+        """What it measures."""
+
+    @property
+    def device(self) -> Literal["cpu", "gpu"]:
+        """Where."""
+
+    @property
+    def workers(self) -> int:
+        """GPUs that it sees, or CPU processes with one thread each."""
+
+    def write(self) -> str:
+        """Return one line of JSON, which it reads first."""
 
 
 @dataclass(frozen=True)
@@ -62,27 +83,43 @@ class Task:
 
 def main() -> int:
     """Measure all cases; return the exit code."""
+    return serve(_measure)
+
+
+def serve(work: Callable[[str, Say], None]) -> int:
+    """Do the work that a line on standard input tells of, and answer on standard output; return the exit code.
+
+    Parameters
+    ----------
+    work : callable
+        Called with the line, and with what takes an answer. What it raises is the last answer.
+    """
     say = _answers()
-    task = Task.read(sys.stdin.readline())
+    line = sys.stdin.readline()
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices a product, new ones each time
     try:
-        module = importlib.import_module(f"distmm.bench.{MODULES[task.program]}")
-        with module.program(task) as measure:
-            say({"ready": True})
-            warm: set[tuple[str, str]] = set()
-            edge = WARM_EDGE[task.program] if task.device == "gpu" else WARM_EDGE_ON_CPU
-            for case in task.cases:
-                if case.program != KERNEL and (case.place, case.dtype) not in warm:
-                    measure(smaller(case, edge), next(seeds))
-                    warm.add((case.place, case.dtype))
-                runs = 1 if case.program == KERNEL else task.repeat
-                say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
+        work(line, say)
     except Exception as error:
         traceback.print_exc()
         say({"failure": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"})
         return 1
     return 0
+
+
+def _measure(line: str, say: Say) -> None:
+    task = Task.read(line)
+    seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices a product, new ones each time
+    module = importlib.import_module(f"distmm.bench.{MODULES[task.program]}")
+    with module.program(task) as measure:
+        say({"ready": True})
+        warm: set[tuple[str, str]] = set()
+        edge = WARM_EDGE[task.program] if task.device == "gpu" else WARM_EDGE_ON_CPU
+        for case in task.cases:
+            if case.program != KERNEL and (case.place, case.dtype) not in warm:
+                measure(smaller(case, edge), next(seeds))
+                warm.add((case.place, case.dtype))
+            runs = 1 if case.program == KERNEL else task.repeat
+            say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
 
 
 def smaller(case: Case, edge: int) -> Case:
@@ -98,7 +135,7 @@ def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
     return middle | checks | {"all_seconds": [row["seconds"] for row in rows]}
 
 
-def _answers() -> Callable[[dict[str, Any]], None]:
+def _answers() -> Say:
     """Take standard output for the answers; what libraries and workers print goes where errors go."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

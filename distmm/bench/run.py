@@ -20,11 +20,11 @@ from typing import Any
 from distributed.diagnostics import nvml
 
 from distmm.bench.cases import Case, Experiment, Group
-from distmm.bench.child import Task
+from distmm.bench.child import Errand, Task
 from distmm.bench.results import Results, Row
 from distmm.clusters import BLAS_THREADS
 
-__all__ = ["run"]
+__all__ = ["Child", "EndedError", "SilenceError", "run"]
 
 OVER = "not measured: the time given by --deadline was over"
 
@@ -103,7 +103,11 @@ def _measure(
             add(waiting.popleft(), failure=OVER)
         return
     started = False
-    with Child(experiment, group, tuple(waiting)) as child:
+    task = Task(
+        group.program, experiment.device, group.workers, tuple(waiting), experiment.precision, experiment.kernel,
+        experiment.repeat, experiment.seed,
+    )  # fmt: skip
+    with Child(task) as child:
         try:
             child.answer(left())
             started = True
@@ -127,11 +131,8 @@ class Child:
 
     command = (sys.executable, "-m", "distmm.bench")
 
-    def __init__(self, experiment: Experiment, group: Group, cases: tuple[Case, ...]) -> None:
-        self.task = Task(
-            group.program, experiment.device, group.workers, cases, experiment.precision, experiment.kernel,
-            experiment.repeat, experiment.seed,
-        )  # fmt: skip
+    def __init__(self, task: Errand) -> None:
+        self.task = task
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def __enter__(self) -> Child:
@@ -200,7 +201,7 @@ class Child:
             stream.close()
 
 
-def environment(task: Task) -> dict[str, str]:
+def environment(task: Errand) -> dict[str, str]:
     """Variables for a child: as many GPUs or threads as it may use, and this package."""
     root = str(Path(__file__).parents[2])
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}

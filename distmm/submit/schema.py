@@ -85,6 +85,7 @@ class Run:
     """``[run]``: the job itself, whatever runs it."""
 
     name: str = key(_name, "distmm")
+    # On this machine there are no allocations: walltime, grace and restarts say nothing there.
     walltime: str = key(_duration, "1h")  # of one allocation; the job goes on in the next
     grace: str = key(_duration, "5m")  # the job is stopped this long before its walltime
     restarts: int = key(_at_least(0), 100)

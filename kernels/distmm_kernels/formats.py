@@ -74,11 +74,6 @@ class Format:
         """Whether tensor cores want k contiguous."""
         return self.dtype.itemsize != 2
 
-    @property
-    def multiple(self) -> int:
-        """Elements that a padded row is a multiple of."""
-        return TMA_BYTES // self.dtype.itemsize
-
 
 FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2)
 TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import loaded
 from distmm_kernels.hopper_tiles import ROWS, WARP_ROWS, HopperTile
-from distmm_kernels.tensor_map import MatrixStack, tensor_map
+from distmm_kernels.tensor_map import MatrixStack, TensorMap, tensor_map
 
 __all__ = ["HopperGemm", "Scales"]
 
@@ -33,6 +34,15 @@ class Scales(NamedTuple):
 NO_SCALES = Scales(0, 0, 0, 0)
 
 
+class _Fixed(NamedTuple):
+    """What a launch takes that depends on neither C nor the address of D. The maps are kept: the driver reads them."""
+
+    grid: tuple[int, int, int]
+    maps: tuple[TensorMap, ...]
+    addresses: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
 class HopperGemm:
     """One variant of the kernel on one device.
 
@@ -49,6 +59,7 @@ class HopperGemm:
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
+        self._fixed = functools.lru_cache(maxsize=1024)(self._fix)
 
     def __call__(
         self,
@@ -72,14 +83,18 @@ class HopperGemm:
         d
             ``(m, n)``, aligned as A and B are.
         """
-        tile, m, n = self.tile, d.rows, d.columns
-        k = a[0].columns if tile.a_major == "k" else a[0].rows
-        a_maps = [tensor_map(part, tile.operand, *self._a_box).address for part in a]
-        b_maps = [tensor_map(part, tile.operand, *self._b_box).address for part in b]
-        d_map = tensor_map(d, tile.output, *self._d_box).address
-        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], d_map
-        high, wide = -(-m // ROWS), -(-n // tile.columns)
+        fixed = self._fixed(a, b, d.matrices, d.rows, d.columns)
+        d_map = tensor_map(d, self.tile.output, *self._d_box)
         added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
-        batched = d.matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
-        grid = (min(self._multiprocessors, high * wide * d.matrices), 1, 1)
-        self._kernel.launch(grid, maps, (*added, *scales, m, n, k, *batched, high, wide))
+        self._kernel.launch(fixed.grid, (*fixed.addresses, d_map.address), (*added, *scales, *fixed.numbers))
+
+    def _fix(self, a: tuple[MatrixStack, ...], b: tuple[MatrixStack, ...], matrices: int, m: int, n: int) -> _Fixed:
+        tile = self.tile
+        k = a[0].columns if tile.a_major == "k" else a[0].rows
+        a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
+        b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
+        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1]
+        high, wide = -(-m // ROWS), -(-n // tile.columns)
+        grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
+        batched = matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
+        return _Fixed(grid, maps, tuple(each.address for each in maps), (m, n, k, *batched, high, wide))

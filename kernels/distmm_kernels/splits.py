@@ -14,6 +14,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.driver import LoadedKernel, loaded
 from distmm_kernels.formats import GRANULE, Format, Guard, granules, place, warps_of
 from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.vectors import row_pitch
 
 __all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
 
@@ -70,18 +71,18 @@ class Layout(NamedTuple):
     def of(cls, form: Format, batch: int, rows: int, k: int, by_rows: bool) -> Layout:
         """Lay out the parts of a stack that is read with its k contiguous, or its rows."""
         k_major = by_rows or form.along_k
-        count = max(granules(k), 1)
+        count, itemsize = max(granules(k), 1), form.dtype.itemsize
         if not k_major:
-            ld = last_ld = _padded(rows, form.multiple)
+            ld = last_ld = row_pitch(rows, itemsize)
             elements, step = batch * k * ld, GRANULE * ld
         elif form.guarded:
-            ld, last_ld = GRANULE, _padded(k - (count - 1) * GRANULE, form.multiple)
+            ld, last_ld = GRANULE, row_pitch(k - (count - 1) * GRANULE, itemsize)
             step = batch * rows * GRANULE
             elements = (count - 1) * step + batch * rows * last_ld
         else:
-            ld = last_ld = _padded(k, form.multiple)
+            ld = last_ld = row_pitch(k, itemsize)
             elements, step = batch * rows * ld, GRANULE
-        part = _padded(elements * form.dtype.itemsize, ALIGNMENT)
+        part = -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
         pitch = rows + PAST_THE_ROWS + -rows % 4  # the kernel reads scales in pairs
         table = 4 * batch * count * pitch
         scales = form.parts * part
@@ -276,7 +277,3 @@ def splitter(form: Format, device: Device) -> Splitter:
 def as_stack(array: Array) -> Array:
     """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``: a view, where strides allow."""
     return array[None] if array.ndim == 2 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
-
-
-def _padded(number: int, multiple: int) -> int:
-    return -(-number // multiple) * multiple

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from distmm_kernels.driver import check
 
-__all__ = ["ALIGNMENT", "MatrixStack", "tensor_map"]
+__all__ = ["ALIGNMENT", "MatrixStack", "TensorMap", "tensor_map"]
 
 ALIGNMENT = 16  # bytes, of the first element, of rows and of matrices
 _TYPES = {
@@ -59,7 +59,7 @@ class MatrixStack(NamedTuple):
         return cls(array.data.ptr, matrices, rows, columns, pitch, step)
 
 
-class _TensorMap:
+class TensorMap:
     """Owns the encoded bytes; their address is what a launch takes."""
 
     def __init__(self, encoded: Any) -> None:
@@ -67,7 +67,7 @@ class _TensorMap:
 
 
 @functools.lru_cache(maxsize=4096)
-def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> _TensorMap:
+def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> TensorMap:
     """Return the tensor map of a stack that is loaded or stored in boxes of so many rows and columns.
 
     Rows of a box are at most 128 bytes long, and lie in shared memory permuted by the 128-byte swizzle.
@@ -93,4 +93,4 @@ def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> _Tenso
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )
-    return _TensorMap(encoded)
+    return TensorMap(encoded)

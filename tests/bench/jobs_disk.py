@@ -6,6 +6,9 @@ and writing the same bytes one after another as ``dd`` does. Before each reading
 Prints a table, and what the certificate cost (the same job with ``check="none"``). The seconds of CPU of all processes,
 without those of starting them, can be compared where other work on the machine disturbs the clock.
 
+Then other programs do the same product with the same memory, each in a process of its own (`disk_peers`): `dask.array`
+and cubed, on GPUs with CuPy.
+
 On GPUs, ``--device gpu --dtype bfloat16 --size 100000``, the job runs beside the kernel alone (its rate on blocks in
 GPU memory) and the link between host and GPU alone (A and B from pinned memory, C back at the same time).
 """
@@ -21,6 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from disk_peers import compare
+from disk_peers.usage import Usage
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
@@ -134,6 +139,9 @@ def main() -> None:
         "--limit", type=int,
         help="memory of each worker, bytes; default: on CPUs a quarter of A, B and C in all, with GPUs the machine's",
     )  # fmt: skip
+    parser.add_argument("--peers", nargs="*", choices=list(compare.PEERS["cpu"]), default=list(compare.PEERS["cpu"]))
+    parser.add_argument("--peer-block", type=int, help="edge of the peers' blocks; default: 2048, on GPUs 8192")
+    parser.add_argument("--patience", type=float, default=600, help="seconds for a peer's product")
     parser.add_argument("--dir", help="where the matrices go; default: the system's temporary folder")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="distmm-disk-", dir=options.dir))
@@ -156,14 +164,21 @@ def main() -> None:
                     _, alone = client.submit(kernel_alone, *asked, pure=False).result()
                     seconds["kernel alone"] = alone * (size / KERNEL_EDGE) ** 3
                     seconds["link alone"] = client.submit(link_alone, nbytes, pure=False).result()
-                summary, cpu[label] = job(folder, client, check)
+                with Usage(os.getpid()) as usage:
+                    summary, cpu[label] = job(folder, client, check)
             seconds[label] = summary.seconds
+            if check == "freivalds":
+                rows = [compare.Row("distmm", summary.seconds, usage.peak, usage.written, summary.residual <= 1)]
         if not on_gpu:
             seconds["numpy.matmul"], cpu["numpy.matmul"] = numpy_alone(folder)
+        block = min(size, options.peer_block or (8192 if on_gpu else 2048))
+        product = compare.Product(folder, options.device, workers, limit, -(-block // options.chunk) * options.chunk)
+        rows += compare.measure(product, options.peers, options.patience, forget)
     finally:
         shutil.rmtree(folder)
     report(seconds, cpu, f"n = {size} {dtype}, {workers} workers, A, B and C {3 * nbytes / 1e9:.3g} GB", 2 * size**3)
     Console(soft_wrap=True).print(f"memory limit {limit}, plan {summary.plan}, load average {os.getloadavg()[0]:.1f}")
+    Console().print(compare.table(rows, "from Zarr to Zarr with the same memory, workers and cores"))
 
 
 def report(seconds: dict[str, float], cpu: dict[str, float], title: str, flops: int) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from distmm.bench import Case, Experiment, Results, Row, efficiency, matrices, run, weak_size
 from distmm.bench.cases import KERNEL, element
-from distmm.bench.child import median
+from distmm.bench.child import Task, median
 from distmm.bench.run import Child
 from distmm.cli.app import app
 from distmm.errors import InputError
@@ -213,8 +213,7 @@ def test_a_program_that_is_not_there_is_a_row_that_says_so(program: str) -> None
 
 
 def test_a_child_and_its_workers_end_with_their_parent() -> None:
-    group = Experiment("cpu", (1,), 64, 64, programs=["distmm"]).groups()[0]
-    with Child(SMALL, group, group.cases) as child:
+    with Child(Task("distmm", "cpu", 1, (), "highest", None, 1, 0)) as child:
         assert child.answer(120) == {"ready": True}
         family = [psutil.Process(child.process.pid), *psutil.Process(child.process.pid).children(recursive=True)]
         assert len(family) > 2  # a nanny's worker, at least

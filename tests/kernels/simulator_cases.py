@@ -7,14 +7,16 @@ where the real tile has them at 32.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numba import config, cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
-from distmm_kernels import block_kernel, launch, reference
+from distmm_kernels import block_kernel, driver, launch, reference, vectors
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.naive import NaiveKernel
@@ -65,6 +67,7 @@ def numpy_memory(monkeypatch):
     monkeypatch.setattr(block_kernel, "current_stream", lambda: 0)
     monkeypatch.setattr(launch, "address", lambda array: array.ctypes.data)
     monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
+    monkeypatch.setattr(driver, "loaded", RealigningKernel)
 
 
 class SimulatedLaunch:
@@ -83,6 +86,21 @@ class SimulatedLaunch:
         none = np.empty((0, 0, 0), arrays[0].dtype)
         stacks = [none if x is None else x if x.ndim == 3 else x[None] for x in self.planned]
         cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, stacks))
+
+
+class RealigningKernel:
+    """What `driver.loaded` gives for the kernel of `device_code.realign`."""
+
+    def __init__(self, recipe, device):
+        module, function = recipe.maker.split(":")
+        self.source = getattr(importlib.import_module(module), function)()
+
+    def launch(self, grid, maps, values):
+        def words(count, address):
+            return FakeCUDAArray(np.frombuffer((ctypes.c_uint32 * count).from_address(address), np.uint32))
+
+        arguments = words(values[2], values[4]), *values[7:11], words(values[13], values[15]), *values[18:]
+        cuda.jit(self.source.function)[grid, self.source.threads](*arguments)
 
 
 def multiply(kernel, a, b, c=None):
@@ -201,3 +219,24 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(kernel):
     expected[:, 1] = np.inf
     expected[0] = np.nan
     np.testing.assert_array_equal(multiply(kernel, a, b), expected)
+
+
+# a row of 2 x 128 words takes the fast path and the ragged one; byte 1, 2 and 3 of a word; rows and matrices in reverse
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(
+    ("dtype", "columns", "first"),
+    [("int8", 1030, 1), ("int8", 3, 3), (ml_dtypes.bfloat16, 517, 1), ("complex128", 3, 0)],
+)
+def test_rows_that_begin_anywhere_are_copied_to_vectors_and_filled_up_with_zeros(dtype, columns, first, reverse):
+    # ones beside the rows would show where too much is copied
+    whole = np.ones((2, 3, first + columns + 1), dtype)
+    rows = whole[:, :, first:-1]
+    rows[...] = matrix((2, 3, columns), "int32", 0, "integers")
+    rows = rows[::-1, ::-1] if reverse else rows
+    for given in (rows, rows[0], rows[:, :, :1]):
+        copied = vectors.in_vectors(given, GPU)
+        assert vectors.has_vectors(copied, -1)
+        np.testing.assert_array_equal(copied, given)
+        row = given.shape[-1] * given.itemsize
+        filled = np.lib.stride_tricks.as_strided(copied, (*given.shape[:-1], -(-row // 16) * 16 // given.itemsize))
+        assert not filled[..., given.shape[-1] :].any()

@@ -97,13 +97,13 @@ def test_register_tiles_stay_in_registers(register_tiles, dtype, size, wide, arc
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+@pytest.mark.parametrize("copy", ["transposing uint16", "transposing complex128", "realigning"])
 @pytest.mark.usefixtures("build")  # skips where the compiler is missing
-def test_the_transposing_copy_stays_in_registers(dtype, architecture):
+def test_copies_stay_in_registers(copy, architecture):
     from distmm_kernels import compiler
-    from distmm_kernels.device_code.transpose import source
+    from distmm_kernels.device_code import realign, transpose
 
-    log = compiler.build(source(dtype), architecture).log
+    log = compiler.build(realign.source() if copy == "realigning" else transpose.source(copy[12:]), architecture).log
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
 
 

@@ -71,11 +71,6 @@ def test_the_warps_of_a_row_hold_a_granule_of_it_and_are_no_more_than_needed(k):
     assert warps == 1 or warps // 2 * 1024 < held
 
 
-def test_rows_of_parts_are_padded_to_16_bytes():
-    for form in (FP16_PAIR, TF32_PAIR, TF32):
-        assert form.multiple * form.dtype.itemsize == 16
-
-
 @given(st.sampled_from([FP16_PAIR, TF32_PAIR, TF32]), st.integers(1, 4), st.integers(1, 300),
        st.integers(1, 3 * GRANULE), st.booleans())  # fmt: skip
 def test_pieces_tile_the_memory_of_an_operand(form, batch, rows, k, by_rows):

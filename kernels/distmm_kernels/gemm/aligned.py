@@ -14,12 +14,7 @@ __all__ = ["AlignedKernel", "addable", "contiguous"]
 
 
 class AlignedKernel(CudaKernel):
-    """Rows of D, and of copies, begin at multiples of the alignment."""
-
-    def _padded(self, array: Array) -> Array:
-        copy = self._rows(array.shape, array.dtype)
-        copy[...] = array
-        return copy
+    """Rows of D begin at multiples of the alignment."""
 
     def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array whose rows begin at multiples of the alignment."""

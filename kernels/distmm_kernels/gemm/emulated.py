@@ -30,6 +30,7 @@ from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.vectors import in_vectors
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
 
@@ -182,7 +183,7 @@ class Fp16x3Kernel(AlignedKernel):
         d: Array,
     ) -> None:
         if c is not None and not addable(c):
-            c = self._padded(c)
+            c = in_vectors(c, self.device)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:
             to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)

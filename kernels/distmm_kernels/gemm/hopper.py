@@ -84,11 +84,7 @@ class HopperKernel(AlignedKernel):
             if must_be in (None, major) and _legal(rows_first[major]):
                 return self._operand(shape, rows_first[major], major)
         major = must_be or (other if contiguous(rows_first[other]) else own)
-        return self._operand(shape, self._copied(rows_first[major]), major)
-
-    def _copied(self, rows: Array) -> Array:
-        # int8 is often copied across its rows: CuPy would read one byte of each sector of 32 at a time
-        return in_vectors(rows, self.device) if self.operand == "int8" else self._padded(rows)
+        return self._operand(shape, in_vectors(rows_first[major], self.device), major)
 
     def _converted(self, block: Array) -> Array:
         return block.astype(self.dtype, copy=False)
@@ -109,7 +105,7 @@ class HopperKernel(AlignedKernel):
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
         if c is not None and not addable(c):
-            c = self._padded(c)
+            c = in_vectors(c, self.device)
         batch = d.shape[:-2]
         if a.stack is not None and b.stack is not None and not batch:
             self._multiply(a, b, a.stack, b.stack, c, d)
