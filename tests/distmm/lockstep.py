@@ -82,7 +82,7 @@ def largest_held(client: Client, result: da.Array, block: int) -> int:
         now = client.run_on_scheduler(scheduler_moves), [moves for moves, *_ in looks.values()]
         if now != before or not all(rest for _, rest, *_ in looks.values()):
             before = now
-            time.sleep(0.01)
+            time.sleep(0.02)
             continue
         peak = max(peak, *(held + waiting * block for *_, waiting, held in looks.values()))
         if done:

@@ -41,10 +41,8 @@ def finished(client: Client, name: str) -> tuple[int, int]:
     """Product tasks, and blocks of C, that the scheduler saw finish."""
 
     def read(dask_scheduler: Scheduler) -> tuple[int, int]:
-        token = name.rpartition("-")[2]
-        keys = [entry[0] for entry in dask_scheduler.transition_log if entry[2] == "memory"]
-        steps = {key for key in keys if isinstance(key, tuple) and key[0] == f"distmm-step-{token}"}
-        return len(steps), len({key for key in keys if isinstance(key, tuple) and key[0] == name})
+        there = [key for key, ts in dask_scheduler.tasks.items() if ts.state == "memory" and key[0] == name]
+        return len(dask_scheduler.plugins[PlacementPlugin.name].done[name]), len(there)
 
     return client.run_on_scheduler(read)
 
@@ -61,10 +59,9 @@ def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: C
         kept = measured.persist(C)
         wait(kept)
         moved.append(telemetry.bytes_moved(measured) - before)
-        steps, blocks = finished(measured, C.name)
+        products, blocks = finished(measured, C.name)
         assert blocks == BLOCKS**2
-        images = plan.blocking.c_blocks - plan.blocking.whole.c_blocks
-        tasks.append(steps + blocks - images)
+        tasks.append(products)
         plans.append(plan)
     assert moved[0] == plans[0].bytes_moved < plans[1].bytes_moved <= moved[1]
     assert tasks == [plan.cost.tasks for plan in plans] == [BLOCKS * (BLOCKS + 1) // 2 * DEPTH, BLOCKS**2 * DEPTH]
