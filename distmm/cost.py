@@ -146,7 +146,7 @@ def cost(
     """
     problem, blocking, grid = layout.problem, layout.blocking, layout.grid
     item, accumulator = problem.dtype.itemsize, accumulator_dtype(problem.dtype).itemsize
-    layers, steps = len(layout.parts), max(map(len, layout.parts))
+    layers, steps = layout.layers, layout.steps
     batch_edges = math.prod(map(max, blocking.batch))
     m, k, n = blocking.largest
     largest = max(waves, key=lambda wave: wave.c_blocks)  # the first of them
@@ -188,14 +188,15 @@ def cost(
     # Time: a step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
     arithmetic = transfers = loading = 0.0
     moved = summed = (layers - 1) * blocking.c_elements * accumulator
-    depth = max(sum(blocking.k[p] for step in part for p in step) for part in layout.parts)
     per_element = problem.element_flops / max(1, problem.k)
     ahead = max(1, min(steps, lookahead - 1))
     shapes: defaultdict[tuple[int, int, int, bool], list[Wave]] = defaultdict(list)
     for wave in waves:
         shapes[len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle].append(wave)
     for alike in shapes.values():
-        arithmetic += len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element / cluster.rate
+        arithmetic += (
+            len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * layout.depth * per_element / cluster.rate
+        )
         received, sent, *_ = layout.operand_bytes(alike[0], slice(0, ahead))
         transfers += len(alike) * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         received, _, homes, _ = layout.operand_bytes(alike[0])
