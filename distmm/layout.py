@@ -19,7 +19,7 @@ import numpy as np
 
 from distmm.geometry import Blocking, Grid, Problem, Wave
 
-__all__ = ["Layout", "Traffic"]
+__all__ = ["Ints", "Layout", "Traffic"]
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 

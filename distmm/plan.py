@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from distmm import candidates, picture
+from distmm import candidates, memory, picture
 from distmm.candidates import Shape
-from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Residence, cost
+from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Peak, Residence, cost
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, Wave
 from distmm.layout import Layout
@@ -71,10 +71,19 @@ class Plan:
         return Shape(self.blocking, self.grid, self.wave_cuts, self.lookahead)
 
     @cached_property
+    def layout(self) -> Layout:
+        """Bytes by rank."""
+        return Layout(self.problem, self.blocking, self.grid)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """Bytes at the peak: part of `cost`, and much sooner known."""
+        return memory.peak(self.layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
+
+    @cached_property
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.cost.Cost`)."""
-        layout = Layout(self.problem, self.blocking, self.grid)
-        return cost(layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
+        return cost(self.layout, self.waves, self.cluster, self.operands, self.result, self.lookahead, self.peak)
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
@@ -100,8 +109,8 @@ class Plan:
     def shortfall(self) -> int:
         """Bytes that are missing on each worker, of its own memory and its host's; 0 where all fits."""
         host = self.cluster.host_memory
-        missing = max(0, self.cost.peak_bytes - self.cluster.memory)
-        return missing + (0 if host is None else max(0, self.cost.peak_host_bytes - host))
+        missing = max(0, self.peak.worker - self.cluster.memory)
+        return missing + (0 if host is None else max(0, self.peak.host - host))
 
     def validate(self) -> None:
         """Refuse a plan that cannot fit.
@@ -113,8 +122,8 @@ class Plan:
         """
         gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
         for where, peak, have in (
-            ("", self.cost.peak_bytes, self.cluster.memory),
-            (" of host memory", self.cost.peak_host_bytes, math.inf if host is None else host),
+            ("", self.peak.worker, self.cluster.memory),
+            (" of host memory", self.peak.host, math.inf if host is None else host),
         ):
             if peak > have:
                 enough = math.ceil(self.cluster.workers * peak / max(1, have))
