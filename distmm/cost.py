@@ -12,10 +12,20 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from distmm.geometry import Wave, accumulator_dtype
+from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype
 from distmm.layout import Layout, Traffic
 
-__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "Peak", "Residence", "cost", "shortest_task"]
+__all__ = [
+    "LOOKAHEAD",
+    "SCHEDULER_SECONDS",
+    "ClusterSpec",
+    "Cost",
+    "Peak",
+    "Residence",
+    "cost",
+    "least_seconds",
+    "shortest_task",
+]
 
 # Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
 LOOKAHEAD = 2
@@ -178,6 +188,18 @@ def cost(
     )
 
 
+def least_seconds(problem: Problem, blocking: Blocking, grid: Grid, cluster: ClusterSpec, waves: int) -> float:
+    """Return a lower bound of the seconds that `cost` predicts, from numbers of blocks alone.
+
+    Nothing travels, and all workers that have a chain are busy all the time. Of `waves`, there are at most so many.
+    """
+    busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
+    arithmetic = problem.element_flops * blocking.c_elements / busy / cluster.rate
+    scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
+    least = max(arithmetic, scheduler) + _insert_seconds(problem, blocking, grid, waves)
+    return least * (1 - 1e-9)  # rounding
+
+
 def _alike(waves: tuple[Wave, ...]) -> list[tuple[int, Wave]]:
     """One wave of each shape, and how many there are."""
     shapes: dict[tuple[int, int, int, bool], list[Wave]] = {}
@@ -216,7 +238,7 @@ def _seconds(
         "arithmetic": arithmetic,
         "transfers": transfers,
         "loading": loading,
-        "scheduler": _graph_tasks(layout) * SCHEDULER_SECONDS,
+        "scheduler": _graph_tasks(layout.blocking, layout.grid) * SCHEDULER_SECONDS,
     }
 
 
@@ -231,18 +253,22 @@ def _exposed(
     problem, blocking = layout.problem, layout.blocking
     m, _, n = blocking.largest
     block = m * n * math.prod(map(max, blocking.batch))
-    lines = len(blocking.m) + (0 if problem.symmetry else len(blocking.n))
-    loads = lines * len(blocking.k) * math.prod(map(len, blocking.batch))
     sums = layout.layers // 2 * block * accumulator_dtype(problem.dtype).itemsize / cluster.link
     exposed = seconds["transfers"] / layout.steps / len(waves) + sums
-    exposed += (_graph_tasks(layout) + loads) / len(waves) * INSERT_SECONDS
+    exposed += _insert_seconds(problem, blocking, layout.grid, len(waves))
     if cluster.device == "cuda":
         exposed += seconds["loading"] / layout.steps / len(waves)
         exposed += block * problem.dtype.itemsize / cluster.load if result != "workers" else 0.0
     return exposed
 
 
-def _graph_tasks(layout: Layout) -> int:
+def _insert_seconds(problem: Problem, blocking: Blocking, grid: Grid, waves: int) -> float:
+    """Seconds in which the scheduler makes the tasks of the first of `waves`, those that load A and B included."""
+    lines = len(blocking.m) + (0 if problem.symmetry else len(blocking.n))
+    loads = lines * len(blocking.k) * math.prod(map(len, blocking.batch))
+    return (_graph_tasks(blocking, grid) + loads) / waves * INSERT_SECONDS
+
+
+def _graph_tasks(blocking: Blocking, grid: Grid) -> int:
     """Count the tasks of all products, and of the mirror images of a symmetric one."""
-    blocking = layout.blocking
-    return blocking.tasks(layout.grid.layers) + blocking.c_blocks - blocking.whole.c_blocks
+    return blocking.tasks(grid.layers) + blocking.c_blocks - blocking.whole.c_blocks
