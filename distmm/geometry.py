@@ -274,7 +274,7 @@ class Blocking:
         diagonal = len(wave.batches) * len(wave.rows) if wave.triangle else 0
         return wave.c_blocks - diagonal if self.triangle else 0
 
-    @property
+    @cached_property
     def largest(self) -> tuple[int, int, int]:
         """Edges (m, k, n) of the largest block."""
         return max(self.m), max(self.k), max(self.n)

@@ -80,7 +80,7 @@ class Layout:
         """Bytes of the blocks of C of a wave that each rank multiplies, on the first `layers` layers."""
         owned = np.zeros(self._shape, np.int64)
         owned[:layers] = self._areas(wave) * itemsize
-        return self._of_all_batches(owned, wave, self.problem.batch)
+        return self._of_all_batches(owned.ravel(), wave, self.problem.batch)
 
     def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
         """Bytes of the mirror images of a wave's blocks, by the rank of their source.
@@ -93,7 +93,7 @@ class Layout:
             if wave.triangle:
                 i = np.arange(wave.rows.start, wave.rows.stop)
                 np.subtract.at(images[0], (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
-        return self._of_all_batches(images * itemsize, wave, self.problem.batch)
+        return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
 
     @cached_property
     def busiest(self) -> int:
@@ -117,20 +117,17 @@ class Layout:
         if self.problem.symmetry is not None:
             received, sent, home, both = self._symmetric_operand(wave, depths)
             return Traffic(received, sent, (home, np.zeros_like(home)), both)
-        ranks = np.arange(self.grid.size).reshape(self._shape)
         heights, widths = self._sums(wave)
-        a = self._operand(wave, self.problem.a_batch, ranks, heights, int((widths > 0).sum()), depths.by_column)
-        b = self._operand(
-            wave, self.problem.b_batch, ranks.swapaxes(1, 2), widths, int((heights > 0).sum()), depths.by_row
-        )
-        return Traffic(a[0] + b[0], a[1] + b[1], (a[2], b[2]), np.zeros_like(a[0]))
+        ranks = np.arange(self.grid.size).reshape(self._shape)
+        a = self._operand(wave, self.problem.a_batch, ranks, heights, widths, depths.by_column)
+        b = self._operand(wave, self.problem.b_batch, ranks.swapaxes(1, 2), widths, heights, depths.by_row)
+        received, sent, _ = a + b
+        return Traffic(received, sent, (a[2], b[2]), np.zeros_like(sent))
 
-    def _operand(
-        self, wave: Wave, own: tuple[int, ...], ranks: Ints, edges: Ints, users: int, depths: Ints
-    ) -> tuple[Ints, ...]:
-        """Bytes of one operand that each rank receives, sends, and has at home.
+    def _operand(self, wave: Wave, own: tuple[int, ...], ranks: Ints, edges: Ints, others: Ints, depths: Ints) -> Ints:
+        """Bytes of one operand that each rank receives, sends, and has at home: ``(3, ranks)``.
 
-        A *line* is a row of the grid for A, which goes along rows, and a column for B.
+        A *line* is a row of the grid for A, whose blocks are needed along it, and a column for B.
 
         Parameters
         ----------
@@ -139,28 +136,27 @@ class Layout:
             The operand's batch dimensions.
         ranks : array of int ``(layers, lines, along)``
         edges : array of int ``(lines,)``
-            Elements of the operand's blocks of a line, along m for A.
-        users : int
-            Workers of a line, its first ones, that need its blocks for batch block 0.
+            Elements of the operand's blocks of each line, along m for A and along n for B.
+        others : array of int ``(along,)``
+            Those of the other operand: as many workers of a line as have any, from the first one on, have blocks of C.
         depths : array of int ``(layers, along)``
             Elements along k of the panels at home there.
         """
-        needs = np.zeros(self.grid.size, np.int64)
-        needs[ranks[0, 0, :users]] = 1
+        needs = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
+        needs[ranks[0, 0, : np.count_nonzero(others)]] = 1
         for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
-            if length == 1:  # the same blocks for all batch blocks of C, which other ranks need
+            if length == 1:  # the same blocks for all batch blocks of C, which other ranks have
                 needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
-        used, at_home = np.flatnonzero(needs), needs[ranks[0, 0]]
-        home = edges[:, None] * depths[:, None]
+        users, at_home, used = np.flatnonzero(needs), needs[ranks[0, 0]], edges > 0
         received = np.zeros(self.grid.size, np.int64)
-        lines = ranks[:, edges > 0, :1]
-        size = np.broadcast_to(home.sum(axis=2, keepdims=True)[:, edges > 0], (*lines.shape[:2], len(used)))
-        np.add.at(received, ((lines + used) % self.grid.size).ravel(), size.ravel())
-        by_rank = np.empty((3, self.grid.size), np.int64)
-        by_rank[:, ranks] = received[ranks] - home * at_home, home * (len(used) - at_home), home
-        return tuple(self._of_all_batches(figure, wave, own) * self.problem.dtype.itemsize for figure in by_rank)
+        size = np.outer(depths.sum(axis=1), edges[used])
+        np.add.at(received, (ranks[:, used, :1] + users).ravel() % self.grid.size, np.repeat(size.ravel(), len(users)))
+        home = edges[:, None] * depths[:, None]
+        figures = np.empty((3, self.grid.size), np.int64)
+        figures[:, ranks] = received[ranks] - home * at_home, home * (len(users) - at_home), home
+        return self._of_all_batches(figures, wave, own) * self.problem.dtype.itemsize
 
-    def _symmetric_operand(self, wave: Wave, depths: Depths) -> tuple[Ints, ...]:
+    def _symmetric_operand(self, wave: Wave, depths: Depths) -> Ints:
         """Bytes of A that each rank receives, sends, has at home, and needs both as A and as its transpose."""
         rows, columns = self.grid.rows, self.grid.columns
         line = np.array(sorted({*wave.rows, *wave.columns}), np.int64)  # block rows of A that the wave needs
@@ -189,10 +185,9 @@ class Layout:
         np.add.at(used.T, column, edges[:, None] * once)
         np.add.at(doubled, (row, column), edges * twice)
         whole, part = depths.whole[:, None, None], depths.by_column[:, None]
-        return tuple(
-            self._of_all_batches(figure, wave, self.problem.batch) * self.problem.dtype.itemsize
-            for figure in (whole * used - part * needed_at_home, part * given, part * at_home, whole * doubled)
-        )
+        figures = whole * used - part * needed_at_home, part * given, part * at_home, whole * doubled
+        by_rank = np.reshape(figures, (4, self.grid.size))
+        return self._of_all_batches(by_rank, wave, self.problem.batch) * self.problem.dtype.itemsize
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -207,9 +202,8 @@ class Layout:
         depth = np.where(panel < count, self._edges[1][np.minimum(panel, count - 1)], 0)
 
         def alike(lines: int) -> Ints:
-            sums = np.zeros((self.grid.layers, lines), np.int64)
-            np.add.at(sums, (layer, panel % lines), depth)
-            return sums
+            sums = np.bincount((layer * lines + panel % lines).ravel(), depth.ravel(), self.grid.layers * lines)
+            return sums.astype(np.int64).reshape(self.grid.layers, lines)  # exact: k is less than 2**53
 
         return Depths(depth.sum(axis=1), alike(self.grid.rows), alike(self.grid.columns))
 
@@ -248,30 +242,29 @@ class Layout:
         return (1,) * (len(self.blocking.batch) - len(own)) + own
 
     def _of_all_batches(self, figures: Ints, wave: Wave, own: tuple[int, ...]) -> Ints:
-        """Sum of `figures`, of one matrix of batch block 0, over those of an operand that a wave needs; by rank."""
-        total: Ints = figures.ravel()
+        """Sum of `figures` ``(..., ranks)``, of one matrix of batch block 0, over those of an operand for a wave."""
         for length, blocks, edges in zip(
             self._aligned(own), self.blocking.wave_batches(wave), self.blocking.batch, strict=True
         ):
             if length != 1:
-                total = turned(total, blocks, np.array(edges[blocks.start : blocks.stop], np.int64))
-        return total
+                figures = turned(figures, blocks, np.array(edges[blocks.start : blocks.stop], np.int64))
+        return figures
 
 
 def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
-    """Sum of ``weights[i] * np.roll(figures, blocks[i])``: a batch index turns the ranks.
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index turns the ranks.
 
-    The sum over neighbouring turns of equal weight is taken by its change from rank to rank, ``figures`` at both ends.
+    Neighbouring turns of equal weight, as nearly all are, cancel in the difference of neighbouring ranks: that is
+    summed, and added up from rank 0 on.
     """
-    size = len(figures)
     if len(blocks) == 1:
-        one: Ints = np.roll(figures, blocks[0]) * weights[0]
-        return one
+        return np.roll(figures, blocks.start, axis=-1) * weights
+    size = figures.shape[-1]
     by_turn = np.zeros(size, np.int64)
     np.add.at(by_turn, np.arange(blocks.start, blocks.stop) % size, weights)
     change = by_turn - np.roll(by_turn, 1)
-    slope = np.zeros(size, np.int64)
+    total = np.zeros_like(figures)
     for turn in np.flatnonzero(change):
-        slope += change[turn] * np.roll(figures, turn)
-    slope[0] = by_turn @ np.roll(figures[::-1], 1)  # rank 0 itself
-    return np.cumsum(slope)
+        total += change[turn] * np.roll(figures, turn, axis=-1)
+    total[..., 0] = np.roll(figures[..., ::-1], 1, axis=-1) @ by_turn  # rank 0 itself
+    return np.cumsum(total, axis=-1)
