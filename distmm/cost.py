@@ -1,4 +1,4 @@
-"""What a blocked product costs: bytes moved, peak memory, tasks and seconds, from sizes alone.
+"""What a blocked product costs: bytes moved, tasks and seconds, from sizes alone; `distmm.memory` has its peak.
 
 The model counts what the graph does by construction (see `distmm.graph` and `distmm.runtime.window`): stationary C,
 one chain a block of C, 2-D block-cyclic homes, and blocks of A and B of at most `lookahead` steps in memory.
@@ -7,16 +7,25 @@ one chain a block of C, 2-D block-cyclic homes, and blocks of A and B of at most
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from distmm.geometry import Wave, accumulator_dtype
-from distmm.layout import Layout
+from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype
+from distmm.layout import Layout, Traffic
 
-__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Cost", "Residence", "cost", "shortest_task"]
+__all__ = [
+    "LOOKAHEAD",
+    "SCHEDULER_SECONDS",
+    "ClusterSpec",
+    "Cost",
+    "Peak",
+    "Residence",
+    "cost",
+    "least_seconds",
+    "shortest_task",
+]
 
 # Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
 LOOKAHEAD = 2
@@ -35,12 +44,12 @@ TASK_GAP_SECONDS = 3.4e-3
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
 
-# Time until a block is freed after its last use: 6 ms on an idle cluster, 25 ms seen where processes starve for CPU.
-RELEASE_SECONDS = 25e-3
-
 # Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
 # others need too, in the workers' memory from its making to its last use.
 Residence = Literal["resident", "streamed", "whole"]
+
+# What a product may be bound by.
+Resource = Literal["arithmetic", "transfers", "loading", "scheduler"]
 
 
 @dataclass(frozen=True)
@@ -88,6 +97,22 @@ def shortest_task(workers: int) -> float:
     return workers * SCHEDULER_SECONDS / 0.3
 
 
+class Peak(NamedTuple):
+    """Bytes at the peak.
+
+    Attributes
+    ----------
+    worker : int
+        Largest sum of blocks on one worker: its blocks of C, those being written or not yet freed, its own blocks of A
+        and B as far as they are there, and copies from other workers for as many steps as the lookahead.
+    host : int
+        On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
+    """
+
+    worker: int
+    host: int
+
+
 @dataclass(frozen=True)
 class Cost:
     """Predicted cost of one product; bytes and seconds.
@@ -101,11 +126,8 @@ class Cost:
         The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
         elements, and ``mn (layers - 1)`` accumulators. Of a symmetric product half of the latter; its first and last
         blocks have fewer users, so that it stays below.
-    peak_bytes : int
-        Largest sum of blocks on one worker: its blocks of C, those being written or not yet freed, its own blocks of A
-        and B as far as they are there, and copies from other workers for as many steps as the lookahead.
-    peak_host_bytes : int
-        On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
+    peak_bytes, peak_host_bytes : int
+        See `Peak`.
     tasks : int
         Product tasks in the graph; those that mirror blocks of a symmetric product are not counted here.
     seconds : float
@@ -118,7 +140,7 @@ class Cost:
     peak_host_bytes: int
     tasks: int
     seconds: float
-    bound_by: Literal["arithmetic", "transfers", "loading", "scheduler"]
+    bound_by: Resource
 
 
 def cost(
@@ -128,6 +150,7 @@ def cost(
     operands: tuple[Residence, Residence],
     result: Literal["workers", "host", "out"],
     lookahead: int,
+    peak: Peak,
 ) -> Cost:
     """Predict what a product costs on `cluster`.
 
@@ -143,90 +166,109 @@ def cost(
         (a file, or the client's memory).
     lookahead : int
         Steps whose blocks of A and B may be in memory at once.
+    peak : Peak
+        From `distmm.memory.peak`.
     """
-    problem, blocking, grid = layout.problem, layout.blocking, layout.grid
-    item, accumulator = problem.dtype.itemsize, accumulator_dtype(problem.dtype).itemsize
-    layers, steps = len(layout.parts), max(map(len, layout.parts))
-    batch_edges = math.prod(map(max, blocking.batch))
-    m, k, n = blocking.largest
-    largest = max(waves, key=lambda wave: wave.c_blocks)  # the first of them
+    problem, grid = layout.problem, layout.grid
+    alike = [(count, wave, layout.operand_bytes(wave)) for count, wave in _alike(waves)]
+    seconds = _seconds(layout, waves, alike, cluster, operands, lookahead)
+    bound_by = max(seconds, key=lambda name: seconds[name])
+    a_items = problem.m * problem.k * math.prod(problem.a_batch)
+    b_items = problem.k * problem.n * math.prod(problem.b_batch)
+    summed = (layout.layers - 1) * layout.blocking.c_elements * accumulator_dtype(problem.dtype).itemsize
+    between = a_items * (grid.columns - 1) + b_items * (grid.rows - 1)
+    return Cost(
+        bytes_moved=summed + sum(count * int(traffic.received.sum()) for count, _, traffic in alike),
+        bytes_bound=between * problem.dtype.itemsize + summed,
+        peak_bytes=peak.worker,
+        peak_host_bytes=peak.host,
+        tasks=layout.blocking.tasks(grid.layers),
+        seconds=seconds[bound_by] + _exposed(layout, waves, cluster, result, seconds),
+        bound_by=bound_by,
+    )
 
-    # Memory: the fullest window of the largest wave.
-    block = m * n * batch_edges
-    received, _, homes, both = layout.operand_bytes(largest, slice(0, lookahead))
-    held = layout.c_bytes(largest, accumulator, layers) + layout.mirror_bytes(largest, item) + received
-    every = layout.operand_bytes(largest) if "whole" in operands or cluster.prepared else None
-    wholes = homes if every is None else every.homes
-    if every is not None and "streamed" not in operands:
-        both = every.both
-    held += ((received + both) * cluster.prepared).astype(np.int64)
-    for where, at_home, whole in zip(operands, homes, wholes, strict=True):
-        if where != "resident":
-            held += at_home if where == "streamed" else whole
-        held += ((at_home if where == "streamed" else whole) * cluster.prepared).astype(np.int64)
-    if result == "out" and len(waves) > 1:  # finished blocks of a wave are being written while the next one begins
-        held += layout.c_bytes(largest, item, 1)
-    if result == "workers" and len(waves) > 1:
-        others = [wave for wave in waves if wave is not largest]
-        held += np.sum([layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item) for wave in others], axis=0)
-    busiest = layout.busiest
-    tasks, mirrors = blocking.tasks(grid.layers), sum(map(blocking.mirrored, waves))
-    # The D that a task has continued is freed by way of the scheduler: meanwhile short tasks write others.
-    task_seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, tasks)
-    freed_late = math.ceil(RELEASE_SECONDS / max(task_seconds, 1e-9)) if steps > 1 else 0
-    writing = min(cluster.threads + freed_late, max(1, busiest))
-    host = np.zeros(grid.size, np.int64)
-    if cluster.device == "cuda":
-        on_the_way = [block] * (result != "workers")
-        on_the_way += [m * k * batch_edges] * (operands[0] == "streamed") + [k * n * batch_edges] * (
-            operands[1] == "streamed"
-        )
-        host += max(on_the_way, default=0) * item * cluster.threads
-        if result == "host":
-            host += np.sum([layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item) for wave in waves], axis=0)
 
-    # Time: a step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
-    arithmetic = transfers = loading = 0.0
-    moved = summed = (layers - 1) * blocking.c_elements * accumulator
-    depth = max(sum(blocking.k[p] for step in part for p in step) for part in layout.parts)
-    per_element = problem.element_flops / max(1, problem.k)
-    ahead = max(1, min(steps, lookahead - 1))
-    shapes: defaultdict[tuple[int, int, int, bool], list[Wave]] = defaultdict(list)
+def least_seconds(problem: Problem, blocking: Blocking, grid: Grid, cluster: ClusterSpec, waves: int) -> float:
+    """Return a lower bound of the seconds that `cost` predicts, from numbers of blocks alone.
+
+    Nothing travels, and all workers that have a chain are busy all the time. Of `waves`, there are at most so many.
+    """
+    busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
+    arithmetic = problem.element_flops * blocking.c_elements / busy / cluster.rate
+    scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
+    least = max(arithmetic, scheduler) + _insert_seconds(problem, blocking, grid, waves)
+    return least * (1 - 1e-9)  # rounding
+
+
+def _alike(waves: tuple[Wave, ...]) -> list[tuple[int, Wave]]:
+    """One wave of each shape, and how many there are."""
+    shapes: dict[tuple[int, int, int, bool], list[Wave]] = {}
     for wave in waves:
-        shapes[len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle].append(wave)
-    for alike in shapes.values():
-        arithmetic += len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element / cluster.rate
-        received, sent, *_ = layout.operand_bytes(alike[0], slice(0, ahead))
-        transfers += len(alike) * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
-        received, _, homes, _ = layout.operand_bytes(alike[0])
-        moved += len(alike) * int(received.sum())
-        loaded = sum(x for x, where in zip(homes, operands, strict=True) if where != "resident")
-        loading += len(alike) * float(np.max(loaded)) / cluster.load
+        shapes.setdefault((len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle), []).append(wave)
+    return [(len(same), same[0]) for same in shapes.values()]
+
+
+def _seconds(
+    layout: Layout,
+    waves: tuple[Wave, ...],
+    alike: list[tuple[int, Wave, Traffic]],
+    cluster: ClusterSpec,
+    operands: tuple[Residence, Residence],
+    lookahead: int,
+) -> dict[Resource, float]:
+    """Seconds that each resource is busy.
+
+    A step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
+    """
+    steps, busiest = layout.steps, layout.busiest
+    arithmetic = transfers = loading = 0.0
+    per_element = layout.problem.element_flops / max(1, layout.problem.k)
+    ahead = max(1, min(steps, lookahead - 1))
+    for count, wave, traffic in alike:
+        elements = float(layout.c_bytes(wave, 1, layout.layers).max())
+        arithmetic += count * elements * layout.depth * per_element / cluster.rate
+        received, sent, *_ = layout.operand_bytes(wave, slice(0, ahead))
+        transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
+        loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
+        loading += count * float(np.max(loaded)) / cluster.load
     arithmetic += busiest * steps * TASK_GAP_SECONDS / cluster.threads
     if busiest == len(waves):  # one chain a worker: nothing runs between the end of a step and the start of the next
         arithmetic += len(waves) * (steps - 1) * CHAIN_SECONDS
-    seconds: dict[Literal["arithmetic", "transfers", "loading", "scheduler"], float] = {
+    return {
         "arithmetic": arithmetic,
         "transfers": transfers,
         "loading": loading,
-        "scheduler": (tasks + mirrors) * SCHEDULER_SECONDS,
+        "scheduler": _graph_tasks(layout.blocking, layout.grid) * SCHEDULER_SECONDS,
     }
-    bound_by = max(seconds, key=lambda name: seconds[name])
+
+
+def _exposed(
+    layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, result: str, seconds: dict[Resource, float]
+) -> float:
+    """Seconds that nothing hides.
+
+    The transfers of the first step, the sums over layers, and the making of the first wave's tasks; on GPUs also the
+    loads of the first step, and the way of the last block to the host.
+    """
+    problem, blocking = layout.problem, layout.blocking
+    m, _, n = blocking.largest
+    block = m * n * math.prod(map(max, blocking.batch))
+    sums = layout.layers // 2 * block * accumulator_dtype(problem.dtype).itemsize / cluster.link
+    exposed = seconds["transfers"] / layout.steps / len(waves) + sums
+    exposed += _insert_seconds(problem, blocking, layout.grid, len(waves))
+    if cluster.device == "cuda":
+        exposed += seconds["loading"] / layout.steps / len(waves)
+        exposed += block * problem.dtype.itemsize / cluster.load if result != "workers" else 0.0
+    return exposed
+
+
+def _insert_seconds(problem: Problem, blocking: Blocking, grid: Grid, waves: int) -> float:
+    """Seconds in which the scheduler makes the tasks of the first of `waves`, those that load A and B included."""
     lines = len(blocking.m) + (0 if problem.symmetry else len(blocking.n))
     loads = lines * len(blocking.k) * math.prod(map(len, blocking.batch))
-    exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
-    exposed += (tasks + mirrors + loads) / len(waves) * INSERT_SECONDS
-    if cluster.device == "cuda":  # nothing hides the loads of the first step, nor the way of the last block to the host
-        exposed += loading / steps / len(waves)
-        exposed += block * item / cluster.load if result != "workers" else 0.0
-    a_items = problem.m * problem.k * math.prod(problem.a_batch)
-    b_items = problem.k * problem.n * math.prod(problem.b_batch)
-    return Cost(
-        bytes_moved=moved,
-        bytes_bound=(a_items * (grid.columns - 1) + b_items * (grid.rows - 1)) * item + summed,
-        peak_bytes=int(held.max()) + writing * block * accumulator,
-        peak_host_bytes=int(host.max()),
-        tasks=tasks,
-        seconds=seconds[bound_by] + exposed,
-        bound_by=bound_by,
-    )
+    return (_graph_tasks(blocking, grid) + loads) / waves * INSERT_SECONDS
+
+
+def _graph_tasks(blocking: Blocking, grid: Grid) -> int:
+    """Count the tasks of all products, and of the mirror images of a symmetric one."""
+    return blocking.tasks(grid.layers) + blocking.c_blocks - blocking.whole.c_blocks

@@ -76,8 +76,12 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
 
 def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
     """Cut ``range(count)`` into at most `parts` ranges of one length, a multiple of `multiple`, the last one ragged."""
-    length = math.ceil(math.ceil(count / parts) / multiple) * multiple
+    length = _length(count, parts, multiple)
     return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
+
+
+def _length(count: int, parts: int, multiple: int) -> int:
+    return math.ceil(math.ceil(count / parts) / multiple) * multiple
 
 
 def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
@@ -248,6 +252,10 @@ class Blocking:
         parts = ranges(len(self.k), layers, self.panels)
         return tuple(tuple(range(p, min(p + self.panels, part.stop)) for p in part[:: self.panels]) for part in parts)
 
+    def part_panels(self, layers: int) -> int:
+        """Count the panels of each part of k but the last, which may have fewer: a multiple of those of a step."""
+        return _length(len(self.k), layers, self.panels)
+
     @property
     def steps(self) -> tuple[range, ...]:
         """Panels of each step of the longest chain, in ascending k, where k is not split."""
@@ -255,8 +263,7 @@ class Blocking:
 
     def chain_tasks(self, layers: int = 1) -> int:
         """Count the product tasks of one block of C: its steps, and the sums of its partial blocks."""
-        parts = self.parts(layers)
-        return sum(map(len, parts)) + len(parts) - 1
+        return math.ceil(len(self.k) / self.panels) + math.ceil(len(self.k) / self.part_panels(layers)) - 1
 
     def tasks(self, layers: int = 1) -> int:
         """Count the product tasks of all chains."""
@@ -267,7 +274,7 @@ class Blocking:
         diagonal = len(wave.batches) * len(wave.rows) if wave.triangle else 0
         return wave.c_blocks - diagonal if self.triangle else 0
 
-    @property
+    @cached_property
     def largest(self) -> tuple[int, int, int]:
         """Edges (m, k, n) of the largest block."""
         return max(self.m), max(self.k), max(self.n)
@@ -291,6 +298,12 @@ class Blocking:
         rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
         return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
 
+    def wave_batches(self, wave: Wave) -> tuple[range, ...]:
+        """Batch blocks of a wave along each batch dimension."""
+        inner = math.prod(map(len, self.batch[1:]))
+        first = range(wave.batches.start // inner, wave.batches.stop // inner)
+        return (first, *(range(len(edges)) for edges in self.batch[1:])) if self.batch else ()
+
     def regions(self, wave: Wave) -> tuple[tuple[slice, ...], ...]:
         """Where the blocks of a wave are in C, and their mirror images where those are elsewhere."""
         there = self.region(wave)
@@ -299,10 +312,7 @@ class Blocking:
 
     def region(self, wave: Wave) -> tuple[slice, ...]:
         """Where the blocks of a wave are in C."""
-        inner = math.prod(map(len, self.batch[1:]))
-        first = range(wave.batches.start // inner, wave.batches.stop // inner)
-        whole = [range(len(edges)) for edges in self.batch[1:]]
-        blocks = [*([first, *whole] if self.batch else []), wave.rows, wave.columns]
+        blocks = [*self.wave_batches(wave), wave.rows, wave.columns]
         cuts = [slices(edges) for edges in (*self.batch, self.m, self.n)]
         return tuple(slice(cut[at.start].start, cut[at.stop - 1].stop) for cut, at in zip(cuts, blocks, strict=True))
 

@@ -1,23 +1,25 @@
 """Where the blocks of a product are and go: bytes by rank, for a blocking on a grid. Pure.
 
-Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough. In a
-symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
+Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough. Layers differ
+in their depth alone, and batch blocks by a turn of all ranks: figures are arrays ``(layers, rows, columns)`` of the
+grid, for one matrix of batch block 0 first, and nothing here loops over layers, ranks or blocks.
+
+In a symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
 column ``i % columns``, as its transpose; a worker that needs it as both gets it once.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from distmm.geometry import Blocking, Grid, Problem, Wave, operand_batch
+from distmm.geometry import Blocking, Grid, Problem, Wave
 
-__all__ = ["Layout", "Traffic"]
+__all__ = ["Ints", "Layout", "Traffic"]
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -40,6 +42,17 @@ class Traffic(NamedTuple):
     both: Ints
 
 
+class Depths(NamedTuple):
+    """Elements along k of each layer: of all panels ``(layers,)``, and of those that are alike modulo the grid.
+
+    `by_row` is ``(layers, rows)``, `by_column` ``(layers, columns)``.
+    """
+
+    whole: Ints
+    by_row: Ints
+    by_column: Ints
+
+
 @dataclass(frozen=True)
 class Layout:
     """Bytes by rank, for a blocking on a grid."""
@@ -49,34 +62,38 @@ class Layout:
     grid: Grid
 
     @cached_property
-    def parts(self) -> tuple[tuple[range, ...], ...]:
-        """Panels of each step, for each layer."""
-        return self.blocking.parts(self.grid.layers)
+    def layers(self) -> int:
+        """Layers that have a part of k."""
+        return math.ceil(len(self.blocking.k) / self.blocking.part_panels(self.grid.layers))
+
+    @cached_property
+    def steps(self) -> int:
+        """Steps of the longest chain."""
+        return math.ceil(min(self.blocking.part_panels(self.grid.layers), len(self.blocking.k)) / self.blocking.panels)
+
+    @cached_property
+    def depth(self) -> int:
+        """Elements along k of the deepest layer."""
+        return int(self._depths(slice(None)).whole.max())
 
     def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
         """Bytes of the blocks of C of a wave that each rank multiplies, on the first `layers` layers."""
-        owned = np.zeros(self.grid.size, np.int64)
-        area = self._areas(wave)
-        for batch in self._batches(wave):
-            size = self._matrices(batch, self.problem.batch) * itemsize
-            for layer in range(layers):
-                owned[self._ranks(batch, layer)] += area * size
-        return owned
+        owned = np.zeros(self._shape, np.int64)
+        owned[:layers] = self._areas(wave) * itemsize
+        return self._of_all_batches(owned.ravel(), wave, self.problem.batch)
 
     def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
         """Bytes of the mirror images of a wave's blocks, by the rank of their source.
 
         Those of a symmetric product are views of their sources, and take none; a conjugate needs memory of its own.
         """
-        if self.problem.symmetry != "hermitian":
-            return np.zeros(self.grid.size, np.int64)
-        owned = self.c_bytes(wave, itemsize, 1)
-        if wave.triangle:
-            for batch in self._batches(wave):
-                size = self._matrices(batch, self.problem.batch) * itemsize
-                for i in wave.rows:
-                    owned[self.grid.owner(i, i, batch)] -= self.blocking.m[i] ** 2 * size
-        return owned
+        images = np.zeros(self._shape, np.int64)
+        if self.problem.symmetry == "hermitian":
+            images[0] = self._areas(wave)
+            if wave.triangle:
+                i = np.arange(wave.rows.start, wave.rows.stop)
+                np.subtract.at(images[0], (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
+        return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
 
     @cached_property
     def busiest(self) -> int:
@@ -84,9 +101,11 @@ class Layout:
         whole = self.blocking.whole
         if not whole.triangle:
             return math.ceil(whole.c_blocks / (self.grid.rows * self.grid.columns))
-        cells, counts = self._triangle(whole, np.ones(len(whole.rows), np.int64)), np.zeros(self.grid.size, np.int64)
-        for batch in self._batches(whole):
-            counts[self._ranks(batch, 0)] += cells
+        blocks = np.zeros(self._shape, np.int64)
+        blocks[0] = self._triangle(whole, np.ones(len(whole.rows), np.int64))
+        counts: Ints = blocks.ravel()
+        for edges in self.blocking.batch:
+            counts = turned(counts, range(len(edges)), np.ones(len(edges), np.int64))
         return int(counts.max())
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
@@ -94,41 +113,52 @@ class Layout:
 
         A block comes from its home once to each rank that needs it.
         """
+        depths = self._depths(steps)
         if self.problem.symmetry is not None:
-            return self._symmetric_bytes(wave, steps)
-        received, sent, homes = (np.zeros(self.grid.size, np.int64) for _ in range(3))
-        home_b = np.zeros(self.grid.size, np.int64)
-        rows, columns, item = self.grid.rows, self.grid.columns, self.problem.dtype.itemsize
+            received, sent, home, both = self._symmetric_operand(wave, depths)
+            return Traffic(received, sent, (home, np.zeros_like(home)), both)
         heights, widths = self._sums(wave)
-        down, across = np.arange(rows) * columns, np.arange(columns)
-        for layer, part in enumerate(self.parts):
-            chosen = part[steps]
-            panels = np.arange(chosen[0].start, chosen[-1].stop)
-            depth = self._depths[panels]
-            by_column = np.bincount(panels % columns, depth, columns).astype(np.int64)
-            by_row = np.bincount(panels % rows, depth, rows).astype(np.int64)
-            for own, edges, lines, along, used, at_home, total in (
-                (self.problem.a_batch, heights, down, across, np.count_nonzero(widths), by_column, homes),
-                (self.problem.b_batch, widths, across, down, np.count_nonzero(heights), by_row, home_b),
-            ):
-                for at, shifts in self._users(wave, own).items():
-                    needs = np.zeros(self.grid.size, bool)  # by rank: needs the blocks of line 0
-                    for shift in shifts:
-                        needs[(along[:used] + shift + layer * rows * columns) % self.grid.size] = True
-                    home = (along + sum(at) + layer * rows * columns) % self.grid.size
-                    size = edges * self._matrices(next(iter(shifts.values())), own) * item
-                    there = (home[None] + lines[:, None]) % self.grid.size
-                    users = (np.flatnonzero(needs)[None] + lines[:, None]) % self.grid.size
-                    np.add.at(received, users, (size * depth.sum())[:, None])
-                    received[there] -= np.outer(size, at_home * needs[home])
-                    sent[there] += np.outer(size, at_home * (np.count_nonzero(needs) - needs[home]))
-                    total[there] += np.outer(size, at_home)
-        return Traffic(received, sent, (homes, home_b), np.zeros(self.grid.size, np.int64))
+        ranks = np.arange(self.grid.size).reshape(self._shape)
+        a = self._operand(wave, self.problem.a_batch, ranks, heights, widths, depths.by_column)
+        b = self._operand(wave, self.problem.b_batch, ranks.swapaxes(1, 2), widths, heights, depths.by_row)
+        received, sent, _ = a + b
+        return Traffic(received, sent, (a[2], b[2]), np.zeros_like(sent))
 
-    def _symmetric_bytes(self, wave: Wave, steps: slice) -> Traffic:
-        """Bytes of A for a wave of a symmetric product, where each block of A is its own partner's transpose too."""
-        received, sent, homes, both = (np.zeros(self.grid.size, np.int64) for _ in range(4))
-        rows, columns, item = self.grid.rows, self.grid.columns, self.problem.dtype.itemsize
+    def _operand(self, wave: Wave, own: tuple[int, ...], ranks: Ints, edges: Ints, others: Ints, depths: Ints) -> Ints:
+        """Bytes of one operand that each rank receives, sends, and has at home: ``(3, ranks)``.
+
+        A *line* is a row of the grid for A, whose blocks are needed along it, and a column for B.
+
+        Parameters
+        ----------
+        wave : Wave
+        own : tuple of int
+            The operand's batch dimensions.
+        ranks : array of int ``(layers, lines, along)``
+        edges : array of int ``(lines,)``
+            Elements of the operand's blocks of each line, along m for A and along n for B.
+        others : array of int ``(along,)``
+            Those of the other operand: as many workers of a line as have any, from the first one on, have blocks of C.
+        depths : array of int ``(layers, along)``
+            Elements along k of the panels at home there.
+        """
+        needs = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
+        needs[ranks[0, 0, : np.count_nonzero(others)]] = 1
+        for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
+            if length == 1:  # the same blocks for all batch blocks of C, which other ranks have
+                needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
+        users, at_home, used = np.flatnonzero(needs), needs[ranks[0, 0]], edges > 0
+        received = np.zeros(self.grid.size, np.int64)
+        size = np.outer(depths.sum(axis=1), edges[used])
+        np.add.at(received, (ranks[:, used, :1] + users).ravel() % self.grid.size, np.repeat(size.ravel(), len(users)))
+        home = edges[:, None] * depths[:, None]
+        figures = np.empty((3, self.grid.size), np.int64)
+        figures[:, ranks] = received[ranks] - home * at_home, home * (len(users) - at_home), home
+        return self._of_all_batches(figures, wave, own) * self.problem.dtype.itemsize
+
+    def _symmetric_operand(self, wave: Wave, depths: Depths) -> Ints:
+        """Bytes of A that each rank receives, sends, has at home, and needs both as A and as its transpose."""
+        rows, columns = self.grid.rows, self.grid.columns
         line = np.array(sorted({*wave.rows, *wave.columns}), np.int64)  # block rows of A that the wave needs
         every = np.arange(len(line))
         # C[i, j] of block row i are in columns of the grid from wave.columns.start on: as many as there are, or up to
@@ -146,39 +176,43 @@ class Layout:
         needed = as_a.copy()  # by the homes of the row's blocks
         needed[every, column] |= as_b[every, row]
         users = np.count_nonzero(as_a, axis=1) + np.count_nonzero(once, axis=1)
-        a_cells = row[:, None] * columns + np.arange(columns)
-        b_cells = np.arange(rows) * columns + column[:, None]
-        edges = np.array(self.blocking.m, np.int64)[line]
-        for layer, part in enumerate(self.parts):
-            chosen = part[steps]
-            panels = np.arange(chosen[0].start, chosen[-1].stop)
-            depth = self._depths[panels]
-            at_home = edges[:, None] * np.bincount(panels % columns, depth, columns).astype(np.int64)
-            whole = (edges * depth.sum())[:, None]
-            got, gave, there, doubled = (np.zeros(rows * columns, np.int64) for _ in range(4))
-            np.add.at(got, a_cells, whole * as_a - at_home * needed)
-            np.add.at(got, b_cells, whole * once)
-            np.add.at(gave, a_cells, at_home * (users[:, None] - needed))
-            np.add.at(there, a_cells, at_home)
-            np.add.at(doubled, a_cells[every, column], whole[:, 0] * twice)
-            for batch in self._batches(wave):
-                size, ranks = self._matrices(batch, self.problem.batch) * item, self._ranks(batch, layer)
-                for total, part_of_it in ((received, got), (sent, gave), (homes, there), (both, doubled)):
-                    total[ranks] += part_of_it * size
-        return Traffic(received, sent, (homes, np.zeros_like(homes)), both)
+        edges = self._edges[0][line]
+        at_home, needed_at_home, given, used, doubled = (np.zeros((rows, columns), np.int64) for _ in range(5))
+        np.add.at(at_home, row, edges[:, None])
+        np.add.at(needed_at_home, row, edges[:, None] * needed)
+        np.add.at(given, row, edges[:, None] * (users[:, None] - needed))
+        np.add.at(used, row, edges[:, None] * as_a)
+        np.add.at(used.T, column, edges[:, None] * once)
+        np.add.at(doubled, (row, column), edges * twice)
+        whole, part = depths.whole[:, None, None], depths.by_column[:, None]
+        figures = whole * used - part * needed_at_home, part * given, part * at_home, whole * doubled
+        by_rank = np.reshape(figures, (4, self.grid.size))
+        return self._of_all_batches(by_rank, wave, self.problem.batch) * self.problem.dtype.itemsize
 
-    def _ranks(self, batch: tuple[int, ...], layer: int) -> Ints:
-        """Rank of each cell of the grid's rows and columns, for a batch block and a layer."""
-        cells = self.grid.rows * self.grid.columns
-        ranks: Ints = (np.arange(cells) + layer * cells + sum(batch)) % self.grid.size
-        return ranks
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.grid.layers, self.grid.rows, self.grid.columns
+
+    def _depths(self, steps: slice) -> Depths:
+        """Elements along k of some steps."""
+        count, length, panels = len(self.blocking.k), self.blocking.part_panels(self.grid.layers), self.blocking.panels
+        chosen = np.arange(length)[slice(*(None if x is None else x * panels for x in (steps.start, steps.stop)))]
+        layer = np.arange(self.grid.layers)[:, None]
+        panel = layer * length + chosen
+        depth = np.where(panel < count, self._edges[1][np.minimum(panel, count - 1)], 0)
+
+        def alike(lines: int) -> Ints:
+            sums = np.bincount((layer * lines + panel % lines).ravel(), depth.ravel(), self.grid.layers * lines)
+            return sums.astype(np.int64).reshape(self.grid.layers, lines)  # exact: k is less than 2**53
+
+        return Depths(depth.sum(axis=1), alike(self.grid.rows), alike(self.grid.columns))
 
     def _areas(self, wave: Wave) -> Ints:
         """Elements of the blocks of C of a wave that each cell of the grid multiplies."""
         if not wave.triangle:
-            area: Ints = np.outer(*self._sums(wave)).ravel()
+            area: Ints = np.outer(*self._sums(wave))
             return area
-        return self._triangle(wave, np.array(self.blocking.m[wave.rows.start : wave.rows.stop], np.int64))
+        return self._triangle(wave, self._edges[0][wave.rows.start : wave.rows.stop])
 
     def _triangle(self, wave: Wave, edges: Ints) -> Ints:
         """Sum of ``edges[i] * edges[j]`` over the blocks of a triangle, for each cell of the grid."""
@@ -188,33 +222,49 @@ class Layout:
         widths[np.arange(len(at)), at % columns] = edges
         areas = np.zeros((rows, columns), np.int64)
         np.add.at(areas, at % rows, edges[:, None] * np.cumsum(widths, axis=0))  # of block row i: the columns j <= i
-        return areas.ravel()
+        return areas
 
     @cached_property
-    def _depths(self) -> Ints:
-        return np.array(self.blocking.k, np.int64)
+    def _edges(self) -> tuple[Ints, Ints, Ints]:
+        """Edges of the blocks along m, k and n."""
+        m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
+        return m, k, n
 
     def _sums(self, wave: Wave) -> tuple[Ints, Ints]:
         """Rows of a wave's blocks on each row of the grid, and columns on each column."""
-        rows, columns = self.grid.rows, self.grid.columns
-        heights, widths = (
-            np.bincount(np.arange(at.start, at.stop) % count, edges[at.start : at.stop], count).astype(np.int64)
-            for at, edges, count in ((wave.rows, self.blocking.m, rows), (wave.columns, self.blocking.n, columns))
-        )
+        heights, widths = np.zeros(self.grid.rows, np.int64), np.zeros(self.grid.columns, np.int64)
+        for sums, at, edges in ((heights, wave.rows, self._edges[0]), (widths, wave.columns, self._edges[2])):
+            np.add.at(sums, np.arange(at.start, at.stop) % len(sums), edges[at.start : at.stop])
         return heights, widths
 
-    def _batches(self, wave: Wave) -> list[tuple[int, ...]]:
-        return list(self.blocking.batches())[wave.batches.start : wave.batches.stop]
+    def _aligned(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Lengths of an operand's batch dimensions, with those of C that it lacks as 1."""
+        return (1,) * (len(self.blocking.batch) - len(own)) + own
 
-    def _users(self, wave: Wave, own: tuple[int, ...]) -> dict[tuple[int, ...], dict[int, tuple[int, ...]]]:
-        """By batch block of an operand: the shifts of the ranks that use it, and a batch block of C with each."""
-        users: defaultdict[tuple[int, ...], dict[int, tuple[int, ...]]] = defaultdict(dict)
-        for batch in self._batches(wave):
-            users[operand_batch(batch, own)][sum(batch) % self.grid.size] = batch
-        return users
+    def _of_all_batches(self, figures: Ints, wave: Wave, own: tuple[int, ...]) -> Ints:
+        """Sum of `figures` ``(..., ranks)``, of one matrix of batch block 0, over those of an operand for a wave."""
+        for length, blocks, edges in zip(
+            self._aligned(own), self.blocking.wave_batches(wave), self.blocking.batch, strict=True
+        ):
+            if length != 1:
+                figures = turned(figures, blocks, np.array(edges[blocks.start : blocks.stop], np.int64))
+        return figures
 
-    def _matrices(self, index: tuple[int, ...], own: tuple[int, ...]) -> int:
-        """Matrices in an operand's batch block: C's, along the dimensions that it has and does not broadcast."""
-        offset = len(index) - len(own)
-        edges = self.blocking.batch
-        return math.prod(edges[offset + d][index[offset + d]] for d, length in enumerate(own) if length != 1)
+
+def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index turns the ranks.
+
+    Neighbouring turns of equal weight, as nearly all are, cancel in the difference of neighbouring ranks: that is
+    summed, and added up from rank 0 on.
+    """
+    if len(blocks) == 1:
+        return np.roll(figures, blocks.start, axis=-1) * weights
+    size = figures.shape[-1]
+    by_turn = np.zeros(size, np.int64)
+    np.add.at(by_turn, np.arange(blocks.start, blocks.stop) % size, weights)
+    change = by_turn - np.roll(by_turn, 1)
+    total = np.zeros_like(figures)
+    for turn in np.flatnonzero(change):
+        total += change[turn] * np.roll(figures, turn, axis=-1)
+    total[..., 0] = np.roll(figures[..., ::-1], 1, axis=-1) @ by_turn  # rank 0 itself
+    return np.cumsum(total, axis=-1)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from distmm import candidates, picture
+from distmm import candidates, memory, picture
 from distmm.candidates import Shape
-from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Residence, cost
+from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Peak, Residence, cost, least_seconds
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, Wave
 from distmm.layout import Layout
@@ -70,11 +70,25 @@ class Plan:
         """How the product is cut, without what it is and where it runs."""
         return Shape(self.blocking, self.grid, self.wave_cuts, self.lookahead)
 
+    @property
+    def layout(self) -> Layout:
+        """Bytes by rank; not kept, because a plan travels to the scheduler."""
+        return Layout(self.problem, self.blocking, self.grid)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """Bytes at the peak: part of `cost`, and much sooner known."""
+        return memory.peak(self.layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
+
     @cached_property
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.cost.Cost`)."""
-        layout = Layout(self.problem, self.blocking, self.grid)
-        return cost(layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
+        return cost(self.layout, self.waves, self.cluster, self.operands, self.result, self.lookahead, self.peak)
+
+    @property
+    def least_seconds(self) -> float:
+        """A lower bound of the predicted seconds, from a few numbers."""
+        return least_seconds(self.problem, self.blocking, self.grid, self.cluster, math.prod(self.wave_cuts))
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
@@ -100,8 +114,8 @@ class Plan:
     def shortfall(self) -> int:
         """Bytes that are missing on each worker, of its own memory and its host's; 0 where all fits."""
         host = self.cluster.host_memory
-        missing = max(0, self.cost.peak_bytes - self.cluster.memory)
-        return missing + (0 if host is None else max(0, self.cost.peak_host_bytes - host))
+        missing = max(0, self.peak.worker - self.cluster.memory)
+        return missing + (0 if host is None else max(0, self.peak.host - host))
 
     def validate(self) -> None:
         """Refuse a plan that cannot fit.
@@ -113,8 +127,8 @@ class Plan:
         """
         gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
         for where, peak, have in (
-            ("", self.cost.peak_bytes, self.cluster.memory),
-            (" of host memory", self.cost.peak_host_bytes, math.inf if host is None else host),
+            ("", self.peak.worker, self.cluster.memory),
+            (" of host memory", self.peak.host, math.inf if host is None else host),
         ):
             if peak > have:
                 enough = math.ceil(self.cluster.workers * peak / max(1, have))
@@ -217,16 +231,11 @@ def make_plan(
             raise InputError(f"blocks {edges}: give three positive edges, those of m, k and n")
         blocking = candidates.cut(problem, edges)
 
-    def plans(shapes: Iterable[Shape]) -> list[Plan]:
-        return [
-            Plan(
-                problem, s.blocking, s.grid, cluster, precision, kernel, operands, result, s.lookahead, s.wave_cuts,
-            )
-            for s in shapes
-        ]  # fmt: skip
+    def planned(s: Shape) -> Plan:
+        return Plan(problem, s.blocking, s.grid, cluster, precision, kernel, operands, result, s.lookahead, s.wave_cuts)
 
     if text is not None:
-        return plans([candidates.parse(text, problem)])[0]
+        return planned(candidates.parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
     best = None
     for waves in candidates.waves(problem, cluster, result):
@@ -235,7 +244,7 @@ def make_plan(
             if blocking is None
             else candidates.given(problem, blocking, cluster, waves)
         )
-        best = min([*plans(shapes), *([best] if best else [])], key=_score)
+        best = _fastest(map(planned, shapes), best)
         if not best.shortfall:
             break
     assert best is not None
@@ -248,11 +257,32 @@ def _common(multiple: int, granule: int, size: int) -> int:
     return both if both <= size else min(granule, max(size, multiple))
 
 
+def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
+    """Return the plan of the least score, the first of equals.
+
+    Of hundreds of plans most are slower for the number of their tasks alone, or need more memory than the best one.
+    """
+    for plan in plans:
+        if best is not None:
+            hopeless = not best.shortfall and _weighed(plan, plan.least_seconds) > _weighed(best, best.cost.seconds)
+            if hopeless or plan.shortfall > best.shortfall:
+                continue
+        if best is None or _score(plan) < _score(best):
+            best = plan
+    assert best is not None
+    return best
+
+
 def _score(plan: Plan) -> tuple[float, ...]:
-    """Bytes that are missing, then predicted seconds, with a scheduler that is busy for 30 % of them at most.
+    """Bytes that are missing, then predicted seconds, and where those are equal bytes and tasks."""
+    c = plan.cost
+    return plan.shortfall, _weighed(plan, c.seconds), c.bytes_moved, c.peak_bytes, c.tasks
+
+
+def _weighed(plan: Plan, seconds: float) -> float:
+    """Seconds with a scheduler that is busy for 30 % of them at most.
 
     A step more of lookahead must gain more than 1 %: it takes memory.
     """
-    c = plan.cost
-    seconds = max(c.seconds, c.tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * plan.lookahead)
-    return plan.shortfall, seconds, c.bytes_moved, c.peak_bytes, c.tasks
+    tasks = plan.blocking.tasks(plan.grid.layers)
+    return max(seconds, tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * plan.lookahead)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import math
+import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -8,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmm.cost import ClusterSpec
+from distmm import candidates
+from distmm.cost import SCHEDULER_SECONDS, ClusterSpec, cost
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, even_edges, operand_batch
 from distmm.layout import Layout
@@ -63,55 +66,118 @@ def test_a_text_that_is_no_plan_is_refused_with_an_example(text: str) -> None:
         make_plan(Problem(8, 8, 8, F4), CPU, text=text)
 
 
-@settings(max_examples=60, deadline=None)
+BATCHES = [
+    ((), ()), ((3,), (3,)), ((5,), ()), ((5,), (1,)), ((2, 1), (1, 3)), ((3, 2), (3, 2)), ((1, 4, 3), (4, 1)),
+]  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None)
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
-    st.tuples(st.integers(1, 3), st.integers(1, 3)),
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.integers(1, 6),
-    st.sampled_from([((), ()), ((3,), (3,)), ((3,), ()), ((3,), (1,)), ((2, 1), (1, 2))]),
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 6)),
+    st.sampled_from(BATCHES),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.sampled_from([slice(None), slice(0, 1), slice(0, 2)]),
 )
-def test_bytes_moved_are_those_of_the_blocks_that_leave_home(
+def test_bytes_are_those_of_the_blocks_that_leave_home(
     shape: tuple[int, int, int],
-    cuts: tuple[int, int],
-    bm: int,
-    bk: int,
-    bn: int,
+    cuts: tuple[int, int, int],
+    blocks: tuple[int, int, int],
     batches: tuple[tuple[int, ...], tuple[int, ...]],
+    matrices: int,
+    panels: int,
+    steps: slice,
 ) -> None:
+    """Against the definition: each block of C needs its row of A and its column of B, from their homes."""
     grid = Grid(*shape)
-    problem = Problem(bm * 3 - 1, bk * 2 - 1, bn * 5 - 2, F4, *batches)
+    problem = Problem(blocks[0] * 3 - 1, blocks[1] * 2 - 1, blocks[2] * 5 - 2, F4, *batches)
     edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
-    blocking = Blocking(*edges, tuple((1,) * x for x in problem.batch))
+    blocking = Blocking(*edges, tuple(even_edges(x, matrices) for x in problem.batch), panels)
     layout = Layout(problem, blocking, grid)
-    for wave in blocking.waves((1, *cuts), (grid.rows, grid.columns)):
-        moved, used, owned = set(), set(), Counter[int]()
+
+    def size(own: tuple[int, ...], at: tuple[int, ...], rows: int, columns: int) -> int:
+        """Bytes of a block of an operand, or of C, at a batch block of it."""
+        cut = blocking.batch[len(blocking.batch) - len(own) :]
+        return rows * columns * 4 * math.prod(1 if n == 1 else e[i] for n, e, i in zip(own, cut, at, strict=True))
+
+    parts = blocking.parts(grid.layers)
+    assert (layout.layers, layout.steps) == (len(parts), max(map(len, parts)))
+    assert layout.depth == max(sum(blocking.k[p] for step in part for p in step) for part in parts)
+    for wave in blocking.waves(cuts, (grid.rows, grid.columns)):
+        needs, homes, owned = set(), {}, Counter[int]()
         for batch, i, j in blocking.c_indices(wave):
             a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            for layer, steps in enumerate(blocking.parts(grid.layers)):
+            for layer, part in enumerate(parts):
                 owner = grid.owner(i, j, batch, layer)
-                owned[owner] += blocking.m[i] * blocking.n[j] * 4
-                for p in (p for step in steps for p in step):
-                    for name, at, row, column, size in (
-                        ("A", a, i, p, blocking.m[i] * blocking.k[p] * 4),
-                        ("B", b, p, j, blocking.k[p] * blocking.n[j] * 4),
+                owned[owner] += size(problem.batch, batch, blocking.m[i], blocking.n[j])
+                for p in (p for step in part[steps] for p in step):
+                    for block, home, nbytes in (
+                        (
+                            ("A", a, i, p),
+                            grid.owner(i, p, a, layer),
+                            size(problem.a_batch, a, edges[0][i], edges[1][p]),
+                        ),
+                        (
+                            ("B", b, p, j),
+                            grid.owner(p, j, b, layer),
+                            size(problem.b_batch, b, edges[1][p], edges[2][j]),
+                        ),
                     ):
-                        home = grid.owner(row, column, at, layer)
-                        used.add((home, size, name, at, row, column))
-                        if home != owner:
-                            moved.add((owner, home, size, name, at, row, column))
-        received, sent, homes, _ = layout.operand_bytes(wave)
-        expected = [Counter[int]() for _ in range(3)]
-        for owner, home, size, *_ in moved:
-            expected[0][owner] += size
-            expected[1][home] += size
-        for home, size, *_ in used:
-            expected[2][home] += size
-        for counted, figures in zip(expected, (received, sent, sum(homes)), strict=True):
+                        homes[block] = home, nbytes
+                        needs.add((owner, block))
+        received, sent, at_home = (Counter[int]() for _ in range(3))
+        for owner, block in needs:
+            home, nbytes = homes[block]
+            received[owner] += nbytes * (owner != home)
+            sent[home] += nbytes * (owner != home)
+        for home, nbytes in homes.values():
+            at_home[home] += nbytes
+        traffic = layout.operand_bytes(wave, steps)
+        for counted, figures in (
+            (received, traffic.received),
+            (sent, traffic.sent),
+            (at_home, sum(traffic.homes)),
+            (owned, layout.c_bytes(wave, 4, layout.layers)),
+        ):
             assert [counted[rank] for rank in range(grid.size)] == list(figures)
-        layers = len(blocking.parts(grid.layers))
-        assert [owned[rank] for rank in range(grid.size)] == list(layout.c_bytes(wave, 4, layers))
+
+
+@pytest.mark.parametrize(
+    ("problem", "workers", "memory"),
+    [
+        (Problem(300, 2**18, 300, F4), 12, 10**10),
+        (Problem(100, 4096, 100, F4), 4, 30_000),
+        (Problem(3000, 1000, 40_000, F4, (7,), ()), 32, 10**8),
+        (Problem(20_000, 500, 20_000, F4, (), (), "symmetric"), 4, 10**8),
+    ],
+)
+def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Problem, workers: int, memory: int) -> None:
+    spec = replace(CPU, workers=workers, memory=memory)
+    scores, best = [], (math.inf, math.inf)
+    for waves in candidates.waves(problem, spec, "out"):
+        for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves):
+            p = Plan(problem, s.blocking, s.grid, spec, result="out", lookahead=s.lookahead, wave_cuts=s.wave_cuts)
+            assert p.least_seconds <= p.cost.seconds
+            seconds = max(p.cost.seconds, p.cost.tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * s.lookahead)
+            scores.append((p.shortfall, seconds))
+        best = min(scores)
+        if best[0] == 0:
+            break
+    chosen = make_plan(problem, spec, result="out")
+    assert chosen.shortfall == best[0]
+    assert (
+        max(chosen.cost.seconds, chosen.cost.tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * chosen.lookahead) == best[1]
+    )
+
+
+def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
+    costed = []
+    monkeypatch.setattr(sys.modules[make_plan.__module__], "cost", lambda *args: costed.append(1) or cost(*args))
+    plan = make_plan(Problem(512, 2**24, 512, F4), replace(CPU, workers=4096))
+    assert plan.grid.layers > 8
+    assert len(costed) < 200  # of 1,600 that there are
 
 
 @pytest.mark.parametrize(("rows", "columns", "blocks"), [(2, 2, 8), (4, 2, 8), (8, 8, 16), (1, 4, 4)])
