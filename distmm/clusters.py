@@ -40,8 +40,8 @@ SCHEDULER_CONFIG = {
     "distributed.deploy.lost-worker-timeout": "1 day",
 }
 
-# What Dask does all the time beside the products, on the same cores: it looks what tasks are at (every 10 ms) and whether
-# its event loops answer (20 ms), which is for tasks of milliseconds. Both cost 4 % of a core in each process.
+# What Dask does all the time beside the products, on the same cores: it looks what tasks are at (every 10 ms) and
+# whether its event loops answer (20 ms), which is for tasks of milliseconds. Both cost 4 % of a core in each process.
 CPU_CONFIG = {"distributed.worker.profile.interval": "100ms", "distributed.admin.tick.interval": "200ms"}
 
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
@@ -51,8 +51,8 @@ POOL_FRACTION = 0.8
 BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
 # Tasks that a CPU worker runs at a time at most: more only cut its memory into smaller blocks of C, and the other cores
-# serve the kernels. One process for them all has one copy of each block of A and B, and sends none: two processes on two
-# cores took 1.4 times the CPU seconds.
+# serve the kernels. One process for them all has one copy of each block of A and B, and sends none: two processes on
+# two cores took 1.4 times the CPU seconds.
 MOST_CPU_THREADS = 4
 
 
