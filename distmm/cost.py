@@ -35,6 +35,10 @@ TASK_GAP_SECONDS = 3.4e-3
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
 
+# CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, and the worker's event loop
+# beside two products. On two cores with other work beside, each task less was 12 ms less.
+CPU_TASK_SECONDS = 8e-3
+
 # Time until a block is freed after its last use: 6 ms on an idle cluster, 25 ms seen where processes starve for CPU.
 RELEASE_SECONDS = 25e-3
 
@@ -109,7 +113,8 @@ class Cost:
     tasks : int
         Product tasks in the graph; those that mirror blocks of a symmetric product are not counted here.
     seconds : float
-        The largest of arithmetic, transfers, loading and scheduling, and what nothing hides; `bound_by` names it.
+        The largest of arithmetic, transfers, loading and scheduling, which `bound_by` names, and what nothing hides; on
+        CPU clusters their sum.
     """
 
     bytes_moved: int
@@ -195,7 +200,11 @@ def cost(
     for wave in waves:
         shapes[len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle].append(wave)
     for alike in shapes.values():
-        arithmetic += len(alike) * float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element / cluster.rate
+        chains = max(1, math.ceil(alike[0].c_blocks / grid.rows / grid.columns))
+        # Each thread of a CPU worker has cores of its own, which nobody uses when there are fewer chains than threads.
+        slots = math.ceil(chains / cluster.threads) * cluster.threads if cluster.device == "cpu" else chains
+        flops = float(layout.c_bytes(alike[0], 1, layers).max()) * depth * per_element * slots / chains
+        arithmetic += len(alike) * flops / cluster.rate
         received, sent, *_ = layout.operand_bytes(alike[0], slice(0, ahead))
         transfers += len(alike) * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         received, _, homes, _ = layout.operand_bytes(alike[0])
@@ -212,6 +221,10 @@ def cost(
         "scheduler": (tasks + mirrors) * SCHEDULER_SECONDS,
     }
     bound_by = max(seconds, key=lambda name: seconds[name])
+    longest = seconds[bound_by]
+    if cluster.device == "cpu":  # the cores that multiply also load, send and receive, and run Dask
+        reads = sum((len(wave.rows) + len(wave.columns)) * len(wave.batches) for wave in waves) * len(blocking.k)
+        longest = sum(seconds.values()) + (tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
     lines = len(blocking.m) + (0 if problem.symmetry else len(blocking.n))
     loads = lines * len(blocking.k) * math.prod(map(len, blocking.batch))
     exposed = transfers / steps / len(waves) + layers // 2 * block * accumulator / cluster.link
@@ -227,6 +240,6 @@ def cost(
         peak_bytes=int(held.max()) + writing * block * accumulator,
         peak_host_bytes=int(host.max()),
         tasks=tasks,
-        seconds=seconds[bound_by] + exposed,
+        seconds=longest + exposed,
         bound_by=bound_by,
     )
