@@ -120,7 +120,8 @@ class Loop:
             self._wind_up()
             raise
         finally:
-            self.client.unsubscribe_topic(self.writer.topic)
+            if self.client.status == "running":
+                self.client.unsubscribe_topic(self.writer.topic)
 
     def _made(self, event: tuple[float, tuple[str, int, int]]) -> None:
         """Note a block that is made, and has only to be written. Runs in the client's own thread."""
