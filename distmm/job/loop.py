@@ -7,6 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any
 
 import dask
@@ -29,11 +30,11 @@ from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "Submitted"]
 
 # Seconds between two looks at the futures, which tell this process by themselves that they are done, and between two
 # at the cluster, each of which costs a round trip and a line in the scheduler's log.
-POLL_SECONDS = 0.02
+POLL_SECONDS = 0.05
 LOOK_SECONDS = 0.5
 
 # Seconds that blocks which are complete get to reach the disk when the job stops.
@@ -49,7 +50,7 @@ Block = tuple[int, int]
 
 
 @dataclass
-class _Submitted:
+class Submitted:
     """One wave on the scheduler: how many blocks it has, which are made, and the tasks that have not written theirs."""
 
     product: str
@@ -80,8 +81,9 @@ class Loop:
         self.job = uuid.uuid4().hex[:12]
         self.records: dict[Block, Json] = {}  # what the writing tasks said of blocks that are on the disk
         self.rejected: list[Json] = []  # and of blocks that were not right
-        self.waves: list[_Submitted] = []
-        self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
+        self.waves: list[Submitted] = []
+        self.pending: dict[Future, tuple[Wave, Block, Submitted]] = {}
+        self.news = Event()  # a block is made
         self.lonely_since: float | None = None
         self.looked = 0.0
 
@@ -114,7 +116,8 @@ class Loop:
                     self._look()
                     self.looked = time.monotonic()
                 if self.pending:
-                    time.sleep(POLL_SECONDS)
+                    self.news.wait(POLL_SECONDS)
+                    self.news.clear()
             self._look()
         except BaseException:
             self._wind_up()
@@ -129,6 +132,7 @@ class Loop:
         for wave in self.waves:
             if wave.product == product:
                 wave.made.add((i, j))
+        self.news.set()
 
     def _at_the_tail(self) -> bool:
         """Whether the last wave leaves workers without work: less than half of it, and a block a worker, is to come.
@@ -166,7 +170,7 @@ class Loop:
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
         layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
-        submitted = _Submitted(product, len(blocks))
+        submitted = Submitted(product, len(blocks))
         self.waves.append(submitted)
         self._event("wave", product=product)
         futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)

@@ -93,14 +93,14 @@ def read_into(file: FileIO, offset: int, width: int, row: int, column: int, bloc
     start, line = offset + (row * width + column) * block.itemsize, width * block.itemsize
     if block.shape[1] < width:
         for i, one in enumerate(block.view(np.uint8)):
-            _scatter(file, start + i * line, [one.data])
+            _scatter(file, start + i * line, [one])
     elif block.flags.c_contiguous:
-        _scatter(file, start, [block.reshape(-1).view(np.uint8).data])
+        _scatter(file, start, [block.reshape(-1).view(np.uint8)])
     else:
-        _scatter(file, start, [one.data for one in block.view(np.uint8)])
+        _scatter(file, start, list(block.view(np.uint8)))
 
 
-def _scatter(file: FileIO, start: int, lines: list[memoryview]) -> None:
+def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
     """Fill one line after another with the bytes of a file from `start` on."""
     first = 0
     while first < len(lines):
