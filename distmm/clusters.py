@@ -46,8 +46,11 @@ POOL_FRACTION = 0.8
 # Variables by which libraries are told how many threads to multiply with.
 BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
-# More CPU processes than this only cut the machine's memory into smaller pieces; the other cores serve their kernels.
-MOST_CPU_WORKERS = 4
+# Products at a time on the CPUs of a machine at most: more only cut its memory into smaller blocks of C, and the other
+# cores serve the kernels. Up to so many cores one process has them all: it has one copy of each block of A and B, and
+# sends none, where two processes on two cores took 1.4 times the CPU seconds. With more cores each process has one: in
+# one process OpenBLAS makes a product that takes several threads wait for the one before it.
+MOST_CPU_TASKS = 4
 
 
 def _driver() -> ctypes.CDLL | None:
@@ -92,6 +95,7 @@ def local(
     device: Device = "auto",
     *,
     workers: int | None = None,
+    threads: int | None = None,
     memory_limit: str | None = None,
     dashboard: str | None = "127.0.0.1:8787",
     tls: str = "none",
@@ -104,7 +108,10 @@ def local(
     device : {"auto", "gpu", "cpu"}
         ``"auto"`` takes the GPUs if `missing_for_gpu` finds nothing missing.
     workers : int, optional
-        Processes: one a GPU, all GPUs by default; on the CPU as many as cores, at most 4.
+        Processes: one a GPU, all GPUs by default; on the CPU one if there are 4 cores or fewer, else 4.
+    threads : int, optional
+        Tasks that a CPU worker runs at a time; by default as many as its share of the cores if that is 4 or fewer, else
+        one, whose kernel uses them all.
     memory_limit : str, optional
         Host memory of each worker, such as ``"8GB"``; by default the machine's memory is shared evenly.
     dashboard : str or None
@@ -135,7 +142,7 @@ def local(
         limit = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as error:
         raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
-    make, arguments, config = (_cpu if missing else _gpu)(workers, limit)
+    make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
     # The scheduler's web server is always there (it answers /health and /metrics), also without any pages.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": pages.PROBED}
@@ -171,14 +178,16 @@ class _IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]
 Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration
 
 
-def _cpu(workers: int | None, limit: int | None) -> Recipe:
-    count = workers or min(CPU_COUNT, MOST_CPU_WORKERS)
-    # Dask gives workers one BLAS thread each; with fewer workers than cores that would leave cores idle.
-    threads = str(max(1, CPU_COUNT // count))
-    config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, threads) for name in BLAS_THREADS}
+def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Recipe:
+    count = workers or (1 if CPU_COUNT <= MOST_CPU_TASKS else MOST_CPU_TASKS)
+    cores = max(1, CPU_COUNT // count)
+    threads = threads or (cores if cores <= MOST_CPU_TASKS else 1)
+    # Dask would give each task one BLAS thread; with fewer tasks than cores that leaves cores idle.
+    kernel = str(max(1, cores // threads))
+    config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, kernel) for name in BLAS_THREADS}
     arguments = {
         "n_workers": count,
-        "threads_per_worker": 1,
+        "threads_per_worker": threads,
         "processes": True,
         "memory_limit": limit or MEMORY_LIMIT // count,
     }

@@ -244,8 +244,10 @@ def make_plan(
             if blocking is None
             else candidates.given(problem, blocking, cluster, waves)
         )
+        fitted = best is not None and not best.shortfall
         best = _fastest(map(planned, shapes), best)
-        if not best.shortfall:
+        # On CPUs fewer and deeper tasks may be worth more waves than it needs to fit.
+        if fitted or (not best.shortfall and cluster.device == "cuda"):
             break
     assert best is not None
     return best

@@ -78,7 +78,7 @@ def peak_bytes() -> int:
 @contextmanager
 def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     """Start a cluster, and yield what measures a case on it."""
-    with clusters.local(device=task.device, workers=task.workers, dashboard=None) as client:
+    with clusters.local(device=task.device, workers=task.workers, threads=1, dashboard=None) as client:
         telemetry.bytes_moved(client)  # the first call installs what counts
         if task.device == "gpu":
             client.run(count_allocations)

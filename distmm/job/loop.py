@@ -7,6 +7,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from threading import Event
 from typing import Any
 
 import dask
@@ -29,7 +30,7 @@ from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["Loop"]
+__all__ = ["Loop", "Submitted"]
 
 # Seconds between two looks at the futures, which tell this process by themselves that they are done, and between two
 # at the cluster, each of which costs a round trip and a line in the scheduler's log.
@@ -49,10 +50,12 @@ Block = tuple[int, int]
 
 
 @dataclass
-class _Submitted:
-    """One wave on the scheduler: how many blocks it has, and the tasks that have not written theirs."""
+class Submitted:
+    """One wave on the scheduler: how many blocks it has, which are made, and the tasks that have not written theirs."""
 
+    product: str
     blocks: int
+    made: set[Block] = field(default_factory=set)
     pending: set[Future] = field(default_factory=set)
 
 
@@ -78,8 +81,9 @@ class Loop:
         self.job = uuid.uuid4().hex[:12]
         self.records: dict[Block, Json] = {}  # what the writing tasks said of blocks that are on the disk
         self.rejected: list[Json] = []  # and of blocks that were not right
-        self.waves: list[_Submitted] = []
-        self.pending: dict[Future, tuple[Wave, Block, _Submitted]] = {}
+        self.waves: list[Submitted] = []
+        self.pending: dict[Future, tuple[Wave, Block, Submitted]] = {}
+        self.news = Event()  # a block is made
         self.lonely_since: float | None = None
         self.looked = 0.0
 
@@ -99,6 +103,7 @@ class Loop:
         queue = deque(_waves(self.plan, missing))
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if (i, j) not in missing]
         self._event("begin", path=self.writer.folder.target, kept=kept)
+        self.client.subscribe_topic(self.writer.topic, self._made)
         try:
             while queue or self.pending:
                 if self.stop.reason is not None:
@@ -111,24 +116,39 @@ class Loop:
                     self._look()
                     self.looked = time.monotonic()
                 if self.pending:
-                    time.sleep(POLL_SECONDS)
+                    self.news.wait(POLL_SECONDS)
+                    self.news.clear()
             self._look()
         except BaseException:
             self._wind_up()
             raise
+        finally:
+            if self.client.status == "running":
+                self.client.unsubscribe_topic(self.writer.topic)
+
+    def _made(self, event: tuple[float, tuple[str, int, int]]) -> None:
+        """Note a block that is made, and has only to be written. Runs in the client's own thread."""
+        _, (product, i, j) = event
+        for wave in self.waves:
+            if wave.product == product:
+                wave.made.add((i, j))
+        self.news.set()
 
     def _at_the_tail(self) -> bool:
         """Whether the last wave leaves workers without work: less than half of it, and a block a worker, is to come.
 
-        Earlier, two waves would share the memory that is planned for one. The user's own tasks keep their results for
-        as long as a wave that is known needs them: with such operands, nothing of the last wave may be left.
+        Earlier, two waves would share the memory that is planned for one. The plan has room for the blocks of one wave
+        that are being written while the next one begins: those before it have to be on the disk. The user's own tasks
+        keep their results for as long as a wave that is known needs them: with such operands, nothing of the last wave
+        may be left.
         """
         if not self.waves or not self.pending:
             return True
-        if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))):
+        *earlier, last = self.waves
+        if any(map(_lazy, (self.spec.a, self.spec.b, self.spec.c0))) or any(wave.pending for wave in earlier):
             return False
-        last = self.waves[-1]
-        return len(self.pending) <= min(self.plan.cluster.workers, last.blocks // 2)
+        to_come = min(last.blocks - len(last.made), len(last.pending))
+        return to_come <= min(self.plan.cluster.workers, last.blocks // 2)
 
     def _submit(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> None:
         """Send the graph of some blocks of a wave to the scheduler.
@@ -150,7 +170,7 @@ class Loop:
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
         layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
-        submitted = _Submitted(len(blocks))
+        submitted = Submitted(product, len(blocks))
         self.waves.append(submitted)
         self._event("wave", product=product)
         futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)

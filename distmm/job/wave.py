@@ -73,6 +73,11 @@ class Writer:
     attempt: int = 0
     confirm: int | None = None
 
+    @property
+    def topic(self) -> str:
+        """Dask's name for the events that tell the client which blocks are made, and have only to be written."""
+        return f"distmm-made-{self.folder.path}"
+
     def region(self, i: int, j: int) -> tuple[slice, slice]:
         """Rows and columns of a block."""
         return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
@@ -88,6 +93,7 @@ class Writer:
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
         secede()  # reading, comparing and writing leave the worker's slot to the next product
+        get_worker().log_event(self.topic, [where.product, where.i, where.j])
         block = np.ascontiguousarray(block)
         record: Json = {
             "i": where.i,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass, field
+from io import FileIO
 from typing import Any, BinaryIO, Literal, Self
 
 import ml_dtypes
@@ -18,7 +19,10 @@ from distmm.errors import InputError
 from distmm.storage.matrix import Matrix, check_dtype, modified
 from distmm.storage.output import Target
 
-__all__ = ["FlatTarget", "RawMatrix", "read_rows", "split", "write_rows"]
+__all__ = ["FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
+
+# Buffers that one system call fills (IOV_MAX of Linux and macOS).
+MOST_BUFFERS = 1024
 
 EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
 
@@ -69,20 +73,46 @@ def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[
     """
     if not stored.flags.c_contiguous:
         return read_rows(stored.T, cols, rows).T
-    width, lines = stored.shape[1], range(rows.start, rows.stop, rows.step)
+    lines = range(rows.start, rows.stop, rows.step)
     block = np.empty((len(lines), cols.stop - cols.start), stored.dtype)
-    whole = block.shape[1] == width and lines.step == 1
     assert stored.filename is not None
     with open(stored.filename, "rb", buffering=0) as file:
-        for row, line in zip(lines, [block] if whole else block, strict=False):
-            file.seek(stored.offset + (row * width + cols.start) * stored.itemsize)
-            left = memoryview(line.reshape(-1).view(np.uint8))
-            while left:
-                count = file.readinto(left)
-                if not count:
-                    raise EOFError(f"the file ends in row {row}")
-                left = left[count:]
+        if lines.step == 1:
+            read_into(file, stored.offset, stored.shape[1], lines.start, cols.start, block)
+        else:
+            for i, row in enumerate(lines):
+                read_into(file, stored.offset, stored.shape[1], row, cols.start, block[i : i + 1])
     return block if cols.step == 1 else block[:, :: cols.step].copy()
+
+
+def read_into(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
+    """Fill a block, whose rows are contiguous, from a matrix of `width` columns in C order at byte `offset` of a file.
+
+    Rows that follow one another in the file, but not in memory, are read with one call for a thousand of them.
+    """
+    start, line = offset + (row * width + column) * block.itemsize, width * block.itemsize
+    if block.shape[1] < width:
+        for i, one in enumerate(block.view(np.uint8)):
+            _scatter(file, start + i * line, [one])
+    elif block.flags.c_contiguous:
+        _scatter(file, start, [block.reshape(-1).view(np.uint8)])
+    else:
+        _scatter(file, start, list(block.view(np.uint8)))
+
+
+def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
+    """Fill one line after another with the bytes of a file from `start` on."""
+    first = 0
+    while first < len(lines):
+        count = os.preadv(file.fileno(), lines[first : first + MOST_BUFFERS], start)
+        if not count:
+            raise EOFError(f"the file ends at byte {start}")
+        start += count
+        while first < len(lines) and count >= lines[first].nbytes:
+            count -= lines[first].nbytes
+            first += 1
+        if count:  # a call may read less than it was asked for
+            lines[first] = lines[first][count:]
 
 
 def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:

@@ -1,8 +1,8 @@
 """A product of matrices larger than the memory of the cluster, from disk to disk: ``python tests/bench/jobs_disk.py``.
 
-A and B of N(0,1) are written to Zarr, and multiplied by a job on a local CPU cluster whose workers together may take a
-quarter of the bytes of A, B and C. In the same run: `numpy.matmul` of the same matrices, and the disk alone, reading
-and writing the same bytes one after another as ``dd`` does. Before each reading the page cache is emptied of the files.
+A and B of N(0,1) are written to Zarr, and multiplied by a job on a local CPU cluster that may take a quarter of the
+bytes of A, B and C. In the same run: `numpy.matmul` of the same matrices, and the disk alone, reading and writing the
+same bytes one after another as ``dd`` does. Before each reading the page cache is emptied of the files.
 Prints a table, and what the certificate cost (the same job with ``check="none"``). The seconds of CPU of all processes,
 without those of starting them, can be compared where other work on the machine disturbs the clock.
 
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument(
         "--limit", type=int,
-        help="memory of each worker, bytes; default: on CPUs a quarter of A, B and C in all, with GPUs the machine's",
+        help="memory of the worker, bytes; default: on CPUs a quarter of A, B and C, with GPUs the machine's",
     )  # fmt: skip
     parser.add_argument("--peers", nargs="*", choices=list(compare.PEERS["cpu"]), default=list(compare.PEERS["cpu"]))
     parser.add_argument("--peer-block", type=int, help="edge of the peers' blocks; default: 2048, on GPUs 8192")
@@ -147,8 +147,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="distmm-disk-", dir=options.dir))
     size, dtype, on_gpu = options.size, element(options.dtype), options.device == "gpu"
     nbytes = dtype.itemsize * size**2
-    workers = 1 if on_gpu else min(os.cpu_count() or 1, 4)
-    limit = options.limit or (None if on_gpu else 3 * nbytes // 4 // workers)
+    limit = options.limit or (None if on_gpu else 3 * nbytes // 4)
     cpu: dict[str, float] = {}
     try:
         for name in "AB":
@@ -157,7 +156,7 @@ def main() -> None:
         for check in ("freivalds", "none"):
             label = "job" if check == "freivalds" else "job, check none"
             with clusters.local(
-                options.device, workers=workers, memory_limit=str(limit) if limit else None, dashboard=None, quiet=True
+                options.device, workers=1, memory_limit=str(limit) if limit else None, dashboard=None, quiet=True
             ) as client:
                 if on_gpu and "kernel alone" not in seconds:
                     asked = None, KERNEL_EDGE, dtype, "highest", True
@@ -172,11 +171,11 @@ def main() -> None:
         if not on_gpu:
             seconds["numpy.matmul"], cpu["numpy.matmul"] = numpy_alone(folder)
         block = min(size, options.peer_block or (8192 if on_gpu else 2048))
-        product = compare.Product(folder, options.device, workers, limit, -(-block // options.chunk) * options.chunk)
+        product = compare.Product(folder, options.device, 1, limit, -(-block // options.chunk) * options.chunk)
         rows += compare.measure(product, options.peers, options.patience, forget)
     finally:
         shutil.rmtree(folder)
-    report(seconds, cpu, f"n = {size} {dtype}, {workers} workers, A, B and C {3 * nbytes / 1e9:.3g} GB", 2 * size**3)
+    report(seconds, cpu, f"n = {size} {dtype}, A, B and C {3 * nbytes / 1e9:.3g} GB", 2 * size**3)
     Console(soft_wrap=True).print(f"memory limit {limit}, plan {summary.plan}, load average {os.getloadavg()[0]:.1f}")
     Console().print(compare.table(rows, "from Zarr to Zarr with the same memory, workers and cores"))
 

@@ -33,7 +33,9 @@ def two_workers() -> Iterator[Client]:
 
 def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
     workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
-    assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(1, 10**9)] * 2
+    cores = max(1, clusters.CPU_COUNT // 2)
+    threads = cores if cores <= clusters.MOST_CPU_TASKS else 1
+    assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
 
 
 def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
@@ -66,10 +68,35 @@ def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
             client.wait_for_workers(1, timeout=60)
 
 
-def test_cpu_workers_share_the_cores_for_their_blas_threads(two_workers: Client) -> None:
-    expected = str(max(1, clusters.CPU_COUNT // 2))
-    seen = two_workers.run(lambda: (os.environ["OMP_NUM_THREADS"], os.environ["NUMBA_NUM_THREADS"]))
-    assert set(seen.values()) == {(expected, expected)}
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads", "expected"),
+    [
+        (1, None, None, (1, 1, "1")),
+        (2, None, None, (1, 2, "1")),
+        (4, None, None, (1, 4, "1")),
+        (64, None, None, (4, 1, "16")),
+        (64, 8, None, (8, 1, "8")),
+        (64, 16, None, (16, 4, "1")),
+        (2, 4, None, (4, 1, "1")),
+        (16, 4, 1, (4, 1, "4")),
+    ],
+)
+def test_the_cores_are_shared_by_workers_their_tasks_and_the_kernels_of_these(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | None, threads: int | None,
+    expected: tuple[int, int, str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(clusters, "CPU_COUNT", cores)
+    for name in clusters.BLAS_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    _, arguments, config = clusters._cpu(workers, 10**9, threads)
+    kernel = {config[f"distributed.nanny.pre-spawn-environ.{name}"] for name in clusters.BLAS_THREADS}
+    assert (arguments["n_workers"], arguments["threads_per_worker"], *kernel) == expected
+
+
+def test_the_configuration_of_cpu_clusters_reaches_their_workers(two_workers: Client) -> None:
+    cores = max(1, clusters.CPU_COUNT // 2)
+    kernel = os.environ.get("OPENBLAS_NUM_THREADS", "1" if cores <= clusters.MOST_CPU_TASKS else str(cores))
+    assert set(two_workers.run(lambda: os.environ["OPENBLAS_NUM_THREADS"]).values()) == {kernel}
 
 
 def test_the_configuration_of_our_clusters_ends_with_them() -> None:

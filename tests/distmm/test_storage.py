@@ -34,11 +34,12 @@ def stored(form: str, folder: Path, values: np.ndarray) -> str:
     if form == "group":
         zarr.open_group(f"{name}.zarr", mode="w").create_array("A", data=values, chunks=(4, 4))
         return f"{name}.zarr/A"
-    zarr.create_array(f"{name}.zarr", data=values, chunks=(4, 4), zarr_format=2 if form == "zarr2" else 3)
+    packed = {"compressors": None} if form.startswith("plain") else {}
+    zarr.create_array(f"{name}.zarr", data=values, chunks=(4, 4), zarr_format=2 if form.endswith("2") else 3, **packed)
     return f"{name}.zarr"
 
 
-FORMS = ["npy-c", "npy-f", "zarr2", "zarr3", "group", "hdf5"]
+FORMS = ["npy-c", "npy-f", "zarr2", "zarr3", "plain2", "plain3", "group", "hdf5"]
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -66,7 +67,7 @@ def test_reading_follows_numpys_rules_for_basic_indices(form: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("form", ["npy-c", "zarr2", "hdf5"])
+@pytest.mark.parametrize("form", ["npy-c", "zarr2", "plain2", "plain3", "hdf5"])
 def test_every_numeric_dtype_is_read_in_native_order(form: str, dtype: str, tmp_path: Path) -> None:
     values = sample(dtype=dtype)
     block = open_matrix(stored(form, tmp_path, values))[3:5]
@@ -210,6 +211,42 @@ def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path)
     (Path(rotten.path) / "0.0").write_bytes(b"rot")
     with pytest.raises(InputError, match="cannot read"):
         rotten[2:4]
+    short = open_matrix(stored("plain3", tmp_path, sample()))
+    os.truncate(Path(short.path) / "c" / "0" / "1", 9)
+    with pytest.raises(InputError, match=r"chunk c/0/1 has 9 bytes, not 128"):
+        short[2:4]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("separator", [".", "/"])
+@pytest.mark.parametrize("dtype", ["<f4", ">f4"])
+def test_chunks_that_are_plain_files_are_read_as_zarr_reads_them(
+    version: int, separator: str, dtype: str, tmp_path: Path
+) -> None:
+    names = {"name": "v2" if version == 2 else "default", "separator": separator}
+    array = zarr.create_array(
+        tmp_path / "A.zarr", shape=(37, 53), chunks=(10, 16), dtype=dtype, compressors=None, zarr_format=version,
+        chunk_key_encoding=names, fill_value=7,
+    )  # fmt: skip
+    array[:30] = np.arange(30 * 53, dtype=dtype).reshape(30, 53)  # the last row of chunks is never written
+    matrix = open_matrix(tmp_path / "A.zarr")
+    assert (matrix.plain is None) == (version == 2 and dtype == ">f4")
+    for rows, columns in [((0, 37), (0, 53)), ((10, 30), (16, 48)), ((3, 29), (5, 50)), ((5, 6), (47, 53))]:
+        at = slice(*rows), slice(*columns)
+        np.testing.assert_array_equal(matrix[at], array[at])
+    assert matrix[...].dtype == np.dtype("f4")
+
+
+def test_a_call_that_reads_less_than_asked_for_is_followed_by_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = np.arange(5000 * 3.0).reshape(5000, 3)  # more rows than one call fills
+    path = tmp_path / "A.zarr"
+    zarr.create_array(path, data=values, chunks=(5000, 2), compressors=None)
+    matrix, read = open_matrix(path), os.preadv
+    np.testing.assert_array_equal(matrix[...], values)
+    monkeypatch.setattr(os, "preadv", lambda file, buffers, at: read(file, [buffers[0][:5]], at))
+    np.testing.assert_array_equal(matrix[:50], values[:50])
 
 
 @pytest.mark.parametrize(("order", "dtype"), [("C", "float32"), ("F", "complex64"), ("C", "bfloat16")])
@@ -256,21 +293,22 @@ def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> 
     assert first["path"] == changed["path"]
 
 
+@pytest.mark.parametrize(("form", "reader", "method"), [("zarr3", zarr.Array, "__getitem__"), ("plain3", os, "preadv")])
 def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    form: str, reader: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored("zarr3", tmp_path, sample())
-    matrix, read = open_matrix(path), zarr.Array.__getitem__
+    path = stored(form, tmp_path, sample())
+    matrix, read = open_matrix(path), getattr(reader, method)
 
-    def vanish_first(array: zarr.Array, key: object) -> object:
-        shutil.rmtree(path)
-        return read(array, key)
+    def vanish_first(*asked: Any) -> Any:
+        shutil.rmtree(path, ignore_errors=True)
+        return read(*asked)
 
     with monkeypatch.context() as patch:
-        patch.setattr(zarr.Array, "__getitem__", vanish_first)
+        patch.setattr(reader, method, vanish_first)
         with pytest.raises(InputError, match="cannot read"):
             matrix[...]
-    stored("zarr3", tmp_path, sample()[:5, :])
+    stored(form, tmp_path, sample()[:5, :])
     with pytest.raises(InputError, match="has been replaced since it was opened"):
         matrix[:2, :2]
 
@@ -282,7 +320,7 @@ def test_a_file_that_loses_its_end_while_it_is_read_kills_nobody(order: Literal[
     values.tofile(tmp_path / "A.bin") if order == "C" else values.T.tofile(tmp_path / "A.bin")
     mapped = np.memmap(tmp_path / "A.bin", values.dtype, "r", 0, values.shape, order)
     os.truncate(tmp_path / "A.bin", 8 * 1000)
-    with pytest.raises(EOFError, match="the file ends in row"):
+    with pytest.raises(EOFError, match="the file ends at byte 8000"):
         read_rows(mapped, slice(0, 1000, 1), slice(0, 900, 1))
 
 
