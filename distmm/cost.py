@@ -228,7 +228,8 @@ def _seconds(
     steps, busiest = layout.steps, layout.busiest
     arithmetic = transfers = loading = 0.0
     per_element = layout.problem.element_flops / max(1, layout.problem.k)
-    ahead = max(1, min(steps, lookahead - 1))
+    # On CPU clusters nothing hides behind products: what counts is all that a worker receives, in whatever step.
+    ahead = max(1, min(steps, lookahead - 1)) if cluster.device == "cuda" else max(1, steps)
     for count, wave, traffic in alike:
         elements = float(layout.c_bytes(wave, 1, layout.layers).max())
         if cluster.device == "cpu":  # each thread has cores of its own, which nobody uses if there are fewer chains
