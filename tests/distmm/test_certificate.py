@@ -164,7 +164,7 @@ def _mend() -> None:
 
 
 def run(client: Client, **options: Any) -> job.Summary:
-    return job.multiply("A.npy", "B.npy", "C.npy", client=client, blocks=(20, 100, 20), **options)
+    return job.multiply("A.npy", "B.npy", "C.npy", client=client, plan="g2x2x1 b20x100x20 p1 w1 l2", **options)
 
 
 @pytest.mark.parametrize("kind", ["product", "transfer"])
