@@ -66,7 +66,8 @@ def in_vectors(rows: Array, device: Device) -> Array:
 def row_pitch(columns: int, itemsize: int) -> int:
     """Elements from a row to the next in memory of our own: whole lines of the cache, or vectors where rows are short.
 
-    Rows at multiples of 16 bytes that are none of 128 cost the tensor cores a third of their rate on TF32 (n = 8193).
+    Where rows began at multiples of 16 bytes that are none of 128, TF32 products ran at two thirds of their rate (n =
+    8193, prepared operands); that it was for this has yet to be shown.
     """
     row = columns * itemsize
     return _up(row, LINE_BYTES if row >= LONG_ROW_BYTES else VECTOR_BYTES) // itemsize
