@@ -236,7 +236,7 @@ def _seconds(
             chains = max(1, math.ceil(wave.c_blocks / layout.grid.rows / layout.grid.columns))
             elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
         arithmetic += count * elements * layout.depth * per_element / cluster.rate
-        received, sent, *_ = layout.operand_bytes(wave, slice(0, ahead))
+        received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
         transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
         loading += count * float(np.max(loaded)) / cluster.load
@@ -293,4 +293,4 @@ def _insert_seconds(problem: Problem, blocking: Blocking, grid: Grid, waves: int
 
 def _graph_tasks(blocking: Blocking, grid: Grid) -> int:
     """Count the tasks of all products, and of the mirror images of a symmetric one."""
-    return blocking.tasks(grid.layers) + blocking.c_blocks - blocking.whole.c_blocks
+    return blocking.tasks(grid.layers) + blocking.mirrored(blocking.whole)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from distmm_kernels import compiler
-from distmm_kernels.compiler import Binary
+from distmm_kernels.compiler import Binary, Source
 
 __all__ = ["Recipe", "binary", "cache_folder"]
 
@@ -45,15 +45,19 @@ class Recipe:
         facts = [_sources(), _versions(), compiler.architecture(compute_capability), self.maker, repr(self.parameters)]
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
+    def source(self) -> Source:
+        """Make the kernel, in Numba's language."""
+        module, function = self.maker.split(":")
+        made: Source = getattr(importlib.import_module(module), function)(*self.parameters)
+        return made
+
 
 def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
     """Return a kernel's machine code: from disk, else compiled now and written there for other processes."""
     path = cache_folder() / f"{recipe.key(compute_capability)}.kernel"
     found = _read(path)
     if found is None:
-        module, function = recipe.maker.split(":")
-        source = getattr(importlib.import_module(module), function)(*recipe.parameters)
-        found = compiler.build(source, compute_capability)
+        found = compiler.build(recipe.source(), compute_capability)
         _write(path, found)
     return found
 

@@ -28,7 +28,7 @@ F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=4, memory=10**11, device="cuda", rate=2e14, link=5e10, host_memory=10**11)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(1, 3), max_size=2),
     st.tuples(st.integers(0, 9), st.integers(0, 9)),
@@ -118,7 +118,7 @@ def test_what_is_no_symmetric_product_is_refused() -> None:
 # The plan
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.integers(1, 10**6),
     st.integers(1, 10**6),
@@ -147,7 +147,7 @@ def test_plans_make_every_block_of_one_triangle_and_their_text_gives_them_back(
     assert make_plan(problem, spec, text=str(plan), result=result) == plan
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
     st.integers(1, 3),

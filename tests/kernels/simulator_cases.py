@@ -8,7 +8,6 @@ where the real tile has them at 32.
 from __future__ import annotations
 
 import ctypes
-import importlib
 import threading
 from types import SimpleNamespace
 
@@ -138,8 +137,7 @@ class SimulatedLaunch:
     """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
 
     def __init__(self, recipe, device, blocks, arrays):
-        module, function = recipe.maker.split(":")
-        self.source = getattr(importlib.import_module(module), function)(*recipe.parameters)
+        self.source = recipe.source()
         self.blocks, self.planned = blocks, arrays
 
     def __call__(self, *arrays):
@@ -156,8 +154,7 @@ class RealigningKernel:
     """What `driver.loaded` gives for the kernel of `device_code.realign`."""
 
     def __init__(self, recipe, device):
-        module, function = recipe.maker.split(":")
-        self.source = getattr(importlib.import_module(module), function)()
+        self.source = recipe.source()
 
     def launch(self, grid, maps, values):
         def words(count, address):
