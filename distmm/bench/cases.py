@@ -182,14 +182,16 @@ class Experiment:
             )
 
     def groups(self) -> list[Group]:
-        """All cases, by the process that measures them; distmm's on one and on all workers come first."""
-        counts = sorted(set(self.counts))
-        ends = [counts[0], *counts[:0:-1]]  # the fewest, then from the most down
+        """All cases, by the process that measures them.
+
+        distmm's on one and on all workers come first, then the other programs on all workers, on one, and the rest:
+        what a deadline cuts off is what tells least.
+        """
+        fewest, *more = sorted(set(self.counts))
         chosen = [name for name in PROGRAMS[self.device] if name in (self.programs or PROGRAMS[self.device])]
-        found = []
-        for program in chosen:
-            order = ends if program == "distmm" else [*ends[1:2], *ends[:1], *ends[2:]]
-            found += [(program, workers) for workers in order]
+        ours, peers = ([name for name in chosen if (name == "distmm") is own] for own in (True, False))
+        found = [(name, workers) for workers in [fewest, *more[::-1]] for name in ours]
+        found += [(name, workers) for workers in [*more[-1:], fewest, *more[-2::-1]] for name in peers]
         groups = [Group(program, workers, tuple(self._cases(program, workers))) for program, workers in found]
         if groups and groups[0].program == "distmm":
             first, edge = groups[0], min(KERNEL_EDGE, -(-self.size // self.blocks))

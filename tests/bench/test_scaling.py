@@ -76,8 +76,9 @@ def test_efficiency_is_against_one_worker_of_the_same_program_and_scaling() -> N
 def test_distmm_on_one_and_on_all_workers_comes_first() -> None:
     groups = Experiment("gpu", (1, 2, 4, 8), 65536, 32768, dtypes=("float32", "bfloat16")).groups()
     assert [(g.program, g.workers) for g in groups][:6] == [
-        ("distmm", 1), ("distmm", 8), ("distmm", 4), ("distmm", 2), ("dask.array.matmul", 8), ("dask.array.matmul", 1),
+        ("distmm", 1), ("distmm", 8), ("distmm", 4), ("distmm", 2), ("dask.array.matmul", 8), ("cuBLASXt", 8),
     ]  # fmt: skip
+    assert [g.workers for g in groups[4:]] == [8, 8, 8, 1, 1, 1, 4, 4, 4, 2, 2, 2]
     first = groups[0].cases
     assert [c.program for c in first[:3]] == [KERNEL, KERNEL, "distmm"]
     assert (first[2].scaling, first[2].place, first[2].n, first[2].block) == ("strong", "resident", 65536, 16384)

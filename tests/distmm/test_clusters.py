@@ -241,6 +241,7 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         "rmm_pool_size": 0.8,
         "rmm_allocator_external_lib_list": "cupy",
         "device_memory_limit": 0,
+        "preload": ["distmm.runtime.gpu_memory"],
         "dashboard_address": "127.0.0.1:0",
         "scheduler_kwargs": {"dashboard": False},
         "silence_logs": logging.WARNING,
@@ -259,4 +260,4 @@ def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
     with clusters.local("gpu", dashboard=None) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == clusters.gpu_count()
-        assert {w["nthreads"] for w in workers.values()} == {1}
+        assert {w["nthreads"] for w in workers.values()} == {clusters.GPU_THREADS}
