@@ -50,5 +50,5 @@ def test_workers_without_a_pool_do_not_wait(used: list[int]) -> None:
 def test_memory_that_another_process_keeps_is_named(used: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     used += [60] * 3
     monkeypatch.setattr(gpu_memory, "PATIENCE_SECONDS", -1.0)
-    with pytest.raises(MemoryError, match="the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free"):
+    with pytest.raises(MemoryError, match=r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free"):
         asyncio.run(gpu_memory.dask_setup(worker(POOL)))
