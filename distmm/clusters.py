@@ -43,10 +43,6 @@ SCHEDULER_CONFIG = {
 # The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
 POOL_FRACTION = 0.8
 
-# UCX maps the pool of each worker that it fetches from, and by default keeps it mapped for as long as the process lives
-# (openucx/ucx issue 11753): the memory of a worker that was killed would never be free for the one in its place.
-UNMAP = {"distributed-ucxx.environment.cuda-ipc-cache": "n"}
-
 # Variables by which libraries are told how many threads to multiply with.
 BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
@@ -218,10 +214,8 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         "preload": ["distmm.runtime.gpu_memory"],
     }
     # Pinned memory of the client counts as the worker's, which Dask would pause and kill for it.
-    config: dict[str, Any] = {
-        f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")
-    }
-    return LocalCUDACluster, arguments, config | UNMAP
+    config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
+    return LocalCUDACluster, arguments, config
 
 
 def _free_address(address: str) -> str:

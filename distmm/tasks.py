@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["Epilogue", "KernelChoice", "load", "mirror", "multiply", "probe", "warm"]
+__all__ = ["Epilogue", "KernelChoice", "load", "mirror", "multiply", "pool_bytes", "probe", "warm"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
@@ -296,10 +296,10 @@ def local_gpu() -> dict[str, Any]:
     import cupy
 
     free, _ = cupy.cuda.Device().mem_info
-    return {"device": "cuda", "threads": 1, "memory": _rmm_pool_bytes() or int(free)}
+    return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free)}
 
 
-def _rmm_pool_bytes() -> int | None:
+def pool_bytes() -> int | None:
     """Size of RMM's pool on this GPU; None where CuPy allocates from the device itself."""
     try:
         import rmm

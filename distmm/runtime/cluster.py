@@ -14,6 +14,7 @@ from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.geometry import accumulator_dtype
 from distmm.plan import TILE
+from distmm.runtime import elements
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.runtime.worker import DevicePlugin
 
@@ -70,6 +71,7 @@ def current_client() -> Client | None:
 
 def install(client: Client) -> None:
     """Register the plugins of scheduler and workers; nothing happens where they are there already."""
+    elements.register()  # here, for blocks that come to the client
     client.register_plugin(PlacementPlugin())
     client.register_plugin(DevicePlugin())
 

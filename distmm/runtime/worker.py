@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import sys
+from collections.abc import Callable
 
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from distmm import gpu
 from distmm.host import drop_freed
+from distmm.runtime import elements
+from distmm.runtime.peers import Peers, pool_handle
+from distmm.tasks import pool_bytes
 
 __all__ = [
     "UCXX_VERSIONS",
@@ -36,12 +41,23 @@ class DevicePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
-        self.worker = worker
+        elements.register()
+        tidy: list[Callable[[], None]] = [drop_freed, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             wait_for_default_stream_only()
+            if pool_bytes() is not None:
+                self.peers = Peers(worker, pool_handle())
+                # Not awaited: a worker that is being started answers nobody, itself included.
+                self.introduction = asyncio.create_task(self.peers.introduce(self.name))
+                tidy.append(self.peers.close_dead)
         if sys.version_info < (3, 12):
             profile_without_collecting(worker)
-        callback = PeriodicCallback(_tidy, TIDY_MILLISECONDS)
+
+        def all_of_it() -> None:
+            for each in tidy:
+                each()
+
+        callback = PeriodicCallback(all_of_it, TIDY_MILLISECONDS)
         worker.periodic_callbacks["distmm-tidy"] = callback
         callback.start()
 
@@ -50,11 +66,6 @@ class DevicePlugin(WorkerPlugin):
         callback = worker.periodic_callbacks.pop("distmm-tidy", None)
         if callback is not None:
             callback.stop()
-
-
-def _tidy() -> None:
-    drop_freed()
-    gpu.prepared.drop_idle()
 
 
 def profile_without_collecting(worker: Worker) -> None:

@@ -1,0 +1,111 @@
+"""Memory of dead workers on this host, which UCX would keep from the GPU for as long as the living ones run.
+
+UCX maps the pool of each worker that it fetches from, and keeps it mapped (``cuIpcOpenMemHandle``; openucx/ucx issue
+11753, UCX 1.21): the GPU of a worker that was killed has no memory for the one in its place. The driver counts how
+often a process has opened a pool, and opening one that is open gives the address that it has. So workers that meet open
+each other's pools, and when a process is gone the others close its pool twice: for themselves and for UCX.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from contextlib import suppress
+from typing import Any
+
+from distributed import Worker
+from distributed.protocol.pickle import dumps
+
+__all__ = ["Peers", "pool_handle"]
+
+logger = logging.getLogger(__name__)
+
+# Looks at which a process must be gone before its pool is closed: transfers that it had begun have failed by then.
+LOOKS = 3
+
+LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, as UCX opens pools
+
+
+class Peers:
+    """Other workers of this host whose pools this one may have mapped.
+
+    Parameters
+    ----------
+    worker : distributed.Worker
+    pool : bytes
+        What other processes open this one's pool with.
+    """
+
+    def __init__(self, worker: Worker, pool: bytes) -> None:
+        self.worker = worker
+        self.addresses: dict[int, int] = {}  # process -> where its pool is here
+        self.missing: dict[int, int] = {}  # process that is gone -> looks at which it was
+        self.card = {"host": _host(), "pid": os.getpid(), "pool": pool}
+
+    async def introduce(self, plugin: str) -> None:
+        """Meet the other workers of the cluster that have `plugin` already: each answers with its own card."""
+        message = {"op": "run", "function": dumps(_meet), "args": dumps((plugin, self.card))}
+        replies = await self.worker.scheduler.broadcast(msg=message, on_error="ignore")
+        for reply in replies.values():
+            if reply["status"] == "OK" and reply["result"] is not None:
+                self.open(**reply["result"])
+
+    def open(self, host: str, pid: int, pool: bytes) -> None:
+        """Open the pool of another process of this host."""
+        from cupy.cuda import runtime
+
+        if host != self.card["host"] or pid == self.card["pid"] or pid in self.addresses:
+            return
+        try:
+            self.addresses[pid] = runtime.ipcOpenMemHandle(pool, LAZY_PEER_ACCESS)
+        except runtime.CUDARuntimeError as error:  # without peer access UCX does not map it either
+            logger.info("the GPU memory of process %d cannot be mapped: %s", pid, error)
+
+    def close_dead(self) -> None:
+        """Unmap the pools of processes that are gone. Called again and again."""
+        for pid in [pid for pid in self.addresses if not _alive(pid)]:
+            self.missing[pid] = self.missing.get(pid, 0) + 1
+            if self.missing[pid] == LOOKS:
+                del self.missing[pid]
+                _close(self.addresses.pop(pid))
+
+
+def pool_handle() -> bytes:
+    """Return what other processes open this one's pool with, which is that of any memory from it."""
+    import rmm
+    from cupy.cuda import runtime
+
+    return bytes(runtime.ipcGetMemHandle(rmm.DeviceBuffer(size=256).ptr))
+
+
+def _meet(plugin: str, card: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:
+    """Take another worker's card, and give one's own. Runs on workers."""
+    peers: Peers | None = getattr(dask_worker.plugins.get(plugin), "peers", None)
+    if peers is None:
+        return None
+    peers.open(**card)
+    return peers.card
+
+
+def _close(address: int) -> None:
+    from cupy.cuda import runtime
+
+    runtime.deviceSynchronize()  # what is still being copied from there
+    runtime.ipcCloseMemHandle(address)
+    with suppress(runtime.CUDARuntimeError):  # UCX has not mapped it
+        runtime.ipcCloseMemHandle(address)
+
+
+def _host() -> str:
+    """Name what shares process numbers: this boot of the system, and its namespace."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
+
+
+def _alive(pid: int) -> bool:
+    """Whether a process is there, and not only its exit code."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
