@@ -68,7 +68,7 @@ def matrix(
 def strided(values: Any, order: str, xp: Any = np) -> Any:
     """Return the same shape, lying in memory as ``order`` says; values are kept, except by ``"broadcast"``.
 
-    ``xp`` is the module of the array: `numpy`, or `cupy`.
+    How they lay before makes no difference. ``xp`` is the module of the array: `numpy`, or `cupy`.
     """
     *batch, rows, columns = values.shape
     if order == "C":
@@ -84,7 +84,7 @@ def strided(values: Any, order: str, xp: Any = np) -> Any:
         view[...] = values
         return view
     if order == "broadcast":  # stride 0 along the rows
-        return xp.broadcast_to(values[..., :1, :], values.shape)
+        return xp.broadcast_to(xp.ascontiguousarray(values[..., :1, :]), values.shape)
     raise ValueError(f"unknown order {order!r}: use one of {', '.join(STRIDES)}")
 
 

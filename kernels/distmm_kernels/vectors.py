@@ -66,8 +66,8 @@ def in_vectors(rows: Array, device: Device) -> Array:
 def row_pitch(columns: int, itemsize: int) -> int:
     """Elements from a row to the next in memory of our own: whole lines of the cache, or vectors where rows are short.
 
-    Where rows began at multiples of 16 bytes that are none of 128, TF32 products ran at two thirds of their rate (n =
-    8193, prepared operands); that it was for this has yet to be shown.
+    On an H200 TF32 products of 8191 x 8193 by 8193 x 8190, prepared, ran at 259 TFLOP/s where rows began at multiples
+    of 16 bytes that are none of 128, and run at 409 since they begin at lines (8192: 401 and 397 in the same runs).
     """
     row = columns * itemsize
     return _up(row, LINE_BYTES if row >= LONG_ROW_BYTES else VECTOR_BYTES) // itemsize
@@ -81,13 +81,13 @@ def _realign(source: Array, target: Array, device: Device) -> None:
     matrices, step, out_step = (batch[0], steps[0], out_steps[0]) if batch else (1, 0, 0)
     length = source.shape[-1] * source.itemsize
     ends = [(rows - 1) * pitch, (matrices - 1) * step]  # negative where rows or matrices are in reverse
-    first = launch.address(source) + sum(min(0, end) for end in ends)
-    base = first - first % 4
-    count = -(-(first - base + sum(map(abs, ends)) + length) // 4)
+    first, size = launch.address(source) + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
+    lead = -first % 4  # bytes before the first whole word
     values = (
-        *_words(base, count),
-        *(launch.address(source) - base, pitch, step, length),
-        *_words(launch.address(target), (matrices - 1) * out_step // 4 + (rows - 1) * out_pitch // 4 + words),
+        *_memory(first, size, 1),
+        *_memory(first + lead, max(0, size - lead) // 4, 4),
+        *(lead, launch.address(source) - first, pitch, step, length),
+        *_memory(launch.address(target), (matrices - 1) * out_step // 4 + (rows - 1) * out_pitch // 4 + words, 4),
         *(rows, words, out_pitch // 4, out_step // 4),
     )
     # a warp has up to 4 chunks of a row: enough warps for few long rows too
@@ -95,9 +95,9 @@ def _realign(source: Array, target: Array, device: Device) -> None:
     driver.loaded(Recipe("distmm_kernels.device_code.realign:source"), device).launch(grid, (), values)
 
 
-def _words(address: int, count: int) -> tuple[int, ...]:
-    """Return arguments for an array of words, as `driver.array_arguments` gives them."""
-    return 0, 0, count, 4, address, count, 4
+def _memory(address: int, count: int, itemsize: int) -> tuple[int, ...]:
+    """Return arguments for an array of bytes or words, as `driver.array_arguments` gives them."""
+    return 0, 0, count, itemsize, address, count, itemsize
 
 
 def _up(number: int, multiple: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+from typing import Any
 
 import cupy
 import ml_dtypes
@@ -23,6 +24,15 @@ SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256)]
 TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
 
 
+def placed(values: np.ndarray[Any, Any], order: str) -> Any:
+    """Return a matrix in an allocation of its own: in C or Fortran order, or in C order from its second element on."""
+    if order != "late":
+        return cupy.asarray(values, order=order)
+    whole = cupy.zeros(values.size + 1, values.dtype)
+    whole[1:] = cupy.asarray(values).ravel()
+    return whole[1:].reshape(values.shape)
+
+
 def main() -> None:
     cupy.cuda.set_allocator(None)
     without = sys.argv[1:]
@@ -32,10 +42,10 @@ def main() -> None:
         if left_out or why_not(candidate, Problem(1, 1, 1, dtype), device) is not None:
             continue
         kernel = select(Problem(1, 1, 1, dtype), device, name=candidate.name)
-        for (m, k, n), order in itertools.product(SHAPES, "CF"):
+        for (m, k, n), order in itertools.product(SHAPES, ("C", "F", "late")):
             rng = np.random.default_rng(0)
             a, b = (rng.integers(-9, 10, s).astype(np.float32) for s in ((m, k), (k, n)))
-            left, right = (cupy.asarray(x.astype(dtype), order=order) for x in (a, b))
+            left, right = (placed(x.astype(dtype), order) for x in (a, b))
             c = cupy.ones((m, n), kernel.accumulator)
             sys.stdout.write(f"{candidate.name} {dtype} {m} {k} {n} {order}\n")
             d = kernel.multiply(kernel.prepare_a(left), kernel.prepare_b(right), c)

@@ -8,12 +8,15 @@ where the real tile has them at 32.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 from types import SimpleNamespace
+from typing import ClassVar
 
-import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numba import config, cuda
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
@@ -150,17 +153,40 @@ class SimulatedLaunch:
         cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, stacks))
 
 
+class Bounded(np.ndarray):
+    """Memory of a kernel: an index outside fails, a negative one too, which NumPy would count from the end."""
+
+    def __getitem__(self, index):
+        assert 0 <= index < self.size
+        return super().__getitem__(index)
+
+    def __setitem__(self, index, value):
+        assert 0 <= index < self.size
+        super().__setitem__(index, value)
+
+
 class RealigningKernel:
-    """What `driver.loaded` gives for the kernel of `device_code.realign`."""
+    """What `driver.loaded` gives for the kernel of `device_code.realign`.
+
+    Attributes
+    ----------
+    read
+        First and last address of each array that the last launch could read from.
+    """
+
+    read: ClassVar[list[tuple[int, int]]] = []
 
     def __init__(self, recipe, device):
         self.source = recipe.source()
 
     def launch(self, grid, maps, values):
-        def words(count, address):
-            return FakeCUDAArray(np.frombuffer((ctypes.c_uint32 * count).from_address(address), np.uint32))
+        def memory(_owner, _parent, count, itemsize, address, *_):
+            held = (ctypes.c_char * (count * itemsize)).from_address(address)
+            return FakeCUDAArray(np.ndarray(count, f"u{itemsize}", held).view(Bounded))
 
-        arguments = words(values[2], values[4]), *values[7:11], words(values[13], values[15]), *values[18:]
+        read = values[:7], values[7:14]
+        type(self).read[:] = [(each[4], each[4] + each[2] * each[3]) for each in read if each[2]]
+        arguments = *(memory(*each) for each in read), *values[14:19], memory(*values[19:26]), *values[26:]
         cuda.jit(self.source.function)[grid, self.source.threads](*arguments)
 
 
@@ -287,22 +313,31 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(kernel):
     np.testing.assert_array_equal(multiply(kernel, a, b), expected)
 
 
-# a row of 2 x 128 words takes the fast path and the ragged one; byte 1, 2 and 3 of a word; rows and matrices in reverse
-@pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize(
-    ("dtype", "columns", "first"),
-    [("int8", 1030, 1), ("int8", 3, 3), (ml_dtypes.bfloat16, 517, 1), ("complex128", 3, 0)],
+# rows shorter than a word, of 1, 2 and more than 4 chunks of 128 words; from any byte of a word on, to any; in reverse
+@settings(max_examples=40)
+@given(
+    dtype=st.sampled_from(["int8", "float16", "complex128"]),
+    row=st.sampled_from([1, 2, 3, 4, 7, 511, 512, 513, 1030, 2051]),
+    batch=st.sampled_from([(), (1,), (2,)]),
+    others=st.tuples(st.integers(1, 3), st.integers(0, 5), st.integers(0, 3)),
+    reverse=st.tuples(st.booleans(), st.booleans()),
 )
-def test_rows_that_begin_anywhere_are_copied_to_vectors_and_filled_up_with_zeros(dtype, columns, first, reverse):
-    # ones beside the rows would show where too much is copied
-    whole = np.ones((2, 3, first + columns + 1), dtype)
-    rows = whole[:, :, first:-1]
-    rows[...] = matrix((2, 3, columns), "int32", 0, "integers")
-    rows = rows[::-1, ::-1] if reverse else rows
-    for given in (rows, rows[0], rows[:, :, :1]):
-        copied = vectors.in_vectors(given, GPU)
-        assert vectors.has_vectors(copied, -1)
-        np.testing.assert_array_equal(copied, given)
-        row = given.shape[-1] * given.itemsize
-        filled = np.lib.stride_tricks.as_strided(copied, (*given.shape[:-1], -(-row // 16) * 16 // given.itemsize))
-        assert not filled[..., given.shape[-1] :].any()
+def test_rows_that_begin_anywhere_are_copied_to_vectors_and_no_byte_beside_them_is_used(
+    dtype, row, batch, others, reverse
+):
+    dtype, (count, before, gap) = np.dtype(dtype), others
+    columns, before = -(-row // dtype.itemsize), before * dtype.itemsize
+    shape = *batch, count, columns + gap
+    memory = np.full(before + math.prod(shape) * dtype.itemsize, 0xA5, np.uint8)
+    rows = np.ndarray(shape, dtype, memory, before)[..., :columns]
+    rows[...] = matrix(rows.shape, "int32", 0, "integers")
+    rows = rows[..., :: -1 if reverse[0] else 1, :]
+    rows = rows[::-1] if batch and reverse[1] else rows
+    copied = vectors.in_vectors(rows, GPU)
+    assert vectors.has_vectors(copied, -1)
+    np.testing.assert_array_equal(copied, rows)
+    vector = -(-columns * dtype.itemsize // 16) * 16 // dtype.itemsize
+    filled = np.lib.stride_tricks.as_strided(copied, (*rows.shape[:-1], vector))
+    assert not filled[..., columns:].any()
+    first, end = np.lib.array_utils.byte_bounds(rows)
+    assert all(first <= low and high <= end for low, high in RealigningKernel.read)

@@ -5,7 +5,7 @@ import pytest
 
 from distmm_kernels import reference
 from distmm_kernels.reference import first_difference, triple_loop
-from distmm_kernels.testing import STRIDES, error_bound, matrix
+from distmm_kernels.testing import STRIDES, error_bound, matrix, strided
 
 
 def test_float_reference_is_computed_in_twice_the_precision():
@@ -78,6 +78,13 @@ def test_each_memory_order_holds_the_same_values(order):
     expected = np.broadcast_to(values[:1], values.shape) if order == "broadcast" else values
     np.testing.assert_array_equal(laid, expected)
     assert (laid.strides == values.strides) == (order == "C")
+
+
+@pytest.mark.parametrize("order", STRIDES)
+def test_how_a_matrix_lies_does_not_depend_on_how_it_lay(order):
+    values = matrix((5, 7), "float32", 3)
+    for before in STRIDES:
+        assert strided(strided(values, before), order).strides == strided(values, order).strides
 
 
 def test_the_error_bound_holds_for_a_plain_chain_and_not_for_a_halved_precision():
