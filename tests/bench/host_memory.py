@@ -1,23 +1,25 @@
 """From host memory, where `distmm bench scaling` does not go: ``python tests/bench/host_memory.py``.
 
 Pageable memory (plain NumPy arrays) on all GPUs of the machine, next to cuBLASXt; and one GPU with matrices larger than
-its memory. float32 N(0, 1) unless said, checked on samples. Peak memory is that of RMM.
+its memory. float32 N(0, 1) unless said, checked on samples. Peak memory is that of RMM. Each step is said as it begins
+and ends, and its figures are in the file of ``--json`` then; after ``--deadline`` seconds none begins.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import sys
 import time
-import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
+from steps import Steps
 
 import distmm
 from distmm import clusters
@@ -29,31 +31,18 @@ from distmm.host import segments
 from distmm.telemetry import client as telemetry
 
 ROWS: list[dict[str, Any]] = []
-LOG: list[str] = []  # file that figures are written to as they come
 
 
-def note(case: str, size: int, seconds: float | None = None, **more: Any) -> None:
-    """Keep a figure, and print it: a run that is cut short has said what it knows."""
-    row = {"case": case, "n": size, **({"seconds": seconds} if seconds else {}), **more}
-    ROWS.append(row)
-    line = json.dumps(row, default=float)
-    print(line, flush=True)  # noqa: T201
-    for name in LOG:
-        with open(name, "a") as file:
-            file.write(line + "\n")
+def measure(steps: Steps, case: str, size: int, work: Callable[[], dict[str, Any]]) -> None:
+    """Do a step, and keep its figures."""
+    found = steps.run(f"{case}, n = {size}", work)
+    if found is not None:
+        ROWS.append({"case": case, "n": size, **found})
+        steps.say(f"{found['seconds']:.3f} s, {2 * size**3 / found['seconds'] / 1e12:.4g} TFLOP/s")
+        steps.write()
 
 
-@contextmanager
-def going_on(part: str) -> Iterator[None]:
-    """Report what fails in a part, and go on with the next one: GPU time is scarce."""
-    try:
-        yield
-    except Exception as error:
-        traceback.print_exc()
-        note(f"{part} failed: {type(error).__name__}: {str(error)[:300]}", 0)
-
-
-def product(client: Client, case: str, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: Any) -> None:
+def product(client: Client, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: Any) -> dict[str, Any]:
     """Measure one product from host memory to host memory."""
     before = telemetry.bytes_moved(client)
     client.run(start_counting)
@@ -62,7 +51,7 @@ def product(client: Client, case: str, a: np.ndarray, b: np.ndarray, c: np.ndarr
     seconds = time.perf_counter() - start
     peak = max(client.run(peak_bytes).values())
     moved = telemetry.bytes_moved(client) - before
-    note(case, len(a), seconds, moved=moved, peak=peak, **matrices.sampled(a, b, c, "highest", 9), **how)
+    return {"seconds": seconds, "moved": moved, "peak": peak, **matrices.sampled(a, b, c, "highest", 9), **how}
 
 
 @contextmanager
@@ -76,28 +65,53 @@ def pageable() -> Iterator[None]:
         segments._ours.update(ours)
 
 
-def run_pageable(arena: matrices.Arena, size: int) -> None:
-    a, b, c = arena.matrices(size, element("float32"))
-    for seed, matrix in enumerate((a, b)):
-        matrices.fill(matrix, seed)
-    with going_on("cuBLASXt"), Xt(clusters.gpu_count()) as xt:
-        for block in (4096, 8192):
-            note(f"cuBLASXt, pageable, blocks {block}", size, xt.seconds(a, b, c, block))
-    with going_on("distmm"), clusters.local(device="gpu", dashboard=None) as client, pageable():
+def cluster(steps: Steps, held: ExitStack, **how: Any) -> Client | None:
+    """Start a cluster that ends with `held`, and count what it allocates."""
+    client = steps.run("starting a cluster", lambda: held.enter_context(clusters.local("gpu", dashboard=None, **how)))
+    if client is not None:
         client.run(count_allocations)
-        for how in ({}, {}, {"blocks": (size // 4, size // 4, size // 4)}):
+    return client
+
+
+def fill(steps: Steps, *operands: np.ndarray) -> bool:
+    """Draw operands."""
+    drawn = steps.run(
+        f"drawing {sum(x.nbytes for x in operands) / 1e9:.3g} GB",
+        lambda: [matrices.fill(x, seed) for seed, x in enumerate(operands)],
+    )
+    return drawn is not None
+
+
+def run_pageable(steps: Steps, arena: matrices.Arena, size: int) -> None:
+    """Measure plain NumPy arrays: ours first, as planned (the first product loads the kernels) and in quarters."""
+    a, b, c = arena.matrices(size, element("float32"))
+    if not fill(steps, a, b):
+        return
+    with ExitStack() as held:
+        client = cluster(steps, held)
+        held.enter_context(pageable())
+        for how in ({}, {}, {"blocks": (size // 4,) * 3}) if client is not None else ():
             c[:] = 0
-            product(client, "distmm, pageable", a, b, c, **how)
+            measure(steps, "distmm, pageable", size, partial(product, client, a, b, c, **how))
+    with ExitStack() as held:
+        xt = steps.run("starting cuBLASXt", lambda: held.enter_context(Xt(clusters.gpu_count())))
+        for block in (8192, 4096) if xt is not None else ():
+            work = partial(lambda xt, block: {"seconds": xt.seconds(a, b, c, block)}, xt, block)
+            measure(steps, f"cuBLASXt, pageable, blocks {block}", size, work)
 
 
-def run_large(arena: matrices.Arena, size: int) -> None:
+def run_large(steps: Steps, arena: matrices.Arena, size: int) -> None:
     """Measure matrices larger than the GPU's memory: A and B are the same array, to spare host memory."""
     a, c = arena.matrices(size, element("bfloat16"), count=2)
-    matrices.fill(a, 3)
-    with going_on("large"), clusters.local(device="gpu", workers=1, dashboard=None) as client:
-        client.run(count_allocations)
-        client.run(segments._pin, segments.behind(arena.memory))
-        product(client, "distmm, one GPU, bfloat16, pinned", a, a, c)
+    if not fill(steps, a):
+        return
+    with ExitStack() as held:
+        client = cluster(steps, held, workers=1)
+        if client is None:
+            return
+        segment = segments.behind(arena.memory)
+        steps.run(f"pinning {arena.memory.nbytes / 1e9:.3g} GB", lambda: client.run(segments._pin, segment))
+        measure(steps, "distmm, one GPU, bfloat16, pinned", size, partial(product, client, a, a, c))
 
 
 def table() -> Table:
@@ -109,8 +123,8 @@ def table() -> Table:
         out.add_row(
             r["case"],
             str(r["n"]),
-            f"{r['seconds']:.3f}" if "seconds" in r else "",
-            f"{2 * r['n'] ** 3 / r['seconds'] / 1e12:.4g}" if "seconds" in r else "",
+            f"{r['seconds']:.3f}",
+            f"{2 * r['n'] ** 3 / r['seconds'] / 1e12:.4g}",
             f"{r['moved'] / 1e9:.3g}" if "moved" in r else "",
             f"{r['peak'] / 1e9:.3g}" if "peak" in r else "",
             ("right" if r["ok"] else "WRONG") if "ok" in r else "",
@@ -118,23 +132,27 @@ def table() -> Table:
     return out
 
 
-def main() -> None:
-    """Run what is asked for, and print a table."""
+def main() -> int:
+    """Run what is asked for, and print a table; 1 where a step failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=32768)
     parser.add_argument("--large", type=int, default=131072, help="bfloat16 on one GPU")
     parser.add_argument("--parts", nargs="+", choices=["pageable", "large"], default=["pageable", "large"])
-    parser.add_argument("--json", default=None)
+    parser.add_argument("--deadline", type=float, help="seconds after which no step begins")
+    parser.add_argument("--json", help="file for all figures, written after each step")
     options = parser.parse_args()
-    LOG.extend([options.json] if options.json else [])
+    steps = Steps(options.deadline, options.json, rows=ROWS)
     bytes_of = {"pageable": 3 * 4 * options.size**2, "large": 2 * 2 * options.large**2}
-    arena = matrices.Arena(max(bytes_of[part] for part in options.parts))
-    if "pageable" in options.parts:
-        run_pageable(arena, options.size)
-    if "large" in options.parts:
-        run_large(arena, options.large)
+    nbytes = max(bytes_of[part] for part in options.parts)
+    arena = steps.run(f"taking {nbytes / 1e9:.3g} GB of host memory", lambda: matrices.Arena(nbytes))
+    if arena is not None:
+        if "pageable" in options.parts:
+            run_pageable(steps, arena, options.size)
+        if "large" in options.parts:
+            run_large(steps, arena, options.large)
     Console(width=150).print(table())
+    return int(steps.failed)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,27 +1,38 @@
 """A product of matrices larger than the memory of the cluster, from disk to disk: ``python tests/bench/jobs_disk.py``.
 
-A and B of N(0,1) are written to Zarr, and multiplied by a job on a local CPU cluster that may take a quarter of the
-bytes of A, B and C. In the same run: `numpy.matmul` of the same matrices, and the disk alone, reading and writing the
-same bytes one after another as ``dd`` does. Before each reading the page cache is emptied of the files.
-Prints a table, and what the certificate cost (the same job with ``check="none"``). The seconds of CPU of all processes,
-without those of starting them, can be compared where other work on the machine disturbs the clock.
+A and B of N(0,1) are written to Zarr, and multiplied by a job on a local cluster: on CPUs with a quarter of the bytes
+of A, B and C as memory, or with one GPU (``--device gpu --dtype bfloat16 --size 100000``). In the same run, alone: the
+disk, reading and writing the same bytes one after another as ``dd`` does (the first 8 GB of each); on CPUs
+`numpy.matmul` of the same matrices; on GPUs the kernel (its rate on blocks in GPU memory) and the link between host and
+GPU (A and B from pinned memory, C back at the same time). The job is done again with ``check="none"``, which tells what
+the certificate costs. The seconds of CPU of all processes, without those of starting them, can be compared where other
+work on the machine disturbs the clock. Then other programs do the same product with the same memory, each in a process
+of its own (`disk_peers`): `dask.array` and cubed, on GPUs with CuPy.
 
-Then other programs do the same product with the same memory, each in a process of its own (`disk_peers`): `dask.array`
-and cubed, on GPUs with CuPy.
-
-On GPUs, ``--device gpu --dtype bfloat16 --size 100000``, the job runs beside the kernel alone (its rate on blocks in
-GPU memory) and the link between host and GPU alone (A and B from pinned memory, C back at the same time).
+Before each reading the files are written to the disk and the page cache is emptied of them. With ``--cached`` they stay
+there, and nothing waits for the disk but what programs sync themselves: for disks that take longer than all the rest,
+and for folders in memory. Each step is said as it begins and ends, and all that is known by then is in the file of
+``--json``. After ``--deadline`` seconds no step begins, and a job or a peer that still runs is stopped.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import itertools
+import math
 import os
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from disk_peers import compare
@@ -29,17 +40,46 @@ from disk_peers.usage import Usage
 from distributed import Client
 from rich.console import Console
 from rich.table import Table
+from steps import Steps
 
+import distmm
 from distmm import clusters
 from distmm.bench.cases import KERNEL_EDGE, element
-from distmm.bench.matrices import fill
+from distmm.bench.matrices import draw
 from distmm.bench.on_cluster import kernel_alone
+from distmm.job.stop import Stop
+from distmm.storage import create_output, open_matrix
 
 PIECE = 2**26
 
+# Bytes that the disk alone reads, and writes: of more, its seconds are a multiple.
+DISK_SAMPLE = 8 * 10**9
+
+SAY_SECONDS = 10.0  # between two words on how far the matrices are
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is multiplied where, and the figures so far: seconds of the clock, and of the CPU."""
+
+    folder: Path
+    size: int
+    dtype: np.dtype[Any]
+    device: Literal["cpu", "gpu"]
+    limit: int | None
+    forget: Callable[[Path], None]
+    steps: Steps
+    seconds: dict[str, float] = field(default_factory=dict)
+    cpu: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one matrix."""
+        return self.dtype.itemsize * self.size**2
+
 
 def forget(path: Path) -> None:
-    """Have the next reader read from the disk."""
+    """Have the next reader read from the disk: what is not there yet is written first."""
     for file in [path] if path.is_file() else path.rglob("*"):
         if file.is_file():
             descriptor = os.open(file, os.O_RDONLY)
@@ -48,63 +88,73 @@ def forget(path: Path) -> None:
             os.close(descriptor)
 
 
-def disk_alone(folder: Path, read: list[Path], nbytes: int) -> float:
-    """Seconds to read some files and then write `nbytes`, with nothing else."""
-    for path in read:
-        forget(path)
+def leave(path: Path) -> None:
+    """Have the next reader find what it can in the page cache."""
+
+
+def disk_alone(folder: Path, read: list[Path], nbytes: int) -> tuple[float, float]:
+    """Seconds to read some files, and to write `nbytes` up to the fsync, with nothing else: of the first 8 GB each."""
+    buffer, have, total = bytearray(PIECE), 0, sum(file.stat().st_size for path in read for file in path.rglob("*"))
     start = time.perf_counter()
-    buffer = bytearray(PIECE)
-    for path in read:
-        for file in path.rglob("*"):
-            if file.is_file():
-                with open(file, "rb", buffering=0) as source:
-                    while source.readinto(buffer):
-                        pass
+    for file in (file for path in read for file in path.rglob("*") if file.is_file()):
+        if have >= DISK_SAMPLE:
+            break
+        with open(file, "rb", buffering=0) as source:
+            while count := source.readinto(buffer):
+                have += count
+    reading = (time.perf_counter() - start) * total / have
+    part = min(nbytes, DISK_SAMPLE)
+    start = time.perf_counter()
     with open(folder / "written", "wb", buffering=0) as target:
-        for _ in range(0, nbytes, PIECE):
-            target.write(buffer)
+        for first in range(0, part, PIECE):
+            target.write(memoryview(buffer)[: part - first])
         os.fsync(target.fileno())
-    seconds = time.perf_counter() - start
+    writing = (time.perf_counter() - start) * nbytes / part
     (folder / "written").unlink()
-    return seconds
+    return reading, writing
 
 
-def matrix(path: Path, size: int, chunk: int, dtype: np.dtype[Any], seed: int) -> None:
-    """Write one matrix."""
-    from distmm.storage import create_output
+def make(folder: Path, size: int, chunk: int, dtype: np.dtype[Any], say: Callable[[str], None]) -> bool:
+    """Write A and B: each core some of the chunks, all from one piece of memory."""
+    outputs = {name: create_output(folder / f"{name}.zarr", (size, size), dtype, (chunk, chunk)) for name in "AB"}
+    edges, cores = range(0, size, chunk), len(os.sched_getaffinity(0))
+    places, done = list(itertools.product("AB", edges, edges)), itertools.count(1)
 
-    output = create_output(path, (size, size), dtype, (chunk, chunk))
-    for i in range(0, size, chunk):
-        rows = np.empty((min(chunk, size - i), size), dtype)
-        fill(rows, seed + i)
-        for j in range(0, size, chunk):
-            output[i : i + len(rows), j : j + chunk] = rows[:, j : j + chunk]
-    output.output.commit()
+    def some(first: int) -> None:
+        memory, said = np.empty(chunk * chunk, dtype), time.monotonic()
+        for name, i, j in places[first::cores]:
+            height, width = min(chunk, size - i), min(chunk, size - j)
+            block = memory[: height * width].reshape(height, width)
+            draw(block, [ord(name), i, j])
+            outputs[name][i : i + height, j : j + width] = block
+            count = next(done)
+            if first == 0 and time.monotonic() - said > SAY_SECONDS:
+                say(f"{count} of {len(places)} chunks")
+                said = time.monotonic()
+
+    with ThreadPoolExecutor(cores) as pool:
+        list(pool.map(some, range(cores)))
+    for output in outputs.values():
+        output.output.commit()
+    return True
 
 
-def job(folder: Path, client: Client, check: str) -> tuple[Any, float]:
+def job(folder: Path, client: Client, check: str, stop: Stop) -> tuple[Any, float]:
     """Run the job; return its summary, and the CPU seconds of scheduler, client and workers."""
-    import distmm
-
-    for name in "AB":
-        forget(folder / f"{name}.zarr")
     spent: list[float] = []
 
     def note(*_: Any) -> None:
         spent.append(time.process_time() + sum(client.run(time.process_time).values()))
 
     summary = distmm.multiply(
-        folder / "A.zarr", folder / "B.zarr", folder / "C.zarr", client=client, check=check, overwrite=True,
-        announce=note,
-    )  # fmt: skip
+        folder / "A.zarr", folder / "B.zarr", folder / "C.zarr", client=client, check=check, stop=stop, announce=note
+    )
     note()
     return summary, spent[1] - spent[0]
 
 
 def numpy_alone(folder: Path) -> tuple[float, float]:
     """Seconds of the clock and of the CPU for one `numpy.matmul` of the matrices in memory."""
-    from distmm.storage import open_matrix
-
     a, b = (open_matrix(folder / f"{name}.zarr")[...] for name in "AB")
     start, cpu_start = time.perf_counter(), time.process_time()
     np.matmul(a, b)
@@ -129,7 +179,74 @@ def link_alone(nbytes: int) -> float:
     return (time.perf_counter() - start) * 2 * nbytes / (16 * PIECE)
 
 
-def main() -> None:
+def on_cluster(run: Run, check: str) -> compare.Row | None:
+    """Start a cluster and do the job on it; before that, on GPUs, measure what the job needs there."""
+    label = "job" if check == "freivalds" else "job, check none"
+    steps, limit = run.steps, None if run.limit is None else str(run.limit)
+    with ExitStack() as held:
+        local = clusters.local(run.device, workers=1, memory_limit=limit, dashboard=None, quiet=True)
+        client = steps.run("starting a cluster", lambda: held.enter_context(local))
+        if client is None:
+            return None
+        if run.device == "gpu":  # each cluster: a kernel's first product includes compiling it
+            asked = None, KERNEL_EDGE, run.dtype, "highest", True
+            alone = steps.run("kernel alone", lambda: client.submit(kernel_alone, *asked, pure=False).result())
+            if alone is not None:
+                run.seconds["kernel alone"] = alone[1] * (run.size / KERNEL_EDGE) ** 3
+            if "link alone" not in run.seconds:
+                link = steps.run("link alone", lambda: client.submit(link_alone, run.nbytes, pure=False).result())
+                run.seconds |= {} if link is None else {"link alone": link}
+        for name in "AB":
+            run.forget(run.folder / f"{name}.zarr")
+        shutil.rmtree(run.folder / "C.zarr", ignore_errors=True)  # of the job before
+        with Usage(os.getpid()) as usage:
+            stop = Stop(steps.left if math.isfinite(steps.left) else None)
+            done = steps.run(label, lambda: job(run.folder, client, check, stop))
+    if done is None:
+        return None
+    summary, run.cpu[label] = done
+    run.seconds[label] = summary.seconds
+    steps.facts["plan"] = str(summary.plan)
+    checked = None if summary.residual is None else summary.residual <= 1
+    return compare.Row("distmm", summary.seconds, usage.peak, usage.written, checked)
+
+
+def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
+    """Do all steps, those that matter most first; return what there is of the job and of the peers."""
+    steps, folder = run.steps, run.folder
+    ours = [folder / f"{name}.zarr" for name in "AB"]
+    if not steps.run("making A and B", lambda: make(folder, run.size, options.chunk, run.dtype, steps.say)):
+        return []
+    if not options.cached:
+        steps.run("emptying the page cache of A and B", lambda: [run.forget(path) for path in ours])
+    own = on_cluster(run, "freivalds")
+    rows = [] if own is None else [own]
+    if not options.cached:
+        steps.run("emptying the page cache of A and B", lambda: [run.forget(path) for path in ours])
+    disk = steps.run("disk alone", lambda: disk_alone(folder, ours, run.nbytes))
+    if disk is not None:
+        run.seconds["disk alone"] = sum(disk)
+        steps.facts["disk alone, GB/s"] = {"read": 2 * run.nbytes / disk[0] / 1e9, "write": run.nbytes / disk[1] / 1e9}
+    if run.device == "cpu":
+        found = steps.run("numpy.matmul", lambda: numpy_alone(folder))
+        if found is not None:
+            run.seconds["numpy.matmul"], run.cpu["numpy.matmul"] = found
+    on_cluster(run, "none")
+    shutil.rmtree(folder / "C.zarr", ignore_errors=True)
+    block = min(run.size, options.peer_block or (8192 if run.device == "gpu" else 2048))
+    product = compare.Product(folder, run.device, 1, run.limit, -(-block // options.chunk) * options.chunk)
+
+    def patience() -> float:
+        return float(min(options.patience, steps.left))
+
+    for name in options.peers:
+        row = steps.run(f"peer {name}", partial(compare.measure, product, name, patience, run.forget, steps.say))
+        rows += [] if row is None else [row]
+    return rows
+
+
+def main() -> int:
+    """Measure, and print the tables; 1 where a step failed."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=16384)
     parser.add_argument("--chunk", type=int, default=1024)
@@ -139,64 +256,63 @@ def main() -> None:
         "--limit", type=int,
         help="memory of the worker, bytes; default: on CPUs a quarter of A, B and C, with GPUs the machine's",
     )  # fmt: skip
+    parser.add_argument("--cached", action="store_true", help="leave files in the page cache, and those to read too")
+    parser.add_argument("--deadline", type=float, help="seconds after which no step begins, and the job stops")
+    parser.add_argument("--json", help="file for all figures, written after each step")
     parser.add_argument("--peers", nargs="*", choices=list(compare.PEERS["cpu"]), default=list(compare.PEERS["cpu"]))
     parser.add_argument("--peer-block", type=int, help="edge of the peers' blocks; default: 2048, on GPUs 8192")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a peer's product")
     parser.add_argument("--dir", help="where the matrices go; default: the system's temporary folder")
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="distmm-disk-", dir=options.dir))
-    size, dtype, on_gpu = options.size, element(options.dtype), options.device == "gpu"
+    size, dtype = options.size, element(options.dtype)
     nbytes = dtype.itemsize * size**2
-    limit = options.limit or (None if on_gpu else 3 * nbytes // 4)
-    cpu: dict[str, float] = {}
+    limit = options.limit or (None if options.device == "gpu" else 3 * nbytes // 4)
+    steps = Steps(options.deadline, options.json, size=size, dtype=options.dtype, limit=limit, cached=options.cached)
+    folder = Path(tempfile.mkdtemp(prefix="distmm-disk-", dir=options.dir))
+    run = Run(folder, size, dtype, options.device, limit, leave if options.cached else forget, steps)
+    steps.facts |= {"seconds": run.seconds, "cpu seconds": run.cpu}  # they fill up
+    free = shutil.disk_usage(folder).free
     try:
-        for name in "AB":
-            matrix(folder / f"{name}.zarr", size, options.chunk, dtype, ord(name))
-        seconds = {"disk alone": disk_alone(folder, [folder / "A.zarr", folder / "B.zarr"], nbytes)}
-        for check in ("freivalds", "none"):
-            label = "job" if check == "freivalds" else "job, check none"
-            with clusters.local(
-                options.device, workers=1, memory_limit=str(limit) if limit else None, dashboard=None, quiet=True
-            ) as client:
-                if on_gpu and "kernel alone" not in seconds:
-                    asked = None, KERNEL_EDGE, dtype, "highest", True
-                    _, alone = client.submit(kernel_alone, *asked, pure=False).result()
-                    seconds["kernel alone"] = alone * (size / KERNEL_EDGE) ** 3
-                    seconds["link alone"] = client.submit(link_alone, nbytes, pure=False).result()
-                with Usage(os.getpid()) as usage:
-                    summary, cpu[label] = job(folder, client, check)
-            seconds[label] = summary.seconds
-            if check == "freivalds":
-                rows = [compare.Row("distmm", summary.seconds, usage.peak, usage.written, summary.residual <= 1)]
-        if not on_gpu:
-            seconds["numpy.matmul"], cpu["numpy.matmul"] = numpy_alone(folder)
-        block = min(size, options.peer_block or (8192 if on_gpu else 2048))
-        product = compare.Product(folder, options.device, 1, limit, -(-block // options.chunk) * options.chunk)
-        rows += compare.measure(product, options.peers, options.patience, forget)
+        if 3 * nbytes > free:
+            parser.error(f"A, B and C take {3 * nbytes / 1e9:.3g} GB, {folder} has {free / 1e9:.3g}: use another --dir")
+        rows = measure(run, options)
     finally:
         shutil.rmtree(folder)
-    report(seconds, cpu, f"n = {size} {dtype}, A, B and C {3 * nbytes / 1e9:.3g} GB", 2 * size**3)
-    Console(soft_wrap=True).print(f"memory limit {limit}, plan {summary.plan}, load average {os.getloadavg()[0]:.1f}")
-    Console().print(compare.table(rows, "from Zarr to Zarr with the same memory, workers and cores"))
+    steps.facts["rows"] = [dataclasses.asdict(row) for row in rows]
+    steps.write()
+    where = "in the page cache" if options.cached else "on disk"
+    report(run, f"n = {size} {dtype}, A, B and C {3 * nbytes / 1e9:.3g} GB, A and B {where}")
+    if rows:
+        Console().print(compare.table(rows, "from Zarr to Zarr with the same memory, workers and cores"))
+    return int(steps.failed)
 
 
-def report(seconds: dict[str, float], cpu: dict[str, float], title: str, flops: int) -> None:
+def report(run: Run, title: str) -> None:
     """Print the table, and what the job took over the largest of what it cannot do without."""
+    seconds, cpu = run.seconds, run.cpu
     table = Table(title=title)
     for column in ("", "s", "CPU s", "TFLOP/s"):
         table.add_column(column, justify="right")
     for name, value in seconds.items():
-        rate = "" if name in ("disk alone", "link alone") else f"{flops / value / 1e12:.3g}"
+        rate = "" if name in ("disk alone", "link alone") else f"{2 * run.size**3 / value / 1e12:.3g}"
         table.add_row(name, f"{value:.3g}", f"{cpu[name]:.3g}" if name in cpu else "", rate)
-    console = Console()
+    console = Console(soft_wrap=True)
     console.print(table)
+    console.print(
+        f"memory limit {run.limit}, plan {run.steps.facts.get('plan')}, load average {os.getloadavg()[0]:.1f}"
+    )
+    for name, rates in run.steps.facts.get("disk alone, GB/s", {}).items():
+        console.print(f"disk alone, {name}: {rates:.2f} GB/s")
     alone = {name: value for name, value in seconds.items() if not name.startswith("job")}
-    longest = max(alone, key=lambda name: alone[name])
-    console.print(f"job over {longest}: {seconds['job'] / alone[longest]:.2f}")
-    if "numpy.matmul" in cpu:
+    if alone and "job" in seconds:
+        longest = max(alone, key=lambda name: alone[name])
+        console.print(f"job over {longest}: {seconds['job'] / alone[longest]:.2f}")
+    if {"numpy.matmul", "job"} <= cpu.keys():
         console.print(f"CPU seconds of the job over those of numpy.matmul: {cpu['job'] / cpu['numpy.matmul']:.2f}")
-    console.print(f"certificate: {100 * (cpu['job'] / cpu['job, check none'] - 1):.1f} % of the CPU seconds")
+    if {"job", "job, check none"} <= cpu.keys():
+        shares = [100 * (of["job"] / of["job, check none"] - 1) for of in (seconds, cpu)]
+        console.print(f"certificate: {shares[0]:.1f} % of the seconds, {shares[1]:.1f} % of the CPU seconds")
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,10 +6,13 @@ One that fails, is killed, or does not come to an end is a row that says so, wit
 from __future__ import annotations
 
 import importlib.util
+import itertools
+import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -101,62 +104,82 @@ class Row:
     notes: tuple[str, ...] = ()
 
 
-def measure(product: Product, names: Sequence[str], patience: float, forget: Callable[[Path], None]) -> list[Row]:
-    """Have programs multiply, one after the other.
+def measure(
+    product: Product,
+    name: str,
+    patience: Callable[[], float],
+    forget: Callable[[Path], None],
+    say: Callable[[str], None],
+) -> Row:
+    """Have a program multiply.
 
     Parameters
     ----------
     product : Product
-    names : sequence of str
+    name : str
         Of `PEERS`.
-    patience : float
-        Seconds for the product.
+    patience : callable
+        Seconds that the product may take; asked when it begins.
     forget : callable
         Has the next reader of a folder read from the disk.
+    say : callable
+        Takes a line about what is being done.
     """
-    rows = []
-    for name in names:
-        row = Row(name if product.device == "cpu" else f"{name} with CuPy")
-        scratch = product.folder / f"peer {name}"
-        scratch.mkdir()
-        try:
-            row = _one(row, product, PEERS[product.device][name], scratch, patience, forget)
-        except (InputError, OSError) as error:  # no room for operands of another type, no C that can be read
-            row = replace(row, notes=(f"cannot: {error}",))
-        rows.append(row)
-        shutil.rmtree(scratch, ignore_errors=True)  # what a process that is being killed still writes stays
-    return rows
+    row = Row(name if product.device == "cpu" else f"{name} with CuPy")
+    scratch = product.folder / f"peer {name}"
+    scratch.mkdir()
+    try:
+        row = _one(row, product, PEERS[product.device][name], scratch, patience, forget, say)
+    except (InputError, OSError) as error:  # no room for operands of another type, no C that can be read
+        row = replace(row, notes=(f"cannot: {error}",))
+    shutil.rmtree(scratch, ignore_errors=True)  # what a process that is being killed still writes stays
+    return row
 
 
-def _one(row: Row, product: Product, peer: Peer, scratch: Path, patience: float, forget: Callable[[Path], None]) -> Row:
+def _one(
+    row: Row,
+    product: Product,
+    peer: Peer,
+    scratch: Path,
+    patience: Callable[[], float],
+    forget: Callable[[Path], None],
+    say: Callable[[str], None],
+) -> Row:
     missing = [package for package in peer.packages if importlib.util.find_spec(package) is None]
     if missing:
         return replace(row, notes=(f"{' and '.join(missing)} is not installed",))
     a, b = (product.folder / f"{x}.zarr" for x in "AB")
     if open_matrix(a).dtype == element("bfloat16"):
         row = replace(row, notes=(f"{peer.instead} instead of bfloat16: {peer.reason}",))
+        say(f"{row.name}: writing A and B as {peer.instead}")
         a, b = (_converted(open_matrix(path), scratch / path.name, np.dtype(peer.instead)) for path in (a, b))
     for path in (a, b):
         forget(path)
     c = scratch / "C.zarr"
     (scratch / "work").mkdir()
     paths = (str(path) for path in (a, b, c, scratch / "work"))
-    row = _run(row, Task(peer.module, product.device, product.workers, product.limit, product.block, *paths), patience)
+    task = Task(peer.module, product.device, product.workers, product.limit, product.block, *paths)
+    say(f"{row.name}: its process")
+    row = _run(row, task, patience())
     if row.seconds is None:
         return row
+    say(f"{row.name}: {row.seconds:.1f} s; checking its C")
     verdict = distmm.verify(*(open_matrix(path) for path in (a, b, c)))
     return replace(row, ok=verdict.ok, notes=row.notes if verdict.ok else (*row.notes, verdict.message))
 
 
 def _converted(matrix: Matrix, path: Path, dtype: np.dtype[Any]) -> Path:
-    """Write a matrix with elements of another type, in the same chunks."""
-    rows, columns = matrix.shape
+    """Write a matrix of bfloat16 with elements of another type, in the same chunks, each core one at a time."""
     chunk = matrix.chunks or matrix.shape
     output = create_output(path, matrix.shape, dtype, chunk)
-    for i in range(0, rows, chunk[0]):
-        for j in range(0, columns, chunk[1]):
-            where = np.s_[i : min(i + chunk[0], rows), j : min(j + chunk[1], columns)]
-            output[where] = matrix[where].astype(dtype)
+
+    def one(i: int, j: int) -> None:
+        where = np.s_[i : min(i + chunk[0], matrix.shape[0]), j : min(j + chunk[1], matrix.shape[1])]
+        bits = matrix[where].view(np.uint16).astype(np.uint32)  # upper halves of float32: bfloat16 casts hold the GIL
+        output[where] = (bits << 16).view(np.float32).astype(dtype, copy=False)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(one, *zip(*itertools.product(*map(range, (0, 0), matrix.shape, chunk)), strict=True)))
     output.output.commit()
     return path
 
@@ -173,7 +196,7 @@ def _run(row: Row, task: Task, patience: float) -> Row:
     with PeerChild(task) as child:
         with Usage(child.process.pid) as usage:
             try:
-                child.answer(STARTING_SECONDS)
+                child.answer(min(patience, STARTING_SECONDS))
                 found = child.answer(patience)["row"]
             except SilenceError:
                 failure = (f"not finished after {patience:g} s (--patience)",)
