@@ -14,7 +14,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError
-from tests.distmm.disturbed import in_four_waves, marked, mend, multiply, operands, values
+from tests.distmm.disturbed import marked, mend, multiply, operands, values
 
 
 @pytest.fixture(scope="module")
@@ -29,15 +29,8 @@ def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def whole(disk: Path, client: Client) -> np.ndarray:
     """C of a job that nothing happened to."""
-    with pytest.MonkeyPatch.context() as patch:
-        in_four_waves(patch)
-        multiply(client, f"{disk}/whole.zarr", f"{disk}/in")
+    multiply(client, f"{disk}/whole.zarr", f"{disk}/in")
     return values(f"{disk}/whole.zarr")
-
-
-@pytest.fixture(autouse=True)
-def _four_waves(whole: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
-    in_four_waves(monkeypatch)
 
 
 @pytest.fixture

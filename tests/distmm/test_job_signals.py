@@ -21,17 +21,13 @@ from distmm.job import Stop
 
 # Four waves, of which all but the first wait for ever: however late a signal comes, it finds the job half-way.
 PROGRAM = """
-from dataclasses import replace
 from distmm.cli import main
-from distmm.job import job
 from distmm.job.loop import Loop
-planned = job.planned
-job.planned = lambda *arguments: replace(planned(*arguments), wave_cuts=(1, 4, 1))
 Loop._at_the_tail = lambda loop: not loop.waves
 main()
 """
 RUN = [sys.executable, "-c", PROGRAM]
-OPTIONS = ["--blocks", "300", "--device", "cpu", "--workers", "1"]
+OPTIONS = ["--plan", "g1x1x1 b300x300x300 p1 w4x1 l1", "--device", "cpu", "--workers", "1"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
 
 
