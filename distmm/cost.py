@@ -37,9 +37,12 @@ SCHEDULER_SECONDS = 0.35e-3
 # and ordering them, and our plugin's part.
 INSERT_SECONDS = 0.15e-3
 
-# Idle time of a worker around one task: measured at 256 tasks a GPU with one task at a time. With several at a time
-# the next product waits on the GPU's queue already.
+# Idle time of a worker around one task: measured at 256 tasks a GPU with one task at a time.
 TASK_GAP_SECONDS = 3.4e-3
+
+# On GPU clusters, from the call to the first product, beside the making of the tasks: 36 ms in all were measured on two
+# H200 for 96 tasks with a plan that took 13.
+START_SECONDS = 20e-3
 
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
@@ -193,16 +196,35 @@ def cost(
     )
 
 
-def least_seconds(problem: Problem, blocking: Blocking, grid: Grid, cluster: ClusterSpec, waves: int) -> float:
+def least_seconds(
+    problem: Problem,
+    blocking: Blocking,
+    grid: Grid,
+    cluster: ClusterSpec,
+    operands: tuple[Residence, Residence],
+    result: Literal["workers", "host", "out"],
+    waves: int,
+) -> float:
     """Return a lower bound of the seconds that `cost` predicts, from numbers of blocks alone.
 
-    Nothing travels, and all workers that have a chain are busy all the time. Of `waves`, there are at most so many.
+    Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all the
+    time. Of `waves`, there are at most so many.
     """
     busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
     arithmetic = problem.element_flops * blocking.c_elements / busy / cluster.rate
     scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
-    least = max(arithmetic, scheduler) + _insert_seconds(problem, blocking, grid, waves)
-    return least * (1 - 1e-9)  # rounding
+    insert = _insert_seconds(problem, blocking, grid, waves)
+    if cluster.device == "cpu":
+        return (max(arithmetic, scheduler) + insert) * (1 - 1e-9)  # rounding
+    sizes = (
+        problem.m * math.prod(problem.a_batch),
+        (problem.symmetry is None) * problem.n * math.prod(problem.b_batch),
+    )
+    loaded = sum(size for size, where in zip(sizes, operands, strict=True) if where != "resident") * problem.k
+    loading = loaded * problem.dtype.itemsize / grid.size / cluster.load
+    steps = math.ceil(min(blocking.part_panels(grid.layers), len(blocking.k)) / blocking.panels)
+    exposed = insert + START_SECONDS + loading / max(1, steps) / waves + _download(problem, blocking, cluster, result)
+    return (max(arithmetic, scheduler, loading) + exposed) * (1 - 1e-9)
 
 
 def _alike(waves: tuple[Wave, ...]) -> list[tuple[int, Wave]]:
@@ -240,7 +262,11 @@ def _seconds(
         transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
         loading += count * float(np.max(loaded)) / cluster.load
-    arithmetic += busiest * steps * TASK_GAP_SECONDS / cluster.threads
+    gaps = busiest * steps * TASK_GAP_SECONDS
+    if cluster.device == "cuda":  # while a task waits for Dask, the products of the other threads' tasks run
+        arithmetic = max(arithmetic, (arithmetic + gaps) / cluster.threads)
+    else:
+        arithmetic += gaps / cluster.threads
     if busiest == len(waves):  # one chain a worker: nothing runs between the end of a step and the start of the next
         arithmetic += len(waves) * (steps - 1) * CHAIN_SECONDS
     return {
@@ -279,9 +305,16 @@ def _exposed(
     exposed = seconds["transfers"] / layout.steps / len(waves) + sums
     exposed += _insert_seconds(problem, blocking, layout.grid, len(waves))
     if cluster.device == "cuda":
-        exposed += seconds["loading"] / layout.steps / len(waves)
-        exposed += block * problem.dtype.itemsize / cluster.load if result != "workers" else 0.0
+        exposed += START_SECONDS + seconds["loading"] / layout.steps / len(waves)
+        exposed += _download(problem, blocking, cluster, result)
     return exposed
+
+
+def _download(problem: Problem, blocking: Blocking, cluster: ClusterSpec, result: str) -> float:
+    """Seconds that the last block of C takes from the GPU to the host."""
+    m, _, n = blocking.largest
+    block = m * n * math.prod(map(max, blocking.batch)) * problem.dtype.itemsize
+    return 0.0 if result == "workers" else block / cluster.load
 
 
 def _insert_seconds(problem: Problem, blocking: Blocking, grid: Grid, waves: int) -> float:

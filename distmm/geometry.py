@@ -235,7 +235,7 @@ class Blocking:
         """Number of blocks of C."""
         return len(self.m) * len(self.n) * math.prod(len(edges) for edges in self.batch)
 
-    @property
+    @cached_property
     def whole(self) -> Wave:
         """All of C as one wave."""
         return self.waves((1, 1, 1), (1, 1))[0]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Literal
 
 from distmm import candidates, memory, picture
@@ -88,7 +88,9 @@ class Plan:
     @property
     def least_seconds(self) -> float:
         """A lower bound of the predicted seconds, from a few numbers."""
-        return least_seconds(self.problem, self.blocking, self.grid, self.cluster, math.prod(self.wave_cuts))
+        waves = math.prod(self.wave_cuts)
+        cut = self.problem, self.blocking, self.grid, self.cluster
+        return least_seconds(*cut, self.operands, self.result, waves)
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
@@ -231,21 +233,34 @@ def make_plan(
             raise InputError(f"blocks {edges}: give three positive edges, those of m, k and n")
         blocking = candidates.cut(problem, edges)
 
-    def planned(s: Shape) -> Plan:
-        return Plan(problem, s.blocking, s.grid, cluster, precision, kernel, operands, result, s.lookahead, s.wave_cuts)
-
+    whole = candidates.cut(problem, [max(1, size) for size in (problem.m, problem.k, problem.n)])
+    asked = Plan(problem, blocking or whole, Grid(1, 1, 1), cluster, precision, kernel, operands, result)
     if text is not None:
-        return planned(candidates.parse(text, problem))
+        return _shaped(asked, candidates.parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
-    best = None
-    for waves in candidates.waves(problem, cluster, result):
+    return _best(asked, multiples if blocking is None else None)
+
+
+def _shaped(plan: Plan, shape: Shape) -> Plan:
+    """Return the plan with another way to cut the product."""
+    return replace(plan, blocking=shape.blocking, grid=shape.grid, lookahead=shape.lookahead, wave_cuts=shape.wave_cuts)
+
+
+@lru_cache(maxsize=256)
+def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
+    """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
+
+    It is kept: who repeats a product would wait each time for a search of 10 to 200 ms.
+    """
+    problem, cluster, best = asked.problem, asked.cluster, None
+    for waves in candidates.waves(problem, cluster, asked.result):
         shapes = (
-            candidates.free(problem, cluster, multiples, waves)
-            if blocking is None
-            else candidates.given(problem, blocking, cluster, waves)
+            candidates.given(problem, asked.blocking, cluster, waves)
+            if multiples is None
+            else candidates.free(problem, cluster, multiples, waves)
         )
         fitted = best is not None and not best.shortfall
-        best = _fastest(map(planned, shapes), best)
+        best = _fastest((_shaped(asked, shape) for shape in shapes), best)
         # On CPUs fewer and deeper tasks may be worth more waves than it needs to fit.
         if fitted or (not best.shortfall and cluster.device == "cuda"):
             break
@@ -263,11 +278,13 @@ def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
     """Return the plan of the least score, the first of equals.
 
     Of hundreds of plans most are slower for the number of their tasks alone, or need more memory than the best one.
+    Those that may be fastest come first: behind the first one that cannot be faster than the best, none can.
     """
-    for plan in plans:
+    for plan in sorted(plans, key=lambda plan: _weighed(plan, plan.least_seconds)):
         if best is not None:
-            hopeless = not best.shortfall and _weighed(plan, plan.least_seconds) > _weighed(best, best.cost.seconds)
-            if hopeless or plan.shortfall > best.shortfall:
+            if not best.shortfall and _weighed(plan, plan.least_seconds) > _weighed(best, best.cost.seconds):
+                break
+            if plan.shortfall > best.shortfall:
                 continue
         if best is None or _score(plan) < _score(best):
             best = plan

@@ -32,9 +32,10 @@ MODULES = {
     "NumPy": "numpy_product",
 }
 
-# Edge of the blocks of the first product of each place and type, of which nothing is kept: libraries load, peers
-# connect. On GPUs ours is large enough for the kernels of large blocks; JAX would search a minute for its algorithm.
-WARM_EDGE = {"distmm": 8192, "dask.array.matmul": 8192, "JAX": 256, "cuBLASXt": 2048}
+# The first product of each place and type, of which nothing is kept, has two blocks along a dimension, as large as those
+# of the case: libraries load, peers connect, and the kernels of such blocks are compiled, which takes 8 s. JAX would
+# search a minute for its algorithm, and cuBLASXt loads in no time: theirs have at most four blocks of this edge.
+WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
 
 
@@ -113,7 +114,7 @@ def _measure(line: str, say: Say) -> None:
     with module.program(task) as measure:
         say({"ready": True})
         warm: set[tuple[str, str]] = set()
-        edge = WARM_EDGE[task.program] if task.device == "gpu" else WARM_EDGE_ON_CPU
+        edge = WARM_EDGE.get(task.program) if task.device == "gpu" else WARM_EDGE_ON_CPU
         for case in task.cases:
             if case.program != KERNEL and (case.place, case.dtype) not in warm:
                 measure(smaller(case, edge), next(seeds))
@@ -122,8 +123,10 @@ def _measure(line: str, say: Say) -> None:
             say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
 
 
-def smaller(case: Case, edge: int) -> Case:
-    """Return the same case in blocks of at most this edge, four along a dimension."""
+def smaller(case: Case, edge: int | None) -> Case:
+    """Return the same case with two blocks along a dimension, or four of at most this edge."""
+    if edge is None:
+        return dataclasses.replace(case, n=min(case.n, 2 * case.block))
     edge = min(case.block, edge)
     return dataclasses.replace(case, n=min(case.n, 4 * edge), block=edge)
 
