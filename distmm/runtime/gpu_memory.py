@@ -31,6 +31,8 @@ async def dask_setup(worker: Worker) -> None:
         If the memory is not free in time.
     """
     wanted = max((_pool_bytes(plugin) for plugin in worker._pending_plugins), default=0)
+    if not wanted:
+        return
     ends = time.monotonic() + PATIENCE_SECONDS
     while (free := _free_bytes()) < wanted:
         if time.monotonic() > ends:

@@ -19,7 +19,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
 from distmm.submit import jobfile, pages
-from distmm.submit.schema import Run, Slurm, Workers
+from distmm.submit.schema import GPU_OPTIONS, Run, Slurm, Workers
 from distmm.tls import create, places, security
 
 if TYPE_CHECKING:
@@ -107,8 +107,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     }
     if gpu:
         found["worker_command"] = "dask_cuda.cli"
-        found["worker_extra_args"] += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy"]
-        found["worker_extra_args"] += ["--device-memory-limit", "0"]
+        found["worker_extra_args"] += GPU_OPTIONS
     if workers.transport == "ucx":
         found["protocol"] = "ucx"
     if security is not None:

@@ -15,7 +15,7 @@ from dask.utils import parse_bytes, parse_timedelta
 from distmm import tls
 from distmm.errors import InputError
 from distmm.submit import pages
-from distmm.submit.schema import Job
+from distmm.submit.schema import GPU_OPTIONS, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
 __all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
@@ -126,7 +126,7 @@ def _cluster_spec(job: Job) -> Manifest:
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
     worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
-        worker += ["--rmm-pool-size", "0.8", "--set-rmm-allocator-for-libs", "cupy", "--device-memory-limit", "0"]
+        worker += GPU_OPTIONS
     else:
         worker += ["--nworkers", str(workers.per_node)]
     node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}

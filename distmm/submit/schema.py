@@ -9,10 +9,18 @@ from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["GPU_THREADS", "Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
+__all__ = ["GPU_OPTIONS", "GPU_THREADS", "Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
 
 # Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
 GPU_THREADS = 3
+
+# Of ``dask cuda worker``: a pool of most of the GPU's memory, which a worker that replaces another one waits for.
+GPU_OPTIONS = (
+    *("--rmm-pool-size", "0.8"),
+    *("--set-rmm-allocator-for-libs", "cupy"),
+    *("--device-memory-limit", "0"),
+    *("--preload", "distmm.runtime.gpu_memory"),
+)
 
 Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one
 

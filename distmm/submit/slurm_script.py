@@ -10,7 +10,7 @@ from dask.utils import parse_bytes
 
 from distmm import tls
 from distmm.submit import pages
-from distmm.submit.schema import Job
+from distmm.submit.schema import GPU_OPTIONS, Job
 
 __all__ = ["render"]
 
@@ -154,11 +154,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         worker="cuda worker" if gpu else "worker",
         worker_threads=workers.threads,
         memory=workers.memory_each,
-        worker_options=(
-            "--rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0"
-            if gpu
-            else f"--nworkers {workers.per_node}"
-        ),
+        worker_options=(shlex.join(GPU_OPTIONS) if gpu else f"--nworkers {workers.per_node}"),
         count=workers.count,
         patience=PATIENCE_SECONDS,
         command=_command(job),
