@@ -19,6 +19,7 @@ from __future__ import annotations
 import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -112,14 +113,20 @@ def _times(block: Block, x: np.ndarray, work: np.dtype, threads: int = 1) -> tup
     if xp is np and threads > 1:
         cuts = np.linspace(0, len(block), threads + 1).astype(int)
         parts = [block[first:end] for first, end in pairwise(cuts)]
-        with ThreadPoolExecutor(threads) as pool:
-            values, rows = zip(*pool.map(lambda part: _by_pieces(np, part, x, work, THREADS_PIECE), parts), strict=True)
+        made = _pool(threads).map(lambda part: _by_pieces(np, part, x, work, THREADS_PIECE), parts)
+        values, rows = zip(*made, strict=True)
         return np.concatenate(values), np.concatenate(rows)
     if xp is np:
         return _by_pieces(np, block, x, work, CPU_PIECE)
     with gpu.working("product"):
         values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
         return values.get(), rows.get()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that all blocks share which are judged at a time: many come together at the end of a wave."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="distmm-judge")
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
