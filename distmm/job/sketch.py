@@ -141,7 +141,7 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int)
             part[...] = block[i : i + step]
             values[i : i + step] = part @ right
             if work.kind != "u":
-                squares = np.vecdot(part, part) if xp is np else xp.sum(xp.abs(part) ** 2, axis=1)
+                squares = np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)
                 rows[i : i + step] = squares.real
     return values, rows
 
