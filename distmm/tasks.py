@@ -16,7 +16,7 @@ import numpy as np
 
 from distmm import gpu
 from distmm.geometry import Symmetry
-from distmm.host import Lent
+from distmm.host import Lent, files
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -248,6 +248,8 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) 
     """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
     if device == "cuda" and isinstance(source, Lent):
         return source.to_device(index)
+    if device == "cuda" and isinstance(source, files.Source):
+        return files.upload(source, index)
     block = np.asarray(source[index])
     return to_device(block) if device == "cuda" else block
 

@@ -18,10 +18,10 @@ from distmm import gpu
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.geometry import even_edges, slices
+from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.sketch import VECTORS
 from distmm.job.spec import Spec, differences
-from distmm.job.wave import checksum
 from distmm.plan import Plan
 from distmm.storage import Matrix, open_matrix
 from distmm.tolerance import SIGMAS, Tolerance

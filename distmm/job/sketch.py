@@ -17,7 +17,10 @@ vector is odd, which no single error escapes, and the other any residue.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -32,8 +35,9 @@ VECTORS = 2
 # Root mean square of +-U(1, 2).
 RMS = math.sqrt(7 / 3)
 
-# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
-CPU_PIECE, GPU_PIECE = 2**19, 2**26
+# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's. Several threads take
+# larger ones, or they would wait for each other's lock on Python.
+CPU_PIECE, THREADS_PIECE, GPU_PIECE = 2**19, 2**21, 2**26
 
 Block = Any  # a NumPy or CuPy array
 
@@ -103,14 +107,26 @@ def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch]
         return Sketch(before.values + values, before.rows + rows, before.columns + columns)
 
 
-def _times(block: Block, x: np.ndarray, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
+def _times(block: Block, x: np.ndarray, work: np.dtype, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """Return the block times `x`, and the sums of squares of its rows (none for integers), in host memory."""
     xp = gpu.namespace(block)
+    if xp is np and threads > 1:
+        cuts = np.linspace(0, len(block), threads + 1).astype(int)
+        parts = [block[first:end] for first, end in pairwise(cuts)]
+        made = _pool(threads).map(lambda part: _by_pieces(np, part, x, work, THREADS_PIECE), parts)
+        values, rows = zip(*made, strict=True)
+        return np.concatenate(values), np.concatenate(rows)
     if xp is np:
         return _by_pieces(np, block, x, work, CPU_PIECE)
     with gpu.working("product"):
         values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
         return values.get(), rows.get()
+
+
+@cache
+def _pool(threads: int) -> ThreadPoolExecutor:
+    """Threads that all blocks share which are judged at a time: many come together at the end of a wave."""
+    return ThreadPoolExecutor(threads, thread_name_prefix="distmm-judge")
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
@@ -125,7 +141,7 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int)
             part[...] = block[i : i + step]
             values[i : i + step] = part @ right
             if work.kind != "u":
-                squares = np.vecdot(part, part) if xp is np else xp.sum(xp.abs(part) ** 2, axis=1)
+                squares = np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)
                 rows[i : i + step] = squares.real
     return values, rows
 
@@ -139,6 +155,7 @@ def judge(
     alpha: complex = 1,
     beta: complex = 0,
     added: np.ndarray | None = None,
+    threads: int = 1,
 ) -> Judgement:
     """Compare a block of C ``(m, n)`` with what the sketches say of it.
 
@@ -155,16 +172,18 @@ def judge(
     alpha, beta : scalars
     added : array of shape (m, n), optional
         The block of the C that was there before, times beta.
+    threads : int
+        That read the block at the same time.
     """
     work = tolerance.work
-    given, squares = _times(block, x, work)
+    given, squares = _times(block, x, work, threads)
     truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
     extra = np.zeros(block.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         if alpha != 1:
             truth = truth * in_type(alpha, work)
         if added is not None:
-            more, extra = _times(added, x, work)
+            more, extra = _times(added, x, work, threads)
             truth = truth + more * in_type(beta, work)
         if tolerance.exact:
             wrong = tolerance.differ(truth, given).any(axis=1)

@@ -15,6 +15,7 @@ import math
 import socket
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -23,18 +24,19 @@ import numpy as np
 from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import Layer
 from distributed import get_worker, secede
-from google_crc32c import value as crc32c
 
 from distmm.geometry import Wave, slices
 from distmm.graph import Placed, Placement
+from distmm.host.attach import THREADS
 from distmm.job import sketch
+from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.lock import Lock
 from distmm.plan import Plan
 from distmm.storage import Target
 from distmm.tolerance import Tolerance
 
-__all__ = ["Writer", "WritingLayer", "checksum"]
+__all__ = ["Writer", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
@@ -95,18 +97,25 @@ class Writer:
         secede()  # reading, comparing and writing leave the worker's slot to the next product
         get_worker().log_event(self.topic, [where.product, where.i, where.j])
         block = np.ascontiguousarray(block)
+        # The cores of a GPU's host have little else to do; those that multiply would wait for these threads.
+        threads = THREADS if self.plan.cluster.device == "cuda" else 1
+        with ThreadPoolExecutor(1) as beside:
+            crc = beside.submit(checksum, block)
+            judged = None
+            if self.tolerance is not None and left is not None:
+                x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
+                about = self.tolerance, left, position, block, x, self.alpha, self.beta, added
+                judged = sketch.judge(*about, threads=threads)
         record: Json = {
             "i": where.i,
             "j": where.j,
-            "crc32c": checksum(block),
+            "crc32c": crc.result(),
             "host": socket.gethostname(),
             "worker": str(get_worker().name),
             "attempt": self.attempt,
         }
         accepted = True
-        if self.tolerance is not None and left is not None:
-            x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
-            judged = sketch.judge(self.tolerance, left, position, block, x, self.alpha, self.beta, added)
+        if judged is not None:
             confirmed = judged.residual <= 1 and self.confirm == record["crc32c"]
             accepted = judged.ok or confirmed
             # JSON has no infinity: an integer that differs has no residual to speak of.
@@ -122,11 +131,6 @@ class Writer:
             record["time"] = time.time()
             write_json(self.folder.marker(where.i, where.j), record)
         return {**record, "written": accepted}
-
-
-def checksum(block: np.ndarray) -> int:
-    """CRC-32C of the elements in C order."""
-    return int(crc32c(np.ascontiguousarray(block).reshape(-1).view(np.uint8)))
 
 
 def _write(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import abstractmethod
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any, BinaryIO, Literal, Self
@@ -16,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.matrix import Matrix, check_dtype, modified
+from distmm.storage.matrix import Matrix, check_dtype, modified, stripes
 from distmm.storage.output import Target
 
-__all__ = ["FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
+__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
 
 # Buffers that one system call fills (IOV_MAX of Linux and macOS).
 MOST_BUFFERS = 1024
@@ -33,8 +34,31 @@ def split(path: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
+class FlatMatrix(Matrix):
+    """Elements at an offset of a file, in C or Fortran order."""
+
+    @abstractmethod
+    def _stored(self) -> np.memmap[Any, Any]:
+        """Map the file."""
+
+    def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
+        """Cut a region into ranges of rows, if these are contiguous in the file."""
+        stored = self._stored()
+        plain = stored.flags.c_contiguous and stored.dtype == self.dtype
+        return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
+
+    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        return read_rows(self._stored(), rows, cols).astype(self.dtype, copy=False)
+
+    def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        stored = self._stored()
+        assert stored.filename is not None
+        with open(stored.filename, "rb", buffering=0) as file:
+            read_into(file, stored.offset, stored.shape[1], rows.start, cols.start, block)
+
+
 @dataclass(frozen=True)
-class RawMatrix(Matrix):
+class RawMatrix(FlatMatrix):
     """A file of nothing but elements; ``path`` names the file, the shape, the type and the order."""
 
     file: str = field(kw_only=True)
@@ -62,8 +86,8 @@ class RawMatrix(Matrix):
         """Return size and time of the file too."""
         return {**super().fingerprint(), **modified(self.file)}
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        return read_rows(np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order), rows, cols)
+    def _stored(self) -> np.memmap[Any, Any]:
+        return np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
 
 
 def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:

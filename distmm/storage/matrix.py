@@ -6,6 +6,8 @@ import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +17,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 
-__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix"]
+__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix", "stripes"]
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,9 @@ class Matrix(ABC):
         if rows.start == rows.stop or cols.start == cols.stop:
             sides = (len(range(s.start, s.stop, s.step)) for s in (rows, cols))
             return np.empty(tuple(sides), self.dtype)[rest]
-        try:
+        with self._explained(rows, cols):
             block = self._read(rows, cols)
-        except Exception as error:  # the three libraries raise a dozen kinds for damaged or vanished data
-            raise InputError(
-                f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
-                f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
-                f"data must be whole: copy it again if it is damaged"
-            ) from error
+            self._check()
         return block[rest]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
@@ -104,9 +101,51 @@ class Matrix(ABC):
         chunks = None if self.chunks is None else list(self.chunks)
         return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
 
+    def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
+        """Cut a region, of steps 1, into parts of `most` bytes or less that threads may read at the same time.
+
+        None for what is better read in one go: compressed chunks, or by a library with a lock of its own.
+        """
+        return None
+
+    def read_into(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        """Fill a block in C order with one of the `pieces`; to be followed, after the last one, by `check`."""
+        with self._explained(rows, cols):
+            self._fill(rows, cols, block)
+
+    def check(self, rows: slice, cols: slice) -> None:
+        """Raise InputError if what was read of a region by `read_into` may not be of the matrix that was opened."""
+        with self._explained(rows, cols):
+            self._check()
+
+    @contextmanager
+    def _explained(self, rows: slice, cols: slice) -> Iterator[None]:
+        """Say which region could not be read, and where."""
+        try:
+            yield
+        except Exception as error:  # the three libraries raise a dozen kinds for damaged or vanished data
+            raise InputError(
+                f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
+                f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
+                f"data must be whole: copy it again if it is damaged"
+            ) from error
+
+    def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        block[...] = self._read(rows, cols)
+
+    def _check(self) -> None:
+        """Raise OSError if what was read may not be of this matrix; nothing where the reading itself tells."""
+        return
+
     @abstractmethod
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         """Return a fresh array of ``self.dtype``; both slices are not empty, within the shape, and step upwards."""
+
+
+def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[slice, slice]]:
+    """Cut a region into ranges of rows of `most` bytes or less, or of one row."""
+    height = max(1, most // max(1, (cols.stop - cols.start) * itemsize))
+    return [(slice(i, min(i + height, rows.stop), 1), cols) for i in range(rows.start, rows.stop, height)]
 
 
 def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice | int, ...]]:

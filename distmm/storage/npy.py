@@ -6,18 +6,17 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.flat import FlatTarget, read_rows
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified
+from distmm.storage.flat import FlatMatrix, FlatTarget
+from distmm.storage.matrix import check_dtype, check_shape, modified
 from distmm.storage.output import Output
 
 __all__ = ["NpyMatrix", "create", "reopen"]
 
 
 @dataclass(frozen=True)
-class NpyMatrix(Matrix):
+class NpyMatrix(FlatMatrix):
     """A ``.npy`` file, in C or Fortran order."""
 
     @classmethod
@@ -36,8 +35,8 @@ class NpyMatrix(Matrix):
         """Return size and time of the file too."""
         return {**super().fingerprint(), **modified(self.path)}
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        return read_rows(_map(self.path), rows, cols).astype(self.dtype, copy=False)
+    def _stored(self) -> np.memmap[Any, Any]:
+        return _map(self.path)
 
 
 def _map(path: str) -> np.memmap[Any, Any]:

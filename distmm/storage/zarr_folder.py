@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage import bfloat16
 from distmm.storage.flat import read_into, write_rows
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.output import Output, Target, fsync
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
@@ -67,36 +69,51 @@ class ZarrMatrix(Matrix):
         """Return the hash of the metadata too."""
         return {**super().fingerprint(), "metadata": self.metadata}
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        block = None
-        if self.plain is not None and rows.step == cols.step == 1:
-            with suppress(FileNotFoundError):  # chunks that were never written: Zarr knows what stands for them
-                block = self._read_files(rows, cols)
-        if block is None:
-            block = np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
-        # A chunk that is not there reads as zeros, so that of a mount that goes meanwhile some chunks would be: what
-        # has been read counts if the array is still there, and the same.
-        if _digest(zarr.open_array(self.path, mode="r")) != self.metadata:
-            raise OSError("the array has been replaced since it was opened")
-        return block
+    def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
+        """Cut a region at the edges of plain chunks, and these into rows where they are larger."""
+        if self.plain is None:
+            return None
+        inside = [
+            [slice(top, bottom, 1) for _, top, bottom in self._cut(axis, s)] for axis, s in enumerate((rows, cols))
+        ]
+        parts = [stripes(i, j, self.dtype.itemsize, most) for i, j in itertools.product(*inside)]
+        return list(itertools.chain.from_iterable(parts))
 
-    def _read_files(self, rows: slice, cols: slice) -> NDArray[Any]:
+    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+        if self.plain is not None and rows.step == cols.step == 1:
+            block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
+            self._fill(rows, cols, block)
+            return block
+        return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
+
+    def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Read plain chunks straight into the block: 1.6 ms of CPU for 8 MB where Zarr, by way of copies, takes 5."""
         assert self.chunks is not None
         assert self.plain is not None
         height, width = self.chunks
-        block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
-        for i in range(rows.start // height, -(-rows.stop // height)):
-            for j in range(cols.start // width, -(-cols.stop // width)):
-                top, left = max(rows.start, i * height), max(cols.start, j * width)
-                bottom, right = min(rows.stop, (i + 1) * height), min(cols.stop, (j + 1) * width)
+        try:
+            for (i, top, bottom), (j, left, right) in itertools.product(self._cut(0, rows), self._cut(1, cols)):
                 part = block[top - rows.start : bottom - rows.start, left - cols.start : right - cols.start]
                 with open(os.path.join(self.path, self.plain.format(i, j)), "rb", buffering=0) as file:
                     need, have = height * width * self.dtype.itemsize, os.fstat(file.fileno()).st_size
                     if have != need:
                         raise ValueError(f"chunk {self.plain.format(i, j)} has {have} bytes, not {need}")
                     read_into(file, 0, width, top - i * height, left - j * width, part)
-        return block
+        except FileNotFoundError:  # chunks that were never written: Zarr knows what stands for them
+            block[...] = zarr.open_array(self.path, mode="r")[rows, cols]
+
+    def _check(self) -> None:
+        # A chunk that is not there reads as zeros, so that of a mount that goes meanwhile some chunks would be: what
+        # has been read counts if the array is still there, and the same.
+        if _digest(zarr.open_array(self.path, mode="r")) != self.metadata:
+            raise OSError("the array has been replaced since it was opened")
+
+    def _cut(self, axis: int, part: slice) -> Iterator[tuple[int, int, int]]:
+        """Chunks that a range of rows or columns meets: number, and where in the matrix the common part is."""
+        assert self.chunks is not None
+        edge = self.chunks[axis]
+        for i in range(part.start // edge, -(-part.stop // edge)):
+            yield i, max(part.start, i * edge), min(part.stop, (i + 1) * edge)
 
 
 def _plain(path: str, stored: zarr.Array[Any]) -> str | None:

@@ -49,13 +49,14 @@ from distmm.bench.matrices import draw
 from distmm.bench.on_cluster import kernel_alone
 from distmm.job.stop import Stop
 from distmm.storage import create_output, open_matrix
+from distmm.telemetry.record import Figures
 
 PIECE = 2**26
 
 # Bytes that the disk alone reads, and writes: of more, its seconds are a multiple.
 DISK_SAMPLE = 8 * 10**9
 
-SAY_SECONDS = 10.0  # between two words on how far the matrices are
+SAY_SECONDS = 5.0  # between two words on how far a step is
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,29 @@ def make(folder: Path, size: int, chunk: int, dtype: np.dtype[Any], say: Callabl
     return True
 
 
-def job(folder: Path, client: Client, check: str, stop: Stop) -> tuple[Any, float]:
-    """Run the job; return its summary, and the CPU seconds of scheduler, client and workers."""
+def job(folder: Path, client: Client, check: str, steps: Steps) -> tuple[Any, float]:
+    """Run the job; return its summary, and the CPU seconds of scheduler, client and workers.
+
+    How far it is, twice a second, is kept: when the last product was done, and what was left to write then.
+    """
     spent: list[float] = []
+    seen: list[tuple[float, int, int]] = []
+    steps.facts.setdefault("progress: seconds, products, blocks on disk", {})[check] = seen
+    said = start = time.monotonic()
 
     def note(*_: Any) -> None:
         spent.append(time.process_time() + sum(client.run(time.process_time).values()))
 
-    summary = distmm.multiply(
-        folder / "A.zarr", folder / "B.zarr", folder / "C.zarr", client=client, check=check, stop=stop, announce=note
-    )
+    def look(figures: Figures) -> None:
+        nonlocal said
+        seen.append((time.monotonic() - start, figures.done, figures.blocks_done))
+        if time.monotonic() - said > SAY_SECONDS:
+            steps.say(f"{figures.done} of {figures.total} products, {figures.blocks_done} of {figures.blocks} blocks")
+            said = time.monotonic()
+
+    names = (folder / f"{name}.zarr" for name in "ABC")
+    stop = Stop(steps.left if math.isfinite(steps.left) else None)
+    summary = distmm.multiply(*names, client=client, check=check, stop=stop, announce=note, progress=look)
     note()
     return summary, spent[1] - spent[0]
 
@@ -200,8 +214,7 @@ def on_cluster(run: Run, check: str) -> compare.Row | None:
             run.forget(run.folder / f"{name}.zarr")
         shutil.rmtree(run.folder / "C.zarr", ignore_errors=True)  # of the job before
         with Usage(os.getpid()) as usage:
-            stop = Stop(steps.left if math.isfinite(steps.left) else None)
-            done = steps.run(label, lambda: job(run.folder, client, check, stop))
+            done = steps.run(label, lambda: job(run.folder, client, check, steps))
     if done is None:
         return None
     summary, run.cpu[label] = done

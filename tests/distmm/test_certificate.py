@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
 import json
 import os
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import google_crc32c
 import ml_dtypes
 import numpy as np
 import pytest
@@ -79,6 +83,28 @@ def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
         integers = wrong.view(f"u{width // 8}")
         integers[17, 30] ^= integers.dtype.type(1) << integers.dtype.type(bit)
         assert not judged(a, b, wrong).ok, bit
+
+
+@pytest.mark.parametrize("threads", [2, 3, 100])
+@pytest.mark.parametrize("name", ["bfloat16", "float64", "int8"])
+def test_threads_judge_as_one_does(name: str, threads: int) -> None:
+    a, b, c = matrices(name)
+    one, several = judged(a, b, c), judged(a, b, c, threads=threads)
+    assert (several.ok, several.settled) == (one.ok, one.settled)
+    assert several.residual == pytest.approx(one.residual, abs=0.01)  # rows are summed in another order
+    c.view(f"u{c.itemsize}")[17, 30] ^= 1 << (8 * c.itemsize - 2)
+    assert judged(a, b, c, threads=threads).row == 17
+
+
+def test_checksums_are_those_of_the_package_with_its_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = [np.arange(999, dtype="f4").reshape(27, 37), np.arange(12, dtype="u2").reshape(3, 4).T, np.empty((0, 5))]
+    expected = [google_crc32c.value(block.tobytes()) for block in blocks]
+    crc32c = importlib.import_module("distmm.job.checksum")
+    for library in (ctypes.CDLL, lambda name: types.SimpleNamespace()):
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        crc32c._crc32c.cache_clear()
+        assert [crc32c.checksum(block) for block in blocks] == expected
+    crc32c._crc32c.cache_clear()
 
 
 def test_inf_and_nan_leave_nothing_to_compare() -> None:
