@@ -32,8 +32,8 @@ MODULES = {
     "NumPy": "numpy_product",
 }
 
-# The first product of each place and type, of which nothing is kept, has two blocks along a dimension, as large as those
-# of the case: libraries load, peers connect, and the kernels of such blocks are compiled, which takes 8 s. JAX would
+# The first product of each place and type, of which nothing is kept, has two blocks along a dimension, as large as
+# those of the case: libraries load, peers connect, kernels of such blocks are compiled, which takes 8 s. JAX would
 # search a minute for its algorithm, and cuBLASXt loads in no time: theirs have at most four blocks of this edge.
 WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
