@@ -17,7 +17,7 @@ from typing import Any
 from distmm_kernels.binary import Recipe, binary
 from distmm_kernels.device import Device
 
-__all__ = ["LoadedKernel", "array_arguments", "check", "loaded"]
+__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded"]
 
 
 def check(status: Any, *answer: Any) -> Any:
@@ -85,23 +85,25 @@ class LoadedKernel:
         stream
             Address of a CUDA stream; CuPy's current one if None.
         """
+        try:
+            block = self._blocks.block  # each thread's own: the driver reads it before the launch returns
+        except AttributeError:
+            block = self._blocks.block = ParameterBlock(len(maps), len(values))
+        self.launch_with(grid, block.fill(maps, values), stream)
+
+    def launch_with(self, grid: tuple[int, int, int], parameters: int, stream: int | None = None) -> None:
+        """Enqueue one run as `launch` does, with the parameters at an address that `ParameterBlock.fill` returned."""
         if stream is None:
             stream = self._current_stream().ptr
-        try:
-            block = self._blocks.block
-        except AttributeError:  # this thread's first launch
-            block = self._blocks.block = _ParameterBlock(len(maps), len(values))
-        parameters = block.fill(maps, values)
         (status,) = self._launch(self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, parameters, 0)
         if status:
             check(status)
 
 
-class _ParameterBlock:
+class ParameterBlock:
     """What the driver reads a kernel's parameters from: pointers to tensor maps and to values, before them the values.
 
-    Each thread keeps one for each kernel, since the driver reads it before a launch returns: so only what changes is
-    written, with one call of `struct` instead of a ctypes object for each parameter (20 us).
+    It is filled with one call of `struct`, where a ctypes object for each parameter would take 20 us.
     """
 
     def __init__(self, maps: int, values: int) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
-from distmm_kernels.driver import loaded
+from distmm_kernels.driver import ParameterBlock, loaded
 from distmm_kernels.hopper_tiles import ROWS, WARP_ROWS, HopperTile
 from distmm_kernels.tensor_map import MatrixStack, TensorMap, tensor_map
 
@@ -35,11 +35,11 @@ NO_SCALES = Scales(0, 0, 0, 0)
 
 
 class _Launch(NamedTuple):
-    """All that the kernel is given. The maps themselves are kept: the driver reads what lies at their addresses."""
+    """All that the kernel is given. Block and maps are kept, since the driver reads what lies at their addresses."""
 
     grid: tuple[int, int, int]
-    addresses: tuple[int, ...]
-    values: tuple[int, ...]
+    parameters: int
+    block: ParameterBlock
     maps: tuple[TensorMap, ...]
 
 
@@ -85,8 +85,8 @@ class HopperGemm:
         d
             ``(m, n)``, aligned as A and B are.
         """
-        grid, addresses, values, _ = self._kept(a, b, c, d, scales)
-        self._kernel.launch(grid, addresses, values)
+        kept = self._kept(a, b, c, d, scales)
+        self._kernel.launch_with(kept.grid, kept.parameters)
 
     def _launch(
         self,
@@ -106,7 +106,8 @@ class HopperGemm:
         added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
         batched = matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
         values = *added, *scales, m, n, k, *batched, high, wide
-        return _Launch(grid, tuple(each.address for each in maps), values, maps)
+        block = ParameterBlock(len(maps), len(values))
+        return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 
 
 @functools.cache

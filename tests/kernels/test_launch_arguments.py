@@ -11,7 +11,7 @@ import pytest
 from distmm_kernels import driver, launch
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
-from distmm_kernels.driver import _ParameterBlock
+from distmm_kernels.driver import ParameterBlock
 from distmm_kernels.launch import Launch, Stack
 
 GPU = Device("cuda", "none", 0, 0, (9, 0), 1)
@@ -19,7 +19,7 @@ GPU = Device("cuda", "none", 0, 0, (9, 0), 1)
 
 @pytest.mark.parametrize(("maps", "values"), [((100, 200), (7, -8, 2**62)), ((), (7,)), ((100,), ())])
 def test_a_parameter_block_points_to_maps_and_then_to_values(maps, values):
-    block = _ParameterBlock(len(maps), len(values))
+    block = ParameterBlock(len(maps), len(values))
     for sign in (1, -1):  # what a second launch writes replaces the first one's
         written = [sign * value for value in values]
         address = block.fill(maps, written)

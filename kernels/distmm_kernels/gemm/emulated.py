@@ -26,7 +26,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.gemm.aligned import AlignedKernel, addable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.hopper_launch import HopperGemm, Scales
+from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
@@ -217,7 +217,7 @@ class Fp16x3Kernel(AlignedKernel):
                 scaled=a.format.scaled,
                 buffers=3 if columns == 192 else 2,
             )
-            self._gemms[key] = HopperGemm(tile, self.device)
+            self._gemms[key] = hopper_gemm(tile, self.device)
         return self._gemms[key]
 
 
