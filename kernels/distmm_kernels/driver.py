@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import struct
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 from distmm_kernels.binary import Recipe, binary
 from distmm_kernels.device import Device
 
-__all__ = ["LoadedKernel", "array_arguments", "check", "loaded"]
+__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded"]
 
 
 def check(status: Any, *answer: Any) -> Any:
@@ -68,7 +70,7 @@ class LoadedKernel:
         self._current_stream = cupy.cuda.get_current_stream
 
     def launch(
-        self, grid: tuple[int, int, int], maps: tuple[int, ...], values: tuple[int, ...], stream: int | None = None
+        self, grid: tuple[int, int, int], maps: Sequence[int], values: Sequence[int], stream: int | None = None
     ) -> None:
         """Enqueue one run. The device must be current, as it is inside ``cupy.cuda.Device``.
 
@@ -83,37 +85,38 @@ class LoadedKernel:
         stream
             Address of a CUDA stream; CuPy's current one if None.
         """
+        try:
+            block = self._blocks.block  # each thread's own: the driver reads it before the launch returns
+        except AttributeError:
+            block = self._blocks.block = ParameterBlock(len(maps), len(values))
+        self.launch_with(grid, block.fill(maps, values), stream)
+
+    def launch_with(self, grid: tuple[int, int, int], parameters: int, stream: int | None = None) -> None:
+        """Enqueue one run as `launch` does, with the parameters at an address that `ParameterBlock.fill` returned."""
         if stream is None:
             stream = self._current_stream().ptr
-        block = self._blocks.__dict__.get("block")
-        if block is None:
-            block = self._blocks.block = _ParameterBlock(len(maps), len(values))
-        parameters = block.fill(maps, values)
         (status,) = self._launch(self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, parameters, 0)
         if status:
             check(status)
 
 
-class _ParameterBlock:
-    """What the driver reads a kernel's parameters from: pointers to them, then the values.
+class ParameterBlock:
+    """What the driver reads a kernel's parameters from: pointers to tensor maps and to values, before them the values.
 
-    Each thread keeps one for each kernel, since the driver reads it before a launch returns: so only what changes is
-    written, with one call of `struct` instead of a ctypes object for each parameter (20 us).
+    It is filled with one call of `struct`, where a ctypes object for each parameter would take 20 us.
     """
 
     def __init__(self, maps: int, values: int) -> None:
-        count = maps + values
-        self._buffer = ctypes.create_string_buffer(8 * (count + values))
-        self.address = ctypes.addressof(self._buffer)
-        self._values_at = 8 * count
-        first = self.address + self._values_at
-        struct.pack_into(f"{values}q", self._buffer, 8 * maps, *range(first, first + 8 * values, 8))
-        self._put_maps, self._put_values = struct.Struct(f"{maps}q").pack_into, struct.Struct(f"{values}q").pack_into
+        written = values + maps
+        self._buffer = ctypes.create_string_buffer(8 * (written + values))
+        first = ctypes.addressof(self._buffer)
+        self.address = first + 8 * values
+        struct.pack_into(f"{values}q", self._buffer, 8 * written, *range(first, self.address, 8))
+        self._put = struct.Struct(f"{written}q").pack_into
 
-    def fill(self, maps: tuple[int, ...], values: tuple[int, ...]) -> int:
-        """Write the parameters of a launch; return the block's address."""
-        self._put_maps(self._buffer, 0, *maps)
-        self._put_values(self._buffer, self._values_at, *values)
+    def fill(self, maps: Sequence[int], values: Sequence[int]) -> int:
+        """Write the parameters of a launch; return the address of the pointers to them."""
+        self._put(self._buffer, 0, *values, *maps)
         return self.address
 
 
@@ -133,9 +136,9 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
     return kernel
 
 
-def array_arguments(array: Any) -> tuple[int, ...]:
-    """Return a CuPy array as a kernel's arguments where its signature has a Numba array of the same dimensions.
+def array_arguments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return an array as a kernel's arguments where its signature has a Numba array of the same dimensions.
 
     In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes.
     """
-    return (0, 0, array.size, array.itemsize, array.data.ptr, *array.shape, *array.strides)
+    return (0, 0, math.prod(shape), itemsize, address, *shape, *strides)

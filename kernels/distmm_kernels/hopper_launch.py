@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
-from distmm_kernels.driver import loaded
+from distmm_kernels.driver import ParameterBlock, loaded
 from distmm_kernels.hopper_tiles import ROWS, WARP_ROWS, HopperTile
 from distmm_kernels.tensor_map import MatrixStack, TensorMap, tensor_map
 
-__all__ = ["HopperGemm", "Scales"]
+__all__ = ["HopperGemm", "Scales", "hopper_gemm"]
 
 
 class Scales(NamedTuple):
@@ -34,17 +34,17 @@ class Scales(NamedTuple):
 NO_SCALES = Scales(0, 0, 0, 0)
 
 
-class _Fixed(NamedTuple):
-    """What a launch takes that depends on neither C nor the address of D. The maps are kept: the driver reads them."""
+class _Launch(NamedTuple):
+    """All that the kernel is given. Block and maps are kept, since the driver reads what lies at their addresses."""
 
     grid: tuple[int, int, int]
+    parameters: int
+    block: ParameterBlock
     maps: tuple[TensorMap, ...]
-    addresses: tuple[int, ...]
-    numbers: tuple[int, ...]
 
 
 class HopperGemm:
-    """One variant of the kernel on one device.
+    """One variant of the kernel on one device. `hopper_gemm` returns the one that a process needs.
 
     Parameters
     ----------
@@ -59,7 +59,9 @@ class HopperGemm:
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
-        self._fixed = functools.lru_cache(maxsize=1024)(self._fix)
+        # freed memory is given out again, so products of like size soon meet the same addresses; if not, the map of a D
+        # at a new address costs more than all else here
+        self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
     def __call__(
         self,
@@ -83,18 +85,32 @@ class HopperGemm:
         d
             ``(m, n)``, aligned as A and B are.
         """
-        fixed = self._fixed(a, b, d.matrices, d.rows, d.columns)
-        d_map = tensor_map(d, self.tile.output, *self._d_box)
-        added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
-        self._kernel.launch(fixed.grid, (*fixed.addresses, d_map.address), (*added, *scales, *fixed.numbers))
+        kept = self._kept(a, b, c, d, scales)
+        self._kernel.launch_with(kept.grid, kept.parameters)
 
-    def _fix(self, a: tuple[MatrixStack, ...], b: tuple[MatrixStack, ...], matrices: int, m: int, n: int) -> _Fixed:
-        tile = self.tile
+    def _launch(
+        self,
+        a: tuple[MatrixStack, ...],
+        b: tuple[MatrixStack, ...],
+        c: MatrixStack | None,
+        d: MatrixStack,
+        scales: Scales,
+    ) -> _Launch:
+        tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
         k = a[0].columns if tile.a_major == "k" else a[0].rows
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
         b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
-        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1]
+        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], tensor_map(d, tile.output, *self._d_box)
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
+        added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
         batched = matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
-        return _Fixed(grid, maps, tuple(each.address for each in maps), (m, n, k, *batched, high, wide))
+        values = *added, *scales, m, n, k, *batched, high, wide
+        block = ParameterBlock(len(maps), len(values))
+        return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
+
+
+@functools.cache
+def hopper_gemm(tile: HopperTile, device: Device) -> HopperGemm:
+    """Return a variant of the kernel on a device."""
+    return HopperGemm(tile, device)

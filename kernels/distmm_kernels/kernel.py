@@ -113,7 +113,7 @@ class Kernel(ABC):
             d = self._empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
             if a.shape[-1] == 0:
                 d[...] = 0 if c is None else c
-            elif d.size:
+            elif 0 not in shape:
                 self._accumulate(a, b, c, d)
             d = _cast(d, out_dtype)
             if wait:
@@ -190,10 +190,12 @@ class Kernel(ABC):
     def _prepare(self, block: Array, operand: str, wait: bool) -> Array:
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
+        dtype = block.dtype
         # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
-        to_real = block.dtype.kind == "c" and self.dtype.kind != "c"  # ml_dtypes lets complex pass to bfloat16
-        if to_real or not np.can_cast(block.dtype, self.dtype, "same_kind"):
-            raise TypeError(f"{operand} is {block.dtype}, the kernel computes in {self.dtype}: convert it with .astype")
+        if dtype != self.dtype and (  # ml_dtypes lets complex pass to bfloat16
+            (dtype.kind == "c" and self.dtype.kind != "c") or not np.can_cast(dtype, self.dtype, "same_kind")
+        ):
+            raise TypeError(f"{operand} is {dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
             prepared = self._format(self._to_device(block), operand)
             if wait:

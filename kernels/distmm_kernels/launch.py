@@ -6,8 +6,9 @@ alone: other work on the device goes on. Nothing here imports Numba, which takes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel
 
-__all__ = ["CudaKernel", "Launch", "address", "matrices"]
+__all__ = ["CudaKernel", "Launch", "Stack", "address", "matrices"]
 
 MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; gridDim.x goes to 2^31 - 1, which no C in memory exceeds
 
@@ -29,7 +30,7 @@ class CudaKernel(Kernel):
 
     device_kind = "cuda"
 
-    @property
+    @functools.cached_property
     def _module(self) -> Any:
         import cupy
 
@@ -39,7 +40,7 @@ class CudaKernel(Kernel):
         cupy = self._module
         if isinstance(block, cupy.ndarray):
             # a copy goes to the current device, over NVLink or PCIe
-            return block if block.device.id == self.device.index else block.copy()
+            return block if block.data.device_id == self.device.index else block.copy()
         block = np.asarray(block)
         if not block.dtype.isnative:  # big-endian files: CuPy has native types only
             block = block.astype(block.dtype.newbyteorder("="))
@@ -52,30 +53,43 @@ class CudaKernel(Kernel):
         self._module.cuda.get_current_stream().synchronize()
 
 
+class Stack(NamedTuple):
+    """How matrices ``(batch, rows, columns)`` lie in memory, but for where: strides and itemsize in bytes."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @classmethod
+    def of(cls, array: Array) -> Stack:
+        """Describe an array of two or three axes; one matrix alone is a stack of one."""
+        shape, strides = array.shape, array.strides
+        return (
+            cls(shape, strides, array.itemsize) if len(shape) == 3 else cls((1, *shape), (0, *strides), array.itemsize)
+        )
+
+
 class Launch:
-    """A launch of a kernel on stacks of matrices of given shapes and strides: only their addresses are still to come.
+    """A launch of a kernel on stacks of matrices that lie in given ways: only their addresses are still to come.
 
     Parameters
     ----------
     blocks
         Along the grid's first two axes.
-    arrays
-        Stacks ``(batch, rows, columns)`` as the kernel will be given them; one matrix alone is a stack of one, and None
-        a stack of none.
+    stacks
+        As the kernel will be given them; None is a stack of none.
     """
 
-    def __init__(self, recipe: Recipe, device: Device, blocks: tuple[int, int], arrays: Sequence[Array | None]) -> None:
+    def __init__(self, recipe: Recipe, device: Device, blocks: tuple[int, int], stacks: Sequence[Stack | None]) -> None:
         self._kernel, self._grid = driver.loaded(recipe, device), (*blocks, 1)
-        stacks = [x if x is None or x.ndim == 3 else x[None] for x in arrays]
-        self._values = [value for x in stacks for value in (NO_MATRICES if x is None else driver.array_arguments(x))]
+        arguments = [NO_MATRICES if x is None else driver.array_arguments(0, *x) for x in stacks]
+        self._values = [value for each in arguments for value in each]
 
-    def __call__(self, *arrays: Array | None) -> None:
-        """Enqueue it on CuPy's current stream, on arrays of these shapes and strides."""
+    def __call__(self, *addresses: int) -> None:
+        """Enqueue it on CuPy's current stream, on stacks at these addresses: 0 for a stack of none."""
         values = self._values.copy()
-        for number, array in enumerate(arrays):
-            if array is not None:
-                values[number * len(NO_MATRICES) + ADDRESS] = address(array)
-        self._kernel.launch(self._grid, (), tuple(values))
+        values[ADDRESS :: len(NO_MATRICES)] = addresses
+        self._kernel.launch(self._grid, (), values)
 
 
 def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Array, Array, Array | None, Array]]:
@@ -97,4 +111,5 @@ def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Ar
 
 def address(array: Array) -> int:
     """Return where the first element lies."""
-    return int(array.data.ptr)
+    pointer: int = array.data.ptr
+    return pointer

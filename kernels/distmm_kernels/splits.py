@@ -13,6 +13,7 @@ from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import LoadedKernel, loaded
 from distmm_kernels.formats import GRANULE, Format, Guard, granules, place, warps_of
+from distmm_kernels.launch import Stack
 from distmm_kernels.tensor_map import MatrixStack
 from distmm_kernels.vectors import row_pitch
 
@@ -23,6 +24,7 @@ Array = Any  # cupy.ndarray: CuPy ships no types
 MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile of the product may stick out so far, and still read scales
 ALIGNMENT = 256  # bytes, of what shares one allocation
+GUARDS, NO_GUARD = len(Guard), Guard(0)
 # What the kernels' blocks cover: `distmm_kernels.device_code.prepass` says why.
 ROWS_BY_K = {"find_maxima": (128, 128), "split_columns": (128, 128), "split_transposed": (32, 128)}
 Grid = tuple[int, int, int]
@@ -130,11 +132,11 @@ class Parts:
     def _piece(self, index: int, batch: int, lines: int, line: int, ld: int, step: int, scales_step: int) -> Piece:
         at, itemsize = self.layout, self.format.dtype.itemsize
         hi = self.memory.ptr + index * at.granule_step * itemsize
-        stack = MatrixStack(hi, batch, lines, line, ld * itemsize, step * itemsize)
-        lo = stack._replace(address=hi + at.lo)
+        lying = batch, lines, line, ld * itemsize, step * itemsize
+        parts = MatrixStack(hi, *lying), MatrixStack(hi + at.lo, *lying)
         if not self.format.scaled:
-            return Piece(stack, lo, 0, 0)
-        return Piece(stack, lo, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
+            return Piece(*parts, 0, 0)
+        return Piece(*parts, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
 
     def array(self, part: MatrixStack) -> Array:
         """Return what lies in a piece as a CuPy array."""
@@ -144,12 +146,15 @@ class Parts:
         strides = part.step, part.pitch, self.format.dtype.itemsize
         return cupy.ndarray(part[1:4], self.format.dtype, pointer, strides)
 
-    def rounded(self) -> Array:
-        """Return the parts of a format of one part as an array ``(batch, rows, k)``."""
-        at = self.layout
+    def rounded(self, shape: tuple[int, ...]) -> Array:
+        """Return the parts of a format of one part as an array ``(*batch, rows, k)``."""
+        import cupy
+
         itemsize = self.format.dtype.itemsize
-        stack = MatrixStack(self.memory.ptr, at.batch, at.rows, at.k, at.ld * itemsize, at.rows * at.ld * itemsize)
-        return self.array(stack)
+        strides: tuple[int, ...] = self.layout.ld * itemsize, itemsize
+        for size in reversed(shape[1:-1]):
+            strides = size * strides[0], *strides
+        return cupy.ndarray(shape, self.format.dtype, self.memory, strides)
 
 
 class Found:
@@ -158,12 +163,12 @@ class Found:
     def __init__(self, count: int, looked_for: bool) -> None:
         import cupy
 
-        self._guards: tuple[Guard, ...] | None = None if looked_for else (Guard(0),) * count
+        self._guards: tuple[Guard, ...] | None = None if looked_for else (NO_GUARD,) * count
         self.address = 0
         if not looked_for:
             return
-        self._memory = cupy.cuda.alloc_pinned_memory(4 * len(Guard) * max(count, 1))
-        self._flags = np.frombuffer(self._memory, np.uint32, len(Guard) * count).reshape(count, len(Guard))
+        self._memory = cupy.cuda.alloc_pinned_memory(4 * GUARDS * max(count, 1))
+        self._flags = np.frombuffer(self._memory, np.uint32, GUARDS * count)
         self._flags[...] = 0
         self.address = int(self._memory.ptr)
         self._done = cupy.cuda.Event(disable_timing=True)
@@ -188,9 +193,18 @@ class Found:
         """Guards of each granule: where one is raised, the parts are no numbers to compute with."""
         if self._guards is None:
             self._done.synchronize()
-            bits = (self._flags.astype(bool) * [int(guard) for guard in Guard]).sum(axis=1)
-            self._guards = tuple(map(Guard, bits.tolist()))
+            if not self._flags.any():
+                self._guards = (NO_GUARD,) * (len(self._flags) // GUARDS)
+                return self._guards
+            flags = self._flags.tolist()
+            granules = (zip(Guard, flags[i : i + GUARDS], strict=True) for i in range(0, len(flags), GUARDS))
+            self._guards = tuple(Guard(sum(guard for guard, flag in each if flag)) for each in granules)
         return self._guards
+
+    @property
+    def raised(self) -> bool:
+        """Whether any guard is."""
+        return any(self.guards)
 
 
 class _Plan(NamedTuple):
@@ -210,27 +224,29 @@ class Splitter:
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
-        """Enqueue the splitting of a stack of float32 matrices ``(batch, rows, k)`` with any strides.
+        """Enqueue the splitting of a stack of float32 matrices ``(batch, rows, k)``, or of one, with any strides.
 
         It is read in place where its rows or its k are contiguous. The device must be current.
         """
         import cupy
 
-        key = stack.shape, stack.strides, stack.data.ptr % 16
+        shape, strides, _ = Stack.of(stack)
+        address = stack.data.ptr
+        key = shape, strides, address % 16
         plan = self._plans.get(key)
         if plan is None:
             placement = place(*key, 4)
-            contiguous = "k" if 0 in stack.shape else placement.contiguous  # nothing will be read
+            contiguous = "k" if 0 in shape else placement.contiguous  # nothing will be read
             if contiguous is None:
                 return self(cupy.ascontiguousarray(stack))
-            plan = self._plans[key] = self._plan(stack.shape, stack.strides, contiguous, placement.aligned)
+            plan = self._plans[key] = self._plan(shape, strides, contiguous, placement.aligned)
         memory = cupy.cuda.alloc(plan.layout.end)
-        found = Found(granules(stack.shape[2]), self.form.guarded)
+        found = Found(granules(shape[2]), self.form.guarded)
         stream = cupy.cuda.get_current_stream().ptr
         if plan.zeros[1]:
             cupy.cuda.runtime.memsetAsync(memory.ptr + plan.zeros[0], 0, plan.zeros[1], stream)
-        for first in range(0, stack.shape[0], MAX_GRID_Z):
-            values = (stack.data.ptr, memory.ptr, found.address, *plan.numbers, first)
+        for first in range(0, shape[0], MAX_GRID_Z):
+            values = (address, memory.ptr, found.address, *plan.numbers, first)
             for kernel, (x, y, z) in plan.launches:
                 kernel.launch((x, y, min(z - first, MAX_GRID_Z)), (), values, stream)
         found.record()
@@ -275,5 +291,5 @@ def splitter(form: Format, device: Device) -> Splitter:
 
 
 def as_stack(array: Array) -> Array:
-    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``: a view, where strides allow."""
-    return array[None] if array.ndim == 2 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])
+    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``, or one: a view, where strides allow."""
+    return array if array.ndim < 4 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])

@@ -47,11 +47,9 @@ class MatrixStack(NamedTuple):
     @classmethod
     def of(cls, array: Any) -> MatrixStack:
         """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast one is one matrix."""
-        if array.ndim == 2:
-            matrices, step = 1, 0
-            (rows, columns), pitch = array.shape, array.strides[0]
-        else:
-            (matrices, rows, columns), (step, pitch, _) = array.shape, array.strides
+        shape, strides = array.shape, array.strides
+        rows, columns, pitch = shape[-2], shape[-1], strides[-2]
+        matrices, step = (shape[0], strides[0]) if len(shape) == 3 else (1, 0)
         if rows == 1:  # its stride is that of nothing, and may be anything
             pitch = -(-columns * array.itemsize // ALIGNMENT) * ALIGNMENT
         if step == 0 or matrices == 1:

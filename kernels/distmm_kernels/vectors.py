@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
+import functools
 
 from distmm_kernels import driver, launch
 from distmm_kernels.binary import Recipe
@@ -21,6 +19,9 @@ WARPS, CHUNK = 8, 128  # of a block that shifts rows, and words of 4 bytes that 
 
 LINE_BYTES = 128  # of the second-level cache
 LONG_ROW_BYTES = 2048  # from here on whole lines take at most 6 % more memory
+
+NUMBERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}  # that elements are copied as, by bytes
+REALIGN = Recipe("distmm_kernels.device_code.realign:source")
 
 
 def has_vectors(array: Array, axis: int) -> bool:
@@ -42,25 +43,21 @@ def in_vectors(rows: Array, device: Device) -> Array:
         ``(*batch, m, n)`` on the device, with any strides.
     """
     *others, m, length = rows.shape
-    whole = np.empty_like(rows, shape=(*others, m, row_pitch(length, rows.itemsize)), order="C")
-    filled_bytes = _up(length * rows.itemsize, VECTOR_BYTES)
-    filled = whole[..., : filled_bytes // rows.itemsize]
+    itemsize, strides = rows.itemsize, rows.strides
+    whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's and CuPy's: memory as it is
+    filled = _up(length * itemsize, VECTOR_BYTES)  # bytes
     if not rows.size:
-        return whole[..., :length]
-    if rows.strides[-1] == rows.itemsize or length == 1:
-        words = whole.view(np.uint32)[..., : filled_bytes // 4]
-        for source, _, _, target in launch.matrices(rows, rows, None, words):
-            _realign(source, target, device)
-    elif abs(rows.strides[-2]) < abs(rows.strides[-1]):  # read down columns, which are contiguous or nearly so
-        bits = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}[rows.itemsize]
-        recipe = Recipe("distmm_kernels.device_code.transpose:source", (bits,))
-        tiles = -(-m // TILE) * -(-filled.shape[-1] // TILE)
-        for source, _, _, target in launch.matrices(rows.view(bits), rows, None, filled.view(bits)):
-            blocks = tiles, math.prod(target.shape[:-2])
-            launch.Launch(recipe, device, blocks, (source, target))(source, target)
+        pass
+    elif strides[-1] == itemsize or length == 1:
+        for source, _, _, target in launch.matrices(rows, rows, None, whole):
+            _realign(source, target, filled, device)
+    elif abs(strides[-2]) < abs(strides[-1]):  # read down columns, which are contiguous or nearly so
+        for source, _, _, target in launch.matrices(rows, rows, None, whole):
+            transposition = _transposition(launch.Stack.of(source), launch.Stack.of(target), filled, device)
+            transposition(launch.address(source), launch.address(target))
     else:
-        filled[..., :length], filled[..., length:] = rows, 0
-    return whole[..., :length]
+        whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
+    return whole if whole.shape[-1] == length else whole[..., :length]
 
 
 def row_pitch(columns: int, itemsize: int) -> int:
@@ -73,31 +70,33 @@ def row_pitch(columns: int, itemsize: int) -> int:
     return _up(row, LINE_BYTES if row >= LONG_ROW_BYTES else VECTOR_BYTES) // itemsize
 
 
-def _realign(source: Array, target: Array, device: Device) -> None:
-    """Copy matrices whose rows are contiguous, one or a stack, to such of words."""
-    *batch, rows, words = target.shape
-    *steps, pitch, _ = source.strides
-    *out_steps, out_pitch, _ = target.strides
-    matrices, step, out_step = (batch[0], steps[0], out_steps[0]) if batch else (1, 0, 0)
-    length = source.shape[-1] * source.itemsize
-    ends = [(rows - 1) * pitch, (matrices - 1) * step]  # negative where rows or matrices are in reverse
-    first, size = launch.address(source) + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
+@functools.lru_cache(maxsize=1024)
+def _transposition(source: launch.Stack, target: launch.Stack, filled: int, device: Device) -> launch.Launch:
+    """Return the launch that copies matrices whose columns are contiguous to rows of which so many bytes are filled."""
+    recipe = Recipe("distmm_kernels.device_code.transpose:source", (NUMBERS[source.itemsize],))
+    target = target._replace(shape=(*target.shape[:2], filled // source.itemsize))
+    blocks = -(-target.shape[1] // TILE) * -(-target.shape[2] // TILE), target.shape[0]
+    return launch.Launch(recipe, device, blocks, (source, target))
+
+
+def _realign(source: Array, target: Array, filled: int, device: Device) -> None:
+    """Copy matrices whose rows are contiguous, one or a stack, to rows of which so many bytes are filled."""
+    (matrices, rows, columns), (step, pitch, _), itemsize = launch.Stack.of(source)
+    _, (out_step, out_pitch, _), _ = launch.Stack.of(target)
+    start, length, words = launch.address(source), columns * itemsize, filled // 4
+    ends = (rows - 1) * pitch, (matrices - 1) * step  # negative where rows or matrices are in reverse
+    first, size = start + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
     lead = -first % 4  # bytes before the first whole word
     values = (
-        *_memory(first, size, 1),
-        *_memory(first + lead, max(0, size - lead) // 4, 4),
-        *(lead, launch.address(source) - first, pitch, step, length),
-        *_memory(launch.address(target), (matrices - 1) * out_step // 4 + (rows - 1) * out_pitch // 4 + words, 4),
+        *driver.array_arguments(first, (size,), (1,), 1),
+        *driver.array_arguments(first + lead, (max(0, size - lead) // 4,), (4,), 4),
+        *(lead, start - first, pitch, step, length),
+        *driver.array_arguments(launch.address(target), (matrices * rows * out_pitch // 4,), (4,), 4),
         *(rows, words, out_pitch // 4, out_step // 4),
     )
     # a warp has up to 4 chunks of a row: enough warps for few long rows too
     grid = -(-rows // WARPS), matrices, min(-(-words // (4 * CHUNK)), launch.MAX_GRID_Y)
-    driver.loaded(Recipe("distmm_kernels.device_code.realign:source"), device).launch(grid, (), values)
-
-
-def _memory(address: int, count: int, itemsize: int) -> tuple[int, ...]:
-    """Return arguments for an array of bytes or words, as `driver.array_arguments` gives them."""
-    return 0, 0, count, itemsize, address, count, itemsize
+    driver.loaded(REALIGN, device).launch(grid, (), values)
 
 
 def _up(number: int, multiple: int) -> int:

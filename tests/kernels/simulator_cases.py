@@ -139,18 +139,22 @@ def run_block(manager, block, *args):
 class SimulatedLaunch:
     """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
 
-    def __init__(self, recipe, device, blocks, arrays):
-        self.source = recipe.source()
-        self.blocks, self.planned = blocks, arrays
+    def __init__(self, recipe, device, blocks, stacks):
+        self.source, self.dtype = recipe.source(), recipe.parameters[0]
+        self.blocks, self.stacks = blocks, stacks
 
-    def __call__(self, *arrays):
-        # the addresses are these arrays', shapes and strides those of the others
-        assert [launch.address(x) for x in arrays if x is not None] == [
-            launch.address(x) for x in self.planned if x is not None
-        ]
-        none = np.empty((0, 0, 0), arrays[0].dtype)
-        stacks = [none if x is None else x if x.ndim == 3 else x[None] for x in self.planned]
-        cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, stacks))
+    def __call__(self, *addresses):
+        arrays = [self.array(*each) for each in zip(self.stacks, addresses, strict=True)]
+        cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, arrays))
+
+    def array(self, stack, address):
+        if stack is None:
+            assert address == 0
+            return np.empty((0, 0, 0), self.dtype)
+        ends = [(size - 1) * stride for size, stride in zip(stack.shape, stack.strides, strict=True)]
+        below = -sum(end for end in ends if end < 0)
+        held = (ctypes.c_char * (sum(map(abs, ends)) + stack.itemsize)).from_address(address - below)
+        return np.ndarray(stack.shape, self.dtype, held, below, stack.strides)
 
 
 class Bounded(np.ndarray):

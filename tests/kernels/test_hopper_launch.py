@@ -1,5 +1,6 @@
 """What a launch of the Hopper kernel is given."""
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -12,14 +13,20 @@ from distmm_kernels.tensor_map import MatrixStack
 
 @pytest.fixture
 def launches(monkeypatch):
-    """All launches: grid, maps, values. A map's address is that of its matrix and the box's columns."""
-    made = []
+    """All launches: grid, maps, values. A map is known by the address of its matrix and the box's columns."""
+    made, maps = [], []
 
     def encoded(stack, kind, rows, columns):
-        return SimpleNamespace(address=(stack.address, kind, columns))
+        maps.append((stack.address, kind, columns))
+        return SimpleNamespace(address=len(maps) - 1)
+
+    def launch_with(grid, parameters):
+        pointers = list((ctypes.c_int64 * 20).from_address(parameters))
+        values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[5:])
+        made.append((grid, tuple(maps[number] for number in pointers[:5]), values))
 
     monkeypatch.setattr(hopper_launch, "tensor_map", encoded)
-    kernel = SimpleNamespace(launch=lambda *arguments: made.append(arguments))
+    kernel = SimpleNamespace(launch_with=launch_with)
     monkeypatch.setattr(hopper_launch, "loaded", lambda recipe, device: kernel)
     return made
 

@@ -35,4 +35,4 @@ def addable(c: Array) -> bool:
 
 def contiguous(array: Array) -> bool:
     """Whether the elements of a row are neighbours."""
-    return bool(array.shape[-1] == 1 or array.strides[-1] == array.itemsize)
+    return bool(array.strides[-1] == array.itemsize or array.shape[-1] == 1)

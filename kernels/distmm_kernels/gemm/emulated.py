@@ -15,6 +15,7 @@ A granule's way depends on its own numbers only, so that cuts of k at granules l
 from __future__ import annotations
 
 import enum
+import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.gemm.aligned import AlignedKernel, addable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.hopper_launch import HopperGemm, Scales
+from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
@@ -100,26 +101,28 @@ class Fp16x3Kernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._ieee = RegisterTiledKernel(problem, device)
+        self._split = splitter(self.form, device)
         self._gemms: dict[tuple[Any, ...], HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> SplitOperand:
         block = block.astype(self.dtype, copy=False)
         matrices = block if operand == "A" else block.swapaxes(-1, -2)
-        return SplitOperand(block.shape, matrices, *splitter(self.form, self.device)(as_stack(matrices)))
+        return SplitOperand(block.shape, matrices, *self._split(as_stack(matrices)))
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
             raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
 
     def _accumulate(self, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
-        lengths = [min(GRANULE, a.shape[-1] - first) for first in range(0, a.shape[-1], GRANULE)]
-        expected = [self.first if length >= SHORTEST else Way.IEEE for length in lengths]
+        expected = _expected(a.shape[-1], self.first)
         # While the guards are on their way, the product that they nearly always allow is begun: nobody waits. If one
         # is raised after all, D is computed again; C is still there.
         begun = not (a.found.here and b.found.here)
         if begun:
             self._chain(expected, a, b, c, d)
-        ways = [way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected)]
+        ways = expected
+        if a.found.raised or b.found.raised:
+            ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
         if not begun or ways != expected:
             self._chain(ways, a, b, c, d)
 
@@ -133,7 +136,7 @@ class Fp16x3Kernel(AlignedKernel):
                 return Way.TF32X3
         return Way.IEEE
 
-    def _chain(self, ways: list[Way], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
+    def _chain(self, ways: tuple[Way, ...], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
         """Add granule after granule; all but the first to what is in D already, element by element."""
         index = 0
         while index < len(ways):
@@ -149,16 +152,18 @@ class Fp16x3Kernel(AlignedKernel):
             index += count
             c = d
 
-    def _at_once(self, ways: list[Way], k: int, d: Array) -> int:
+    def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
         """Return how many granules to multiply at once: more than one where one leaves processors without work.
 
         Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
         """
+        if k < 2 * GRANULE:
+            return 1
         tiles = -(-d.shape[-2] // ROWS) * -(-d.shape[-1] // ROWS)
         if d.ndim > 2 or 2 * tiles > self.device.multiprocessors or ways[0] is not Way.FP16X3:
             return 1
         alike = next((i for i, way in enumerate(ways) if way is not Way.FP16X3), len(ways))
-        return max(1, min(alike, k // GRANULE, MOST_AT_ONCE))
+        return min(alike, k // GRANULE, MOST_AT_ONCE)
 
     def _side_by_side(
         self, first: int, count: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array
@@ -212,7 +217,7 @@ class Fp16x3Kernel(AlignedKernel):
                 scaled=a.format.scaled,
                 buffers=3 if columns == 192 else 2,
             )
-            self._gemms[key] = HopperGemm(tile, self.device)
+            self._gemms[key] = hopper_gemm(tile, self.device)
         return self._gemms[key]
 
 
@@ -222,6 +227,12 @@ class Tf32x3Kernel(Fp16x3Kernel):
     name = "tf32x3"
     form = TF32_PAIR
     first = Way.TF32X3
+
+
+@functools.lru_cache(maxsize=1024)
+def _expected(k: int, first: Way) -> tuple[Way, ...]:
+    """Return the ways of an operand's granules where no guard is raised."""
+    return tuple(first if min(GRANULE, k - start) >= SHORTEST else Way.IEEE for start in range(0, k, GRANULE))
 
 
 def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:

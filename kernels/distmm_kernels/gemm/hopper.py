@@ -17,7 +17,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import TF32
 from distmm_kernels.gemm.aligned import AlignedKernel, addable, contiguous
-from distmm_kernels.hopper_launch import HopperGemm
+from distmm_kernels.hopper_launch import HopperGemm, hopper_gemm
 from distmm_kernels.hopper_tiles import HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import as_stack, splitter
@@ -79,15 +79,16 @@ class HopperKernel(AlignedKernel):
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
         array = self._converted(block)
         shape = array.shape
-        rows_first = {own: array, other: array.swapaxes(-1, -2)}
-        for major in (own, other):
-            if must_be in (None, major) and _legal(rows_first[major]):
-                return self._operand(shape, rows_first[major], major)
-        major = must_be or (other if contiguous(rows_first[other]) else own)
-        return self._operand(shape, in_vectors(rows_first[major], self.device), major)
+        if must_be in (None, own) and _legal(array):
+            return self._operand(shape, array, own)
+        other_way = array.swapaxes(-1, -2)
+        if must_be in (None, other) and _legal(other_way):
+            return self._operand(shape, other_way, other)
+        major = must_be or (other if contiguous(other_way) else own)
+        return self._operand(shape, in_vectors(array if major == own else other_way, self.device), major)
 
     def _converted(self, block: Array) -> Array:
-        return block.astype(self.dtype, copy=False)
+        return block if block.dtype == self.dtype else block.astype(self.dtype)
 
     def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
         stack = MatrixStack.of(array) if array.ndim == 2 else None
@@ -106,10 +107,10 @@ class HopperKernel(AlignedKernel):
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
         if c is not None and not addable(c):
             c = in_vectors(c, self.device)
-        batch = d.shape[:-2]
-        if a.stack is not None and b.stack is not None and not batch:
+        if a.stack is not None and b.stack is not None:
             self._multiply(a, b, a.stack, b.stack, c, d)
             return
+        batch = d.shape[:-2]
         arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
         for index in np.ndindex(batch[:-1]):
             stacks = [MatrixStack.of(array[index]) for array in arrays]
@@ -120,12 +121,12 @@ class HopperKernel(AlignedKernel):
     ) -> None:
         to = MatrixStack.of(d)
         added = None if c is None else MatrixStack.of(c)
-        columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
-        key = columns, a.major, b.major, d.dtype, c is not None
+        key = to.rows, to.columns, to.matrices, a.major, b.major, d.dtype, c is not None
         gemm = self._gemms.get(key)
         if gemm is None:
+            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
             tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, adds=c is not None)
-            gemm = self._gemms[key] = HopperGemm(tile, self.device)
+            gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         gemm((a_stack,), (b_stack,), added, to)
 
 
@@ -136,14 +137,17 @@ class HopperTf32Kernel(HopperKernel):
     granule = 32
     formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "tfloat32"}
 
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._split = splitter(TF32, device)
+
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
         if _legal(rows):
             return self._operand(block.shape, rows, "k")
-        parts, _ = splitter(TF32, self.device)(as_stack(rows))
-        array = parts.rounded().reshape(rows.shape)
-        return self._operand(block.shape, array, "k")
+        parts, _ = self._split(as_stack(rows))
+        return self._operand(block.shape, parts.rounded(rows.shape), "k")
 
 
 class HopperBf16Kernel(HopperKernel):
@@ -158,12 +162,12 @@ class HopperBf16Kernel(HopperKernel):
 
 def _legal(array: Array) -> bool:
     """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
-    row = array.shape[-1] * array.itemsize
-    *batch, pitch, _ = array.strides
-    if array.shape[-2] == 1:
+    if not contiguous(array):
+        return False
+    shape, (*batch, pitch, _) = array.shape, array.strides
+    row = shape[-1] * array.itemsize
+    if shape[-2] == 1:
         pitch = -(-row // ALIGNMENT) * ALIGNMENT  # there is no next row
-    return (
-        contiguous(array)
-        and row <= pitch < 2**40
-        and all(number % ALIGNMENT == 0 and number >= 0 for number in (array.data.ptr, pitch, *batch))
-    )
+    if (array.data.ptr | pitch) % ALIGNMENT or not row <= pitch < 2**40:
+        return False
+    return all(step % ALIGNMENT == 0 and step >= 0 for step in batch)

@@ -39,19 +39,21 @@ class RegisterTiledKernel(launch.CudaKernel):
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         if d.ndim > 2:
             for stack in launch.matrices(self._left(a), self._right(b), c, d):
-                self._launch(*stack)(*stack)
+                self._launch(*stack)(*map(_address, stack))
             return
         # what a launch depends on but for addresses; of those, whether all are aligned
         strides = a.strides, b.strides, None if c is None else c.strides, d.strides
-        aligned = not (launch.address(a) | launch.address(b) | launch.address(d)) % VECTOR_BYTES
+        addresses = [launch.address(a), launch.address(b), _address(c), launch.address(d)]
+        aligned = not (addresses[0] | addresses[1] | addresses[3]) % VECTOR_BYTES
         key = (d.shape, a.shape, strides, aligned)
         found = self._launches.get(key)
         if found is None:
             a, b = self._left(a), self._right(b)  # as they are, if they were prepared
+            addresses[:2] = launch.address(a), launch.address(b)
             found = self._launch(a, b, c, d)
             if aligned and strides[:2] == (a.strides, b.strides):
                 self._launches[key] = found
-        found(a, b, c, d)
+        found(*addresses)
 
     def _launch(self, a: Array, b: Array, c: Array | None, d: Array) -> launch.Launch:
         """Return the launch for arrays like these."""
@@ -60,7 +62,13 @@ class RegisterTiledKernel(launch.CudaKernel):
         width = tiling.vector if n % tiling.vector == 0 and has_vectors(d, -1) else 1
         recipe = Recipe("distmm_kernels.device_code.register_tiled:source", (self.dtype.name, tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
-        return launch.Launch(recipe, self.device, blocks, (a.swapaxes(-1, -2), b, c, d))
+        arrays = a.swapaxes(-1, -2), b, c, d
+        stacks = [None if x is None else launch.Stack.of(x) for x in arrays]
+        return launch.Launch(recipe, self.device, blocks, stacks)
 
     def _tiling(self, m: int, n: int, batch: int) -> Tiling:
         return tiling_for(m, n, batch, self.dtype.name, self.device.multiprocessors)
+
+
+def _address(array: Array | None) -> int:
+    return 0 if array is None else launch.address(array)
