@@ -104,7 +104,8 @@ def at_home(client: Client, seed: int, rows: int, columns: int, edge: int, grid:
 
 @pytest.mark.parametrize("resident", [False, True])
 def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool) -> None:
-    edge, blocks, depth, grid = 256, 4, 4, Grid(2, 2)
+    # Products that outlast the scheduler, as the planner makes them: a task of 640^3 takes 15 ms.
+    edge, blocks, depth, grid = 640, 6, 4, Grid(2, 2)
     cluster.install(client)
     if resident:
         A, B = at_home(client, 3, blocks, depth, edge, grid), at_home(client, 4, depth, blocks, edge, grid)
@@ -256,7 +257,7 @@ def test_ranks_of_workers_that_left_are_given_up_before_the_next_product() -> No
 
 def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
     def slow(block: np.ndarray) -> np.ndarray:
-        time.sleep(0.02)
+        time.sleep(0.1)
         return block
 
     A, B = (lazy(s).map_blocks(slow, dtype="f4") for s in (15, 16))
