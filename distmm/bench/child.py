@@ -32,9 +32,10 @@ MODULES = {
     "NumPy": "numpy_product",
 }
 
-# The first product of each place and type, of which nothing is kept, has two blocks along a dimension, as large as
-# those of the case: libraries load, peers connect, kernels of such blocks are compiled, which takes 8 s. JAX would
-# search a minute for its algorithm, and cuBLASXt loads in no time: theirs have at most four blocks of this edge.
+# The first product of each place and type, of which nothing is kept, has three blocks along a dimension, as large as
+# those of the case: libraries load, peers connect, and the kernels of a chain's first, middle and last step are
+# compiled, which takes 3 s each. JAX would search a minute for its algorithm, and cuBLASXt loads in no time: theirs
+# have at most four blocks of this edge.
 WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
 
@@ -124,9 +125,9 @@ def _measure(line: str, say: Say) -> None:
 
 
 def smaller(case: Case, edge: int | None) -> Case:
-    """Return the same case with two blocks along a dimension, or four of at most this edge."""
+    """Return the same case with three blocks along a dimension, or four of at most this edge."""
     if edge is None:
-        return dataclasses.replace(case, n=min(case.n, 2 * case.block))
+        return dataclasses.replace(case, n=min(case.n, 3 * case.block))
     edge = min(case.block, edge)
     return dataclasses.replace(case, n=min(case.n, 4 * edge), block=edge)
 

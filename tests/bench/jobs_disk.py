@@ -209,7 +209,8 @@ def on_cluster(run: Run, check: str) -> compare.Row | None:
                 run.seconds["kernel alone"] = alone[1] * (run.size / KERNEL_EDGE) ** 3
             if "link alone" not in run.seconds:
                 link = steps.run("link alone", lambda: client.submit(link_alone, run.nbytes, pure=False).result())
-                run.seconds |= {} if link is None else {"link alone": link}
+                if link is not None:
+                    run.seconds["link alone"] = link
         for name in "AB":
             run.forget(run.folder / f"{name}.zarr")
         shutil.rmtree(run.folder / "C.zarr", ignore_errors=True)  # of the job before
