@@ -39,14 +39,16 @@ SHOWN_INCIDENTS = 4
 
 def install(scheduler: Scheduler) -> None:
     """Add page and panes to a scheduler's dashboard; nothing happens where it has none, or has them already."""
+    server = getattr(scheduler, "http_application", None)
+    if server is None or not server.applications:
+        return  # before Bokeh is imported, which takes a second
     try:
         from bokeh.server.tornado import BokehTornado
         from distributed.dashboard.core import BokehApplication
         from distributed.dashboard.scheduler import template_variables
     except ImportError:
         return  # Bokeh is not there, or too old for Dask: then there is no dashboard
-    applications = getattr(scheduler, "http_application", None) and scheduler.http_application.applications
-    dashboards = [app for app in applications or () if isinstance(app, BokehTornado)]
+    dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
     if not dashboards or any(PAGE in app.app_paths for app in dashboards):
         return
     documents: dict[str, Callable[..., None]] = {PAGE: _page}
@@ -56,12 +58,12 @@ def install(scheduler: Scheduler) -> None:
     variables["plots"] += [{"url": path.strip("/"), "name": f"distmm {name}"} for path, name in PANES.items()]
     prefix = dashboards[0].prefix
     application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
-    scheduler.http_application.add_application(application)
+    server.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
     # The labextension asks here for the panes that it can show, and Dask's own answer knows only its own.
     path = f"{prefix.rstrip('/')}/individual-plots.json"
-    scheduler.http_application.add_handlers(".*", [(path, _panes_handler(), {"dask_server": scheduler})])
+    server.add_handlers(".*", [(path, _panes_handler(), {"dask_server": scheduler})])
 
 
 def _panes_handler() -> type[Any]:
