@@ -9,13 +9,13 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.ports import free_ports
+from tests.until import until
 
 ROOT = Path(__file__).parents[2]
 NODES = 2
@@ -116,18 +116,17 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
         ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
         *(["slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", f"n{n + 1}"] for n in range(NODES)),
     ]
-    deadline = time.monotonic() + 120
+
+    def logs() -> str:
+        return "\n".join(f"{path.name}: {path.read_text()[-800:]}" for path in sorted(folder.glob("*.out")))
+
+    def seen() -> list[str]:
+        sinfo = ["sinfo", "-h", "-p", "all", "-N", "-o", "%t"]
+        return subprocess.run(sinfo, capture_output=True, text=True, check=False).stdout.split()
+
     for command in commands:
         with (folder / f"{len(running)}-{command[0]}.out").open("wb") as out:
             running.append(subprocess.Popen(command, stdout=out, stderr=out))
-        while command[0] == "munged" and not (folder / "munge.socket").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)  # the others end if it is not there
-    while time.monotonic() < deadline:
-        seen = subprocess.run(
-            ["sinfo", "-h", "-p", "all", "-N", "-o", "%t"], capture_output=True, text=True, check=False
-        )
-        if seen.stdout.split() == ["idle"] * NODES:
-            return
-        time.sleep(0.3)
-    logs = "\n".join(f"{path.name}: {path.read_text()[-800:]}" for path in sorted(folder.glob("*.out")))
-    pytest.fail(f"Slurm did not start: {seen.stdout}{seen.stderr}\n{logs}")
+        if command[0] == "munged":  # the others end if it is not there
+            until((folder / "munge.socket").exists, logs)
+    until(lambda: seen() == ["idle"] * NODES, lambda: f"Slurm did not start: {seen()}\n{logs()}")

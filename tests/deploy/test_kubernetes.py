@@ -8,7 +8,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 import urllib.request
 from importlib.resources import files
 from pathlib import Path
@@ -25,6 +24,7 @@ from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import jobfile, kubernetes, manifests
 from tests.deploy.ports import free_ports
+from tests.until import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
 SHIPPED = ["job.yaml", "cluster.yaml", "autoscaler.yaml", "claim.yaml"]
@@ -230,8 +230,8 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
         running.append(start(spec["worker"]["spec"]))
         client = start(manifest["spec"]["job"]["spec"])
         running.append(client)
-        assert _healthy(page)
-        assert _healthy(worker_page)
+        until(lambda: _healthy(page))
+        until(lambda: _healthy(worker_page))
         assert client.wait(200) == 0
     finally:
         for process in reversed(running):
@@ -242,14 +242,11 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
 
 
 def _healthy(port: int) -> bool:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
-                return bool(answer.status == 200)
-        except OSError:
-            time.sleep(0.3)
-    return False
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,6 @@ import json
 import re
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +19,7 @@ from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import elastic, jobfile
 from distmm.submit import slurm as batch
+from tests.until import until
 
 pytestmark = pytest.mark.minutes
 
@@ -87,15 +86,8 @@ def _submit(job_file: Path, python: Path, *changes: str) -> tuple[jobfile.Job, s
     return job, batch.submit(job, python=str(python))
 
 
-def _until(true: Callable[[], object], otherwise: str, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, otherwise
-        time.sleep(0.1)
-
-
 def _until_log(path: Path, pattern: str) -> None:
-    _until(lambda: path.exists() and re.search(pattern, path.read_text()), f"{path} does not say {pattern!r}")
+    until(lambda: path.exists() and re.search(pattern, path.read_text()), f"{path} does not say {pattern!r}")
 
 
 def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_file: Path) -> None:
@@ -137,7 +129,7 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
     folder, number = Path(waves.product.c).parent, batch.submit(waves)
     log, kept = folder / "run" / f"distmm-{number}.log", {}
     for start in range(1, 3):
-        _until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
+        until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
         # The signal that Slurm sends before the walltime.
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
         _until_log(log, rf"(?s)(requeued, to go on.*){{{start}}}")
@@ -159,7 +151,7 @@ def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted
     slurm: Path, waves: jobfile.Job
 ) -> None:
     folder, number = Path(waves.product.c).parent, batch.submit(waves)
-    _until(functools.partial(_more, folder, 0), "no block is finished")
+    until(functools.partial(_more, folder, 0), "no block is finished")
     subprocess.run(["scancel", number], check=True)
     assert batch.follow(waves, number, lambda line: None) == 75
     assert number not in _queue()
@@ -249,7 +241,7 @@ def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, mon
         assert len(client.scheduler_info(n_workers=-1)["workers"]) == 4
         first, second = sorted(_queue())
         subprocess.run(["scancel", first], check=True)
-        _until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
+        until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
         client.wait_for_workers(4, timeout=90)
         names = {worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
         assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}

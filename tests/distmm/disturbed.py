@@ -16,11 +16,11 @@ from distmm import job
 from distmm.errors import InputError
 from distmm.storage import open_matrix
 
-SIZE, BLOCKS = 120, (30, 20, 30)
+SIZE, BLOCKS = 120, (30, 60, 30)
 
 # Sixteen blocks of C in waves of four, each of which reads all of B. The grid is one row: waves have as many rows of
 # blocks as the grid, or a multiple, and of the grid that is chosen for four workers there would be two waves of eight.
-PLAN = "g1x4x1 b30x20x30 p1 w4x1 l1"
+PLAN = "g1x4x1 b30x60x30 p1 w4x1 l1"
 
 
 def operands(folder: Path) -> np.ndarray:

@@ -6,23 +6,23 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from distributed import Client
 
+from tests.until import until
+
 PROGRAM = """
-import os, sys, time
+import os, sys
 import numpy as np, dask.array as da
 from distributed import Client
 import distmm
 from distmm.host import lent
+from tests.until import until
 
 def wait(block, gate):
-    while not os.path.exists(gate):
-        time.sleep(0.05)
+    until(lambda: os.path.exists(gate))
     return block
 
 client = Client(sys.argv[1])
@@ -35,10 +35,8 @@ try:
 except KeyboardInterrupt:
     del C
     print("interrupted", flush=True)
-    deadline = time.time() + 120
-    while lent._kept and time.time() < deadline:
-        time.sleep(0.05)
-    print("released" if not lent._kept else "kept", flush=True)
+    until(lambda: not lent._kept)
+    print("released", flush=True)
     sys.stdin.read()  # the connection stays: it is not its end that frees
 """
 
@@ -51,13 +49,6 @@ def known(client: Client) -> set[object]:
 def running(client: Client) -> int:
     """Tasks that workers are running."""
     return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
-
-
-def until(true: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
-    while not true():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

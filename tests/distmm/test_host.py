@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 import pickle
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm import host
 from distmm.host import attach, lent, segments
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -147,11 +147,8 @@ def test_only_blocks_with_step_1_are_read() -> None:
         lent.whole(np.zeros((4, 4)))[::2, :]
 
 
-def nothing_kept() -> bool:
-    deadline = time.time() + 60
-    while lent._kept and time.time() < deadline:
-        gc.collect()
-        time.sleep(0.05)
+def nothing_is_kept() -> bool:
+    gc.collect()
     return not lent._kept
 
 
@@ -175,21 +172,21 @@ def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> Non
         assert 0 < max(size for key, size in sizes(client).items() if key not in others) < 10_000
         np.testing.assert_allclose(C.compute(), a @ b.T)
     del C
-    assert nothing_kept()
+    until(nothing_is_kept)
 
 
 def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> None:
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((2, 400, 400))
     expected = a @ b
-    assert nothing_kept()
+    until(nothing_is_kept)
     with client.as_current():
         C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
         gc.collect()
         assert len(lent._kept) == 2
         np.testing.assert_allclose(C.compute(), expected)
     del C
-    assert nothing_kept()
+    until(nothing_is_kept)
 
 
 def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:

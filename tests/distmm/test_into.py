@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from distributed import Client, Scheduler, futures_of
 import distmm
 from distmm.errors import InputError
 from distmm.host import attach, lent
+from tests.until import until
 
 
 def operands(m: int = 500, k: int = 300, n: int = 400) -> tuple[np.ndarray, np.ndarray]:
@@ -171,10 +171,7 @@ def test_what_was_on_the_cluster_is_freed(client: Client) -> None:
     def left(dask_scheduler: Scheduler) -> int:
         return sum(isinstance(key, tuple) and key[0] == old for key in dask_scheduler.tasks)
 
-    deadline = time.time() + 60
-    while client.run_on_scheduler(left) and time.time() < deadline:
-        time.sleep(0.02)
-    assert client.run_on_scheduler(left) == 0
+    until(lambda: client.run_on_scheduler(left) == 0)
 
 
 def test_a_dask_array_that_cannot_become_the_product_is_refused_and_left_as_it_is() -> None:

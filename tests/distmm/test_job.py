@@ -69,7 +69,7 @@ def test_any_mix_of_formats_gives_numpys_product(
     plans: list[Plan] = []
     seen: list[tuple[int, int]] = []
     summary = job.multiply(
-        a, b, tmp_path / out, client=client, blocks=(40, 20, 30),
+        a, b, tmp_path / out, client=client, blocks=(40, 40, 30),
         announce=lambda plan, flops: plans.append(plan), progress=lambda f: seen.append((f.done, f.total)),
     )  # fmt: skip
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], expected)
@@ -80,7 +80,7 @@ def test_any_mix_of_formats_gives_numpys_product(
     assert summary.residual is not None
     assert summary.residual <= 1
     # Beside the blocks of A and B, their sketches travel: two vectors and some sums a block.
-    steps, sketch = 4, 8 * (40 * (2 * 3 + 1) + 3)
+    steps, sketch = 2, 8 * (40 * (2 * 3 + 1) + 3)
     assert 0 <= summary.bytes_moved - plans[0].bytes_moved <= 2 * 9 * steps * sketch
     assert plans[0].bytes_moved > 0
     assert [label for label, _ in summary.rows()] == [
@@ -110,7 +110,7 @@ def test_transposes_are_read_in_place(client: Client, tmp_path: Path) -> None:
     save(tmp_path / "B.zarr", b)
     job.multiply(
         tmp_path / "A.npy", tmp_path / "B.zarr", tmp_path / "C.npy", client=client, transa=True, transb=True,
-        blocks=(40, 20, 30), check="full",
+        blocks=(40, 40, 30), check="full",
     )  # fmt: skip
     np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), a.T @ b.T)
 
@@ -150,7 +150,7 @@ def test_beta_adds_the_c_that_is_there(alpha: float, beta: float, out: str, clie
     before = operand((M, N), seed=3)
     save(tmp_path / out, before)
     summary = job.multiply(
-        a, b, tmp_path / out, client=client, alpha=alpha, beta=beta, blocks=(40, 20, 30), overwrite=beta == 0
+        a, b, tmp_path / out, client=client, alpha=alpha, beta=beta, blocks=(40, 40, 30), overwrite=beta == 0
     )
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], alpha * product + beta * before)
     assert job.recheck(tmp_path / out).ok
@@ -186,7 +186,7 @@ def test_a_member_of_a_zarr_group_is_made_beside_the_group(client: Client, tmp_p
     a, b, expected = pair(tmp_path)
     zarr.open_group(tmp_path / "all.zarr", mode="w").create_group("sub").create_array("A", data=np.load(a))
     out = tmp_path / "all.zarr" / "sub" / "C"
-    job.multiply(tmp_path / "all.zarr" / "sub" / "A", b, out, client=client, blocks=(40, 20, 30))
+    job.multiply(tmp_path / "all.zarr" / "sub" / "A", b, out, client=client, blocks=(40, 40, 30))
     np.testing.assert_array_equal(open_matrix(out)[...], expected)
     assert set(zarr.open_group(tmp_path / "all.zarr", mode="r")["sub"].array_keys()) == {"A", "C"}
     assert sorted(os.listdir(tmp_path)) == [

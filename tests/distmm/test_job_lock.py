@@ -14,7 +14,8 @@ import pytest
 
 from distmm.errors import InputError
 from distmm.job import lock
-from distmm.job.lock import Lock, holder
+from distmm.job.lock import Holder, Lock, holder
+from tests.until import until
 
 
 def test_a_lock_is_taken_once_and_given_up(tmp_path: Path) -> None:
@@ -33,9 +34,13 @@ HANG = "import signal, sys; from distmm.job.lock import Lock; Lock.take(sys.argv
 def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", HANG, str(tmp_path)], env=environment)
-    while (found := holder(str(tmp_path))) is None or not found.token:
+
+    def told() -> Holder | None:
         assert process.poll() is None
-        time.sleep(0.01)
+        found = holder(str(tmp_path))
+        return found if found is not None and found.token else None
+
+    found = until(told)
     assert (found.pid, found.stale) == (process.pid, False)
     process.kill()
     process.wait()
@@ -84,10 +89,7 @@ def test_a_lock_is_kept_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     held = Lock.take(str(tmp_path))
     path = tmp_path / f"lock.{held.number}"
     os.utime(path, (0, 0))
-    deadline = time.monotonic() + 60
-    while path.stat().st_mtime == 0 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert path.stat().st_mtime > 0
+    until(lambda: path.stat().st_mtime > 0)
     held.release()
 
 

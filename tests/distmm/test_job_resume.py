@@ -101,7 +101,7 @@ def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
         multiply(client, dtype="float32")
     with pytest.raises(InputError, match="A: transposed was False, is True"):
         multiply(client, transa=True)
-    with pytest.raises(InputError, match=r"blocks were \[30, 20, 30\], are \[60, 60, 60\]"):
+    with pytest.raises(InputError, match=r"blocks were \[30, 60, 30\], are \[60, 60, 60\]"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, blocks=(60, 60, 60))
     os.utime("in/A.npy")
     with pytest.raises(InputError, match="A: modified_ns was"):
@@ -120,25 +120,25 @@ def test_a_job_keeps_the_plan_that_it_is_given_and_its_blocks_for_good(client: C
     assert not os.path.exists("C.zarr.job")
     stopped(client)
     manifest = json.loads(Path("C.zarr.job/manifest.json").read_text())
-    assert (manifest["blocks"], manifest["plan"]) == ([30, 20, 30], PLAN)
-    with pytest.raises(InputError, match=r"plan was g1x4x1 b30x20x30 .*, is g1x4x1 b60x20x30 .*--overwrite"):
-        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g1x4x1 b60x20x30 p1 w4x1 l1")
+    assert (manifest["blocks"], manifest["plan"]) == ([30, 60, 30], PLAN)
+    with pytest.raises(InputError, match=r"plan was g1x4x1 b30x60x30 .*, is g1x4x1 b60x60x30 .*--overwrite"):
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g1x4x1 b60x60x30 p1 w4x1 l1")
     # Another grid with the same blocks, as for another cluster.
-    done = job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20x30 p2 w1 l2")
+    done = job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x60x30 p2 w1 l2")
     assert done.kept >= 4
     np.testing.assert_allclose(values(), here)
     runs = json.loads(Path("C.zarr.certificate.json").read_text())["runs"]
-    assert [run["plan"].split(" w")[0] for run in runs] == ["g1x4x1 b30x20x30 p1", "g2x2x1 b30x20x30 p2"]
+    assert [run["plan"].split(" w")[0] for run in runs] == ["g1x4x1 b30x60x30 p1", "g2x2x1 b30x60x30 p2"]
 
 
 def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) -> None:
-    plan = "g1x2x2 b30x20x30 p1 w4x1 l2"
+    plan = "g1x2x2 b30x60x30 p1 w4x1 l2"
     with pytest.raises(Stopped):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan, stop=HalfWay())
-    with pytest.raises(InputError, match=r"plan was g1x2x2 b30x20x30 p1 .*, is g1x2x2 b30x20x30 p2"):
+    with pytest.raises(InputError, match=r"plan was g1x2x2 b30x60x30 p1 .*, is g1x2x2 b30x60x30 p2"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan=plan.replace("p1", "p2"))
     with pytest.raises(InputError, match=r"plan was g1x2x2 .*, is g2x2x1"):
-        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20x30 p1 w1 l2")
+        job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x60x30 p1 w1 l2")
     job.resume("C.zarr", client=client)
     np.testing.assert_allclose(values(), here)
 

@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from distributed import Client
 from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.job import Stop
+from tests.until import until
 
 # Four waves, of which all but the first wait for ever: however late a signal comes, it finds the job half-way.
 PROGRAM = """
@@ -27,60 +29,55 @@ Loop._at_the_tail = lambda loop: not loop.waves
 main()
 """
 RUN = [sys.executable, "-c", PROGRAM]
-OPTIONS = ["--plan", "g1x1x1 b300x300x300 p1 w4x1 l1", "--device", "cpu", "--workers", "1"]
+OPTIONS = ["--plan", "g1x1x1 b100x400x100 p1 w4x1 l1", "--device", "cpu", "--workers", "1"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
 
 
-def started(folder: Path) -> subprocess.Popen[str]:
-    """A job in a group of processes of its own, whose first block is on the disk."""
-    np.lib.format.open_memmap(folder / "A.npy", mode="w+", dtype="float32", shape=(1200, 1200)).flush()
-    process = subprocess.Popen(
-        [*RUN, "multiply", "A.npy", "A.npy", "-o", "C.zarr", *OPTIONS], cwd=folder, env=ENVIRONMENT,
+class Job(NamedTuple):
+    """A job in a group of processes of its own."""
+
+    folder: Path
+    process: subprocess.Popen[str]
+
+    @property
+    def finished(self) -> int:
+        return len(list((self.folder / "C.zarr.job" / "done").glob("*.json")))
+
+    def ended(self, client: Client) -> str:
+        """Check that the job has ended as one that can be gone on with, and goes on; return what it said."""
+        folder, process = self
+        out, err = process.communicate(timeout=120)
+        assert (process.returncode, "Traceback" in err, "Done" in out) == (75, False, False), err
+        assert sorted(os.listdir(folder)) == ["A.npy", "C.zarr.job"]
+        done, found = self.finished, job.status(folder / "C.zarr")
+        assert (found.state, found.done, found.total) == ("stopped", done, 16)
+        assert job.resume(folder / "C.zarr", client=client).kept == done
+        assert sorted(os.listdir(folder)) == ["A.npy", "C.zarr", "C.zarr.certificate.json", "C.zarr.report.html"]
+        return err
+
+
+@pytest.fixture
+def half_way(tmp_path: Path) -> Iterator[Job]:
+    """A job whose first block is on the disk."""
+    np.lib.format.open_memmap(tmp_path / "A.npy", mode="w+", dtype="float32", shape=(400, 400)).flush()
+    with subprocess.Popen(
+        [*RUN, "multiply", "A.npy", "A.npy", "-o", "C.zarr", *OPTIONS], cwd=tmp_path, env=ENVIRONMENT,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    while not finished(folder) and process.poll() is None:
-        time.sleep(0.01)
-    return process
-
-
-def finished(folder: Path) -> int:
-    return len(list((folder / "C.zarr.job" / "done").glob("*.json")))
-
-
-def ended(process: subprocess.Popen[str], folder: Path, client: Client) -> str:
-    """Check that the job has ended as one that can be gone on with, and goes on; return what it said."""
-    out, err = process.communicate(timeout=120)
-    assert (process.returncode, "Traceback" in err, "Done" in out) == (75, False, False), err
-    assert sorted(os.listdir(folder)) == ["A.npy", "C.zarr.job"]
-    done, found = finished(folder), job.status(folder / "C.zarr")
-    assert (found.state, found.done, found.total) == ("stopped", done, 16)
-    assert job.resume(folder / "C.zarr", client=client).kept == done
-    assert sorted(os.listdir(folder)) == ["A.npy", "C.zarr", "C.zarr.certificate.json", "C.zarr.report.html"]
-    return err
-
-
-def to_the_client(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    process.send_signal(number)
-
-
-def to_all(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Terminals send Ctrl-C to the whole group of processes, and scancel SIGTERM to all of a job step."""
-    os.killpg(process.pid, number)
+    ) as process:  # fmt: skip
+        one = Job(tmp_path, process)
+        try:
+            until(lambda: one.finished or process.poll() is not None)
+            yield one
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "send"), [(signal.SIGINT, to_all), (signal.SIGTERM, to_the_client), (signal.SIGTERM, to_all)]
-)
-def test_one_signal_stops_the_job_which_resume_ends(
-    number: signal.Signals,
-    send: Callable[[subprocess.Popen[str], signal.Signals], None],
-    client: Client,
-    tmp_path: Path,
-) -> None:
-    with started(tmp_path) as process:
-        send(process, number)
-        said = ended(process, tmp_path, client)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_one_signal_stops_the_job_which_resume_ends(number: signal.Signals, half_way: Job, client: Client) -> None:
+    # Terminals send Ctrl-C to the whole group of processes, and scancel SIGTERM to all of a job step.
+    os.killpg(half_way.process.pid, number)
+    said = half_way.ended(client)
     assert f"stopped: {number.name} was received; " in said
     assert "of 16 blocks of C are finished and kept" in said
 
@@ -88,18 +85,18 @@ def test_one_signal_stops_the_job_which_resume_ends(
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "late"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_signals_that_do_not_cease_lose_nothing(
-    number: signal.Signals, late: bool, client: Client, tmp_path: Path
+    number: signal.Signals, late: bool, half_way: Job, client: Client
 ) -> None:
-    with started(tmp_path) as process:
-        before = finished(tmp_path)
+    folder, process = half_way
+    before = half_way.finished
+    process.send_signal(number)  # to the client alone
+    if late:  # until the cluster is being stopped
+        until(lambda: not list((folder / "C.zarr.job").glob("lock.*")))
+    while process.poll() is None:
         process.send_signal(number)
-        while late and list((tmp_path / "C.zarr.job").glob("lock.*")):  # until the cluster is being stopped
-            time.sleep(0.002)
-        while process.poll() is None:
-            process.send_signal(number)
-            time.sleep(0.002)
-        assert finished(tmp_path) >= before
-        said = ended(process, tmp_path, client)
+        time.sleep(0.002)
+    assert half_way.finished >= before
+    said = half_way.ended(client)
     assert f"stopped: {number.name} was received" in said
 
 

@@ -6,7 +6,6 @@ import os
 import stat
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from distributed.security import Security
 
 from distmm import clusters, tls
 from distmm.errors import InputError
+from tests.until import until
 
 
 @pytest.fixture(scope="module")
@@ -66,10 +66,7 @@ def test_a_worker_with_another_certificate_cannot_join(
         stderr=subprocess.DEVNULL,
     ) as worker:
         try:
-            deadline = time.monotonic() + 120
-            while "TLS handshake failed" not in caplog.text:
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
+            until(lambda: "TLS handshake failed" in caplog.text)
             assert _members(secure) <= {secure.id, "0"}
         finally:
             worker.kill()

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import subprocess
-import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import Any
 
 import pytest
 from tornado.websocket import WebSocketClientConnection, websocket_connect
+
+from tests.until import until
 
 
 def program(*names: str) -> str:
@@ -54,21 +55,23 @@ class Browser:
             [
                 program("chromium", "chromium-browser", "google-chrome"), "--headless=new", "--no-sandbox",
                 "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
+                "--disable-features=BackForwardCache",  # in which pages that were left stay connected
                 "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "about:blank",
             ],
             stdout=self.log, stderr=self.log,
         )  # fmt: skip
-        self.socket = self.loop.run_until_complete(self._connect(folder / "profile" / "DevToolsActivePort"))
+        port_file = folder / "profile" / "DevToolsActivePort"
+        port = until(lambda: self._listens(port_file), "Chromium does not listen")
+        self.socket = self.loop.run_until_complete(self._connect(port))
         for domain in ("Page", "Runtime", "Log"):
             self.call(f"{domain}.enable")
 
-    async def _connect(self, port_file: Path) -> WebSocketClientConnection:
-        deadline = time.monotonic() + 120
-        while not port_file.exists() or not port_file.read_text().strip():
-            assert self.process.poll() is None, "Chromium has ended"
-            assert time.monotonic() < deadline, "Chromium does not listen"
-            await asyncio.sleep(0.1)
-        port = port_file.read_text().split()[0]
+    def _listens(self, port_file: Path) -> str | None:
+        """Port of the remote debugging protocol."""
+        assert self.process.poll() is None, "Chromium has ended"
+        return port_file.read_text().partition("\n")[0] if port_file.exists() else None
+
+    async def _connect(self, port: str) -> WebSocketClientConnection:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list") as answer:
             (page,) = [target for target in json.load(answer) if target["type"] == "page"]
         return await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=1 << 28)
@@ -112,14 +115,15 @@ class Browser:
         assert "exceptionDetails" not in result, result["exceptionDetails"]
         return result["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 120) -> Any:
+    def until(self, expression: str) -> Any:
         """Wait until a JavaScript expression is true on the page; return its value."""
-        deadline = time.monotonic() + seconds
-        while not (value := self.evaluate(expression)):
-            assert self.errors == [], self.errors
-            assert time.monotonic() < deadline, f"not true within {seconds} s: {expression}; errors: {self.errors}"
-            time.sleep(0.1)
-        return value
+
+        def value() -> Any:
+            found = self.evaluate(expression)
+            assert found or self.errors == [], self.errors
+            return found
+
+        return until(value, f"{expression} is not true")
 
     def screenshot(self, path: Path) -> bytes:
         """Take a picture of the window, and keep it as a file."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -27,6 +28,7 @@ from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
+from tests.until import until
 
 # A model on the page, by its name, and the data that it draws.
 MODEL = "Bokeh.documents[0].get_model_by_name('distmm-{}')"
@@ -47,6 +49,21 @@ def cluster() -> Iterator[Client]:
             yield client
 
 
+@pytest.fixture
+def browser(browser: Any, cluster: Client) -> Iterator[Any]:
+    """A browser that has left the page before the cluster closes, which would interrupt Bokeh while it sends."""
+    yield browser
+    browser.open("about:blank")
+    until(lambda: cluster.run_on_scheduler(connections) == 0)
+
+
+def connections(dask_scheduler: Scheduler) -> int:
+    """Pages that are open in browsers."""
+    applications = dask_scheduler.http_application.applications
+    sessions = (app.get_sessions(path) for app in applications for path in app.app_paths)
+    return sum(session.connection_count for each in sessions for session in each)
+
+
 def address(client: Client, path: str) -> str:
     return client.dashboard_link.rsplit("/", 1)[0] + path
 
@@ -63,13 +80,16 @@ def shut(array: da.Array, gate: Path) -> da.Array:
 
     def wait_for_gate(block: np.ndarray) -> np.ndarray:
         secede()
-        deadline = time.monotonic() + 120
-        while not gate.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        until(gate.exists)
         return block
 
     return array.map_blocks(wait_for_gate, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
+
+
+def half_done(client: Client, product: str) -> int | None:
+    """Steps that are finished, once they are half of all."""
+    figures = telemetry.figures(client, product)
+    return figures.done if figures is not None and 2 * figures.done >= figures.total else None
 
 
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
@@ -89,11 +109,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     C = matmul(A, B, client=cluster)
     product = C.name
     C = cluster.persist(C)
-    deadline = time.monotonic() + 120
-    while (figures := telemetry.figures(cluster, product)) is None or 2 * figures.done < figures.total:
-        assert time.monotonic() < deadline, figures
-        time.sleep(0.1)
-    half = figures.done
+    half = until(lambda: half_done(cluster, product))
     shown(browser, "blocks")
     browser.until(f"Array.from({DATA.format('blocks')}.done).every(done => done == 0.5)")
     assert browser.evaluate(f"new Set({DATA.format('blocks')}.fill).size") == 2  # two owners, two colours
@@ -118,6 +134,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     assert telemetry.figures(cluster, product).again > 0  # type: ignore[union-attr]
 
 
+@functools.cache
 def synthetic(workers: int) -> Record:
     """The record of a product half done in 30 s on this many GPUs, with a loss, blocks from disk and a failed check."""
     problem = Problem(131072, 131072, 131072, np.dtype("f4"))

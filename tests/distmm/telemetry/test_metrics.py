@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -24,6 +23,7 @@ from distmm import matmul, plan
 from distmm.telemetry import metrics
 from distmm.telemetry.events import TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
+from tests.until import until
 
 ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
@@ -56,10 +56,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
             process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
             started.callback(process.wait, 120)
             started.callback(process.terminate)
-        deadline = time.monotonic() + 120
-        while not file.exists() or not file.read_text():
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.1)
+        until(lambda: file.exists() and file.read_text(), (folder / "log").read_text)
         with Client(scheduler_file=str(file), set_as_default=False) as client:
             client.wait_for_workers(2, timeout=60)
             client.register_plugin(WorkerTelemetry(GPU))
@@ -70,36 +67,30 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
 
 def product(client: Client, edge: int) -> tuple[str, Any]:
     """Multiply on two workers; return the product's name and its plan."""
-    A, B = (da.random.default_rng(seed).random((8 * edge,) * 2, chunks=edge) for seed in (1, 2))
+    A, B = (da.random.default_rng(seed).random((4 * edge,) * 2, chunks=edge) for seed in (1, 2))
     C = matmul(A, B, client=client)
     wait(client.persist(C))
     return C.name, plan(A, B, client=client)
 
 
-@pytest.fixture
-def query(cluster: Client, prometheus: str, tmp_path: Path) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
+@pytest.fixture(scope="module")
+def query(
+    cluster: Client, prometheus: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
     """A Prometheus with the shipped configuration, every second, and a function that asks it."""
-    scheduler = urllib.parse.urlsplit(cluster.dashboard_link).netloc
+    scheduler, folder = urllib.parse.urlsplit(cluster.dashboard_link).netloc, tmp_path_factory.mktemp("prometheus")
     text = (MONITORING / "prometheus.yml").read_text()
     assert text.count("scheduler:8787") == 2
-    (tmp_path / "prometheus.yml").write_text(re.sub(r"\b15s\b", "1s", text.replace("scheduler:8787", scheduler)))
-    (tmp_path / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
-    arguments = [f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+    (folder / "prometheus.yml").write_text(re.sub(r"\b15s\b", "1s", text.replace("scheduler:8787", scheduler)))
+    (folder / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
+    arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
     with (
-        (tmp_path / "log").open("w") as log,
+        (folder / "log").open("w") as log,
         subprocess.Popen(
             [prometheus, *arguments, "--web.listen-address=127.0.0.1:0"], stdout=log, stderr=log
         ) as process,
     ):
-
-        def wait_for(true: Callable[[], object]) -> Any:
-            deadline = time.monotonic() + 120
-            while not (value := true()):
-                said = (tmp_path / "log").read_text()
-                assert process.poll() is None, said
-                assert time.monotonic() < deadline, said
-                time.sleep(0.1)
-            return value
+        said = (folder / "log").read_text
 
         def ask(expression: str) -> list[dict[str, Any]]:
             path = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
@@ -113,9 +104,9 @@ def query(cluster: Client, prometheus: str, tmp_path: Path) -> Iterator[Callable
 
         try:
             listens = re.compile(r'"Listening on" address=(\S+)')
-            address = wait_for(lambda: listens.search((tmp_path / "log").read_text()))[1]
-            wait_for(ready)
-            wait_for(lambda: len(ask("up == 1")) == 3)  # the scheduler and two workers that it told of
+            address = until(lambda: process.poll() is None and listens.search(said()), said)[1]
+            until(ready, said)
+            until(lambda: len(ask("up == 1")) == 3, said)  # the scheduler and two workers that it told of
             yield ask
         finally:
             process.terminate()
@@ -130,19 +121,15 @@ def test_prometheus_answers_every_query_of_the_dashboard(
     cluster: Client, query: Callable[[str], list[dict[str, Any]]]
 ) -> None:
     name, made = product(cluster, 96)
-    settle(query, {f'distmm_blocks_done{{product="{name}"}}': 64})
+    settle(query, {f'distmm_blocks_done{{product="{name}"}}': 16})
     product(cluster, 48)  # rates and increases need a second value
-    deadline = time.monotonic() + 120
-    silent = expressions()
-    while silent:
-        silent = [expression for expression in silent if not query(expression)]
-        assert time.monotonic() < deadline, silent
-        time.sleep(0.5)
+    for expression in expressions():
+        until(lambda asked=expression: query(asked), expression)
 
     shown = {
-        "sum(distmm_flops_total)": made.problem.flops + 2 * (8 * 48) ** 3,
-        f'distmm_blocks{{product="{name}"}}': 64,
-        f'distmm_blocks_done{{product="{name}"}}': 64,
+        "sum(distmm_flops_total)": made.problem.flops + 2 * (4 * 48) ** 3,
+        f'distmm_blocks{{product="{name}"}}': 16,
+        f'distmm_blocks_done{{product="{name}"}}': 16,
         f'distmm_bytes_moved{{product="{name}"}}': made.bytes_moved,
         f'distmm_bytes_bound{{product="{name}"}}': made.bytes_moved,
         "sum(distmm_received_bytes_total)": made.bytes_moved * 5 // 4,  # the second product's blocks are 1/4 as large
@@ -158,14 +145,12 @@ def test_prometheus_answers_every_query_of_the_dashboard(
 
 def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) -> None:
     """Wait until each expression has one value, this one: what has just happened is scraped a second later."""
-    deadline = time.monotonic() + 120
-    while True:
+
+    def wrong() -> dict[str, list[float]]:
         found = {expression: [float(result["value"][1]) for result in query(expression)] for expression in shown}
-        if found == {expression: [value] for expression, value in shown.items()}:
-            return
-        wrong = {expression: values for expression, values in found.items() if values != [shown[expression]]}
-        assert time.monotonic() < deadline, wrong
-        time.sleep(0.5)
+        return {expression: values for expression, values in found.items() if values != [shown[expression]]}
+
+    until(lambda: not wrong(), lambda: str(wrong()))
 
 
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:

@@ -21,6 +21,7 @@ from distmm.telemetry import metrics, scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
+from tests.until import until
 
 
 @pytest.fixture
@@ -191,16 +192,18 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert all(lane.samples for lane in r.lanes.values())
 
 
+def known(client: Client) -> list[object]:
+    """Keys of the tasks that the scheduler knows."""
+    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
+
+
 def test_the_same_product_again_is_a_new_record(current: Client) -> None:
     A = da.ones((64, 64), chunks=32)
     C = matmul(A, A, client=current)
     token = C.name.rpartition("-")[2]
     for _ in range(2):
         current.compute(C.sum(), sync=True)
-        deadline = time.monotonic() + 60
-        while current.run_on_scheduler(lambda dask_scheduler: any(token in str(key) for key in dask_scheduler.tasks)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        until(lambda: not any(token in str(key) for key in known(current)))
     f = telemetry.figures(current, C.name)
     assert f is not None
     assert (f.state, f.again, f.done) == ("complete", 0, f.total)
