@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -56,32 +56,20 @@ class Job(NamedTuple):
         return err
 
 
-def begun(folder: Path) -> Job:
-    np.lib.format.open_memmap(folder / "A.npy", mode="w+", dtype="float32", shape=(400, 400)).flush()
-    process = subprocess.Popen(
-        [*RUN, "multiply", "A.npy", "A.npy", "-o", "C.zarr", *OPTIONS], cwd=folder, env=ENVIRONMENT,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-    )  # fmt: skip
-    return Job(folder, process)
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Iterator[Job]]:
-    """One job for each test that signals, begun together: starting takes most of their time."""
-    with ExitStack() as running:
-        begun_together = [begun(tmp_path_factory.mktemp("job")) for _ in range(4)]
-        for one in begun_together:
-            running.enter_context(one.process)
-            running.callback(one.process.kill)
-        yield iter(begun_together)
-
-
 @pytest.fixture
-def half_way(jobs: Iterator[Job]) -> Job:
+def half_way(tmp_path: Path) -> Iterator[Job]:
     """A job whose first block is on the disk."""
-    one = next(jobs)
-    until(lambda: one.finished or one.process.poll() is not None)
-    return one
+    np.lib.format.open_memmap(tmp_path / "A.npy", mode="w+", dtype="float32", shape=(400, 400)).flush()
+    with subprocess.Popen(
+        [*RUN, "multiply", "A.npy", "A.npy", "-o", "C.zarr", *OPTIONS], cwd=tmp_path, env=ENVIRONMENT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    ) as process:  # fmt: skip
+        one = Job(tmp_path, process)
+        try:
+            until(lambda: one.finished or process.poll() is not None)
+            yield one
+        finally:
+            process.kill()
 
 
 @pytest.mark.slow
