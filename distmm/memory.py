@@ -83,14 +83,18 @@ def _writing(layout: Layout, cluster: ClusterSpec) -> int:
 
 
 def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: str) -> int:
-    """Bytes of host memory for each GPU: the largest block that goes to or from each thread, and results that stay."""
+    """Bytes of host memory for each GPU: blocks on their way, and results that stay.
+
+    On its way to or from each thread is one block, and as many of C that are being written are without a thread.
+    """
     if cluster.device != "cuda":
         return 0
     a, b, c = _block_bytes(layout, layout.problem.dtype)
     travels = (operands[0] == "streamed", operands[1] == "streamed", result != "workers")
     on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
     stays = int(_finished(layout, layout.blocking.whole).max()) if result == "host" else 0
-    return on_the_way * cluster.threads + stays
+    written = c if result == "out" else 0
+    return (on_the_way + written) * cluster.threads + stays
 
 
 def _block_bytes(layout: Layout, dtype: np.dtype) -> tuple[int, int, int]:

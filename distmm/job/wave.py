@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +27,7 @@ from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import Layer
 from distributed import get_worker, secede
 
+from distmm.cost import ClusterSpec
 from distmm.geometry import Wave, slices
 from distmm.graph import Placed, Placement
 from distmm.host.attach import THREADS
@@ -94,9 +97,13 @@ class Writer:
         dict
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
-        secede()  # reading, comparing and writing leave the worker's slot to the next product
-        get_worker().log_event(self.topic, [where.product, where.i, where.j])
-        block = np.ascontiguousarray(block)
+        with _beside_products(self.plan.cluster):
+            get_worker().log_event(self.topic, [where.product, where.i, where.j])
+            return self._written(where, np.ascontiguousarray(block), left, position, added)
+
+    def _written(
+        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
+    ) -> Json:
         # The cores of a GPU's host have little else to do; those that multiply would wait for these threads.
         threads = THREADS if self.plan.cluster.device == "cuda" else 1
         with ThreadPoolExecutor(1) as beside:
@@ -131,6 +138,31 @@ class Writer:
             record["time"] = time.time()
             write_json(self.folder.marker(where.i, where.j), record)
         return {**record, "written": accepted}
+
+
+_beside: list[None] = []  # one for each task of this process that writes without a slot of the worker
+_entering = threading.Lock()
+
+
+@contextmanager
+def _beside_products(cluster: ClusterSpec) -> Iterator[None]:
+    """Leave the worker's slot to the next product while this task reads, compares and writes.
+
+    On GPU workers, whose blocks are in host memory by then, as many do so at a time as there are slots: where the disk
+    is slower than the GPU, products wait for it, and the host holds no more blocks than the plan says. On CPU workers
+    the plan counts all finished blocks of a wave.
+    """
+    with _entering:
+        leaves = cluster.device == "cpu" or len(_beside) < cluster.threads
+        if leaves:
+            _beside.append(None)
+    try:
+        if leaves:
+            secede()
+        yield
+    finally:
+        if leaves:
+            _beside.pop()
 
 
 def _write(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import dask
 import numpy as np
@@ -11,6 +14,8 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm import job
+from distmm.cost import ClusterSpec
+from distmm.job import wave
 from distmm.plan import Plan
 from distmm.storage import create_output, open_matrix
 
@@ -61,3 +66,30 @@ def test_no_worker_holds_more_than_the_plan_says(small: Client, tmp_path: Path) 
     assert summary.recomputed == 0
     c = open_matrix(tmp_path / "C.zarr")
     np.testing.assert_allclose(c[3500:3600], a[3500:3600] @ b, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(("device", "leave"), [("cuda", 2), ("cpu", 5)])
+def test_on_gpus_as_many_blocks_are_written_beside_products_as_there_are_slots(
+    device: Literal["cuda", "cpu"], leave: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left: list[int] = []
+    monkeypatch.setattr(wave, "secede", lambda: left.append(threading.get_ident()))
+    spec = ClusterSpec(workers=1, memory=10**9, device=device, rate=1e9, link=1e9, threads=2)
+    inside, end = threading.Barrier(6), threading.Event()
+
+    def write() -> None:
+        with wave._beside_products(spec):
+            inside.wait(60)
+            end.wait(60)
+
+    for _ in range(2):  # those that have ended make room for others
+        left.clear()
+        end.clear()
+        with ThreadPoolExecutor(5) as pool:
+            tasks = [pool.submit(write) for _ in range(5)]
+            inside.wait(60)
+            assert len(left) == leave
+            end.set()
+            for task in tasks:
+                task.result()
+    assert wave._beside == []
