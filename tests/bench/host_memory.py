@@ -75,11 +75,13 @@ def cluster(steps: Steps, held: ExitStack, **how: Any) -> Client | None:
 
 def fill(steps: Steps, *operands: np.ndarray) -> bool:
     """Draw operands."""
-    drawn = steps.run(
-        f"drawing {sum(x.nbytes for x in operands) / 1e9:.3g} GB",
-        lambda: [matrices.fill(x, seed) for seed, x in enumerate(operands)],
-    )
-    return drawn is not None
+
+    def draw() -> bool:
+        for seed, operand in enumerate(operands):
+            matrices.fill(operand, seed)
+        return True
+
+    return steps.run(f"drawing {sum(x.nbytes for x in operands) / 1e9:.3g} GB", draw) is not None
 
 
 def run_pageable(steps: Steps, arena: matrices.Arena, size: int) -> None:

@@ -59,6 +59,9 @@ DISK_SAMPLE = 8 * 10**9
 SAY_SECONDS = 5.0  # between two words on how far a step is
 
 
+Check = Literal["freivalds", "none"]
+
+
 @dataclass(frozen=True)
 class Run:
     """What is multiplied where, and the figures so far: seconds of the clock, and of the CPU."""
@@ -77,6 +80,17 @@ class Run:
     def nbytes(self) -> int:
         """Bytes of one matrix."""
         return self.dtype.itemsize * self.size**2
+
+    def forget_operands(self) -> None:
+        """Have the next reader of A and B read from the disk, unless they are to stay in the page cache."""
+
+        def each() -> bool:
+            for name in "AB":
+                self.forget(self.folder / f"{name}.zarr")
+            return True
+
+        if self.forget is not leave:
+            self.steps.run("emptying the page cache of A and B", each)
 
 
 def forget(path: Path) -> None:
@@ -140,7 +154,7 @@ def make(folder: Path, size: int, chunk: int, dtype: np.dtype[Any], say: Callabl
     return True
 
 
-def job(folder: Path, client: Client, check: str, steps: Steps) -> tuple[Any, float]:
+def job(folder: Path, client: Client, check: Check, steps: Steps) -> tuple[Any, float]:
     """Run the job; return its summary, and the CPU seconds of scheduler, client and workers.
 
     How far it is, twice a second, is kept: when the last product was done, and what was left to write then.
@@ -193,7 +207,7 @@ def link_alone(nbytes: int) -> float:
     return (time.perf_counter() - start) * 2 * nbytes / (16 * PIECE)
 
 
-def on_cluster(run: Run, check: str) -> compare.Row | None:
+def on_cluster(run: Run, check: Check) -> compare.Row | None:
     """Start a cluster and do the job on it; before that, on GPUs, measure what the job needs there."""
     label = "job" if check == "freivalds" else "job, check none"
     steps, limit = run.steps, None if run.limit is None else str(run.limit)
@@ -211,8 +225,7 @@ def on_cluster(run: Run, check: str) -> compare.Row | None:
                 link = steps.run("link alone", lambda: client.submit(link_alone, run.nbytes, pure=False).result())
                 if link is not None:
                     run.seconds["link alone"] = link
-        for name in "AB":
-            run.forget(run.folder / f"{name}.zarr")
+        run.forget_operands()
         shutil.rmtree(run.folder / "C.zarr", ignore_errors=True)  # of the job before
         with Usage(os.getpid()) as usage:
             done = steps.run(label, lambda: job(run.folder, client, check, steps))
@@ -231,12 +244,9 @@ def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
     ours = [folder / f"{name}.zarr" for name in "AB"]
     if not steps.run("making A and B", lambda: make(folder, run.size, options.chunk, run.dtype, steps.say)):
         return []
-    if not options.cached:
-        steps.run("emptying the page cache of A and B", lambda: [run.forget(path) for path in ours])
     own = on_cluster(run, "freivalds")
     rows = [] if own is None else [own]
-    if not options.cached:
-        steps.run("emptying the page cache of A and B", lambda: [run.forget(path) for path in ours])
+    run.forget_operands()
     disk = steps.run("disk alone", lambda: disk_alone(folder, ours, run.nbytes))
     if disk is not None:
         run.seconds["disk alone"] = sum(disk)

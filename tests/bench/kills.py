@@ -56,14 +56,14 @@ def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
 
     def block(rows: np.ndarray, columns: np.ndarray, seed: int = 0) -> np.ndarray:
         time.sleep(delay)
-        made = np.random.default_rng((seed, int(rows[0, 0]), int(columns[0, 0]))).standard_normal(
+        made: np.ndarray = np.random.default_rng((seed, int(rows[0, 0]), int(columns[0, 0]))).standard_normal(
             (rows.shape[0], columns.shape[1]), dtype="f4"
         )
         if not gpu:
             return made
         import cupy
 
-        return cupy.asarray(made)
+        return cupy.asarray(made)  # type: ignore[no-any-return]
 
     index = da.arange(size, chunks=EDGE)
     meta = np.empty((0, 0), "f4")

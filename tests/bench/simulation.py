@@ -214,9 +214,10 @@ class Simulation:
         self.order = itertools.count()
         self.scheduler = Scheduler(dashboard=False, dashboard_address=":0", validate=False)
         self.plugin = PlacementPlugin()
-        self.workers = {f"tcp://10.0.{r >> 8}.{r & 255}:1": None for r in range(workers)}
+        self.workers: dict[str, VirtualWorker] = {}
         self.first_task: float | None = None
-        for rank, address in enumerate(self.workers):
+        for rank in range(workers):
+            address = f"tcp://10.0.{rank >> 8}.{rank & 255}:1"
             self.workers[address] = worker = VirtualWorker(self, address)
             self._add(address, rank, worker)
 
