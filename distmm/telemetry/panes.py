@@ -195,7 +195,7 @@ class Bars(Pane):
         """Name the bars while there is room, otherwise only some of them."""
         self.names, count = names, len(names)
         self.root.x_range.end = max(1, count)
-        stride = math.ceil(count / NAMED_WORKERS)
+        stride = max(1, math.ceil(count / NAMED_WORKERS))
         self.root.xaxis.ticker = FixedTicker(ticks=[x + 0.5 for x in range(0, count, stride)])
         self.root.xaxis.major_label_overrides = {x + 0.5: names[x] for x in range(0, count, stride)}
         long = max((len(name) for name in names), default=0) * min(count, NAMED_WORKERS) > 60

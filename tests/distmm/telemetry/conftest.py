@@ -131,8 +131,11 @@ class Browser:
         path.write_bytes(picture)
         return picture
 
+    async def _disconnect(self) -> None:
+        self.socket.close()  # writes, for which the main thread's own loop may be gone by the end of the session
+
     def close(self) -> None:
-        self.socket.close()
+        self.loop.run_until_complete(self._disconnect())
         self.process.terminate()
         self.process.wait(120)
         self.log.close()

@@ -135,14 +135,14 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
 
 
 @functools.cache
-def synthetic(workers: int) -> Record:
+def synthetic(workers: int, product: str) -> Record:
     """The record of a product half done in 30 s on this many GPUs, with a loss, blocks from disk and a failed check."""
     problem = Problem(131072, 131072, 131072, np.dtype("f4"))
     spec = ClusterSpec(workers, int(250e9), "cuda", problem.flops / workers / 60, 5e10)
     plan = make_plan(problem, spec, edges=(4096, 8192, 4096))
     now = time.time()
     kept = range(32)
-    record = Record(f"distmm-matmul-{workers}", plan, now - 31, kept=kept)
+    record = Record(product, plan, now - 31, kept=kept)
     names = [f"node{worker // 8:02d}-gpu{worker % 8}" for worker in range(workers)]
     rng = np.random.default_rng(workers)
     free = dict.fromkeys(names, now - 30)
@@ -177,7 +177,7 @@ def synthetic(workers: int) -> Record:
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
 ) -> None:
-    record = synthetic(workers)
+    record = synthetic(workers, f"distmm-matmul-{workers}-{scheme}")
 
     def show(dask_scheduler: Scheduler) -> None:
         dask_scheduler.plugins[Telemetry.name]._open(record)
@@ -207,7 +207,7 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
         listed = json.load(answer)
     assert listed[f"Distmm {pane.title()}"] == f"/individual-distmm-{pane}"
     assert "Individual Task Stream" in listed
-    record = synthetic(4)
+    record = synthetic(4, "distmm-matmul-4")
     cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
     # JupyterLab's panes are small, and its theme is asked for in the address.
     browser.open(address(cluster, listed[f"Distmm {pane.title()}"] + "?theme=dark"), width=420, height=320)
