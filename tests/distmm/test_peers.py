@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-import time
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from distributed import Client, Worker, WorkerPlugin
 
 from distmm.runtime import peers
 from distmm.runtime.peers import LOOKS, Peers
+from tests.until import until
 
 
 class Driver:
@@ -74,8 +74,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
         mine.close_dead()
     assert driver.open[7] == 1 + by_ucx
     process.kill()  # and is not waited for yet: its exit code is still there
-    while peers._alive(process.pid):
-        time.sleep(0.01)
+    until(lambda: not peers._alive(process.pid), "the process is still there")
     for look in range(LOOKS):
         assert driver.open[7] == 1 + by_ucx, look
         mine.close_dead()
@@ -118,5 +117,7 @@ def test_each_worker_meets_all_others_whoever_comes_first() -> None:
         client.wait_for_workers(3)
         cards = {info["name"].to_bytes() for info in client.scheduler_info()["workers"].values()}
         assert len(cards) == 3
-        while not all(set(found.values()) == cards for found in client.run(met).values()):
-            time.sleep(0.05)
+        until(
+            lambda: all(set(found.values()) == cards for found in client.run(met).values()),
+            "some have not met all others",
+        )

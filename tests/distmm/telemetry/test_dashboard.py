@@ -207,7 +207,7 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
         listed = json.load(answer)
     assert listed[f"Distmm {pane.title()}"] == f"/individual-distmm-{pane}"
     assert "Individual Task Stream" in listed
-    record = synthetic(4, "distmm-matmul-4")
+    record = synthetic(4, f"distmm-matmul-{pane}")
     cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
     # JupyterLab's panes are small, and its theme is asked for in the address.
     browser.open(address(cluster, listed[f"Distmm {pane.title()}"] + "?theme=dark"), width=420, height=320)
