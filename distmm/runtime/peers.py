@@ -70,12 +70,19 @@ class Peers:
                 _close(self.addresses.pop(pid))
 
 
-def pool_handle() -> bytes:
-    """Return what other processes open this one's pool with, which is that of any memory from it."""
+def pool_handle() -> bytes | None:
+    """Return what other processes open this one's pool with; None where GPU memory cannot be shared (MIG).
+
+    It is that of any memory from the pool.
+    """
     import rmm
     from cupy.cuda import runtime
 
-    return bytes(runtime.ipcGetMemHandle(rmm.DeviceBuffer(size=256).ptr))
+    try:
+        return bytes(runtime.ipcGetMemHandle(rmm.DeviceBuffer(size=256).ptr))
+    except runtime.CUDARuntimeError as error:
+        logger.info("this process's GPU memory cannot be shared: %s", error)
+        return None
 
 
 def _meet(plugin: str, card: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:

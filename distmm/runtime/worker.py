@@ -45,8 +45,8 @@ class DevicePlugin(WorkerPlugin):
         tidy: list[Callable[[], None]] = [drop_freed, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             wait_for_default_stream_only()
-            if pool_bytes() is not None:
-                self.peers = Peers(worker, pool_handle())
+            if pool_bytes() is not None and (handle := pool_handle()) is not None:
+                self.peers = Peers(worker, handle)
                 # Not awaited: a worker that is being started answers nobody, itself included.
                 self.introduction = asyncio.create_task(self.peers.introduce(self.name))
                 tidy.append(self.peers.close_dead)

@@ -92,6 +92,20 @@ def test_pools_of_other_hosts_and_ones_own_are_left_alone(driver: Driver, proces
     assert (mine.addresses, driver.open) == ({}, {})
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_without_ipc_there_is_no_handle(driver: Driver, monkeypatch: pytest.MonkeyPatch, shared: bool) -> None:
+    def get(address: int) -> bytes:
+        if not shared:
+            raise RuntimeError("operation not supported")
+        return b"%d" % address
+
+    driver.ipcGetMemHandle = get
+    monkeypatch.setitem(
+        sys.modules, "rmm", types.SimpleNamespace(DeviceBuffer=lambda size: types.SimpleNamespace(ptr=7))
+    )
+    assert peers.pool_handle() == (b"7" if shared else None)
+
+
 class Meeting(WorkerPlugin):
     """Workers that only note whom they meet."""
 
