@@ -53,7 +53,10 @@ def in_vectors(rows: Array, device: Device) -> Array:
             _realign(source, target, filled, device)
     elif abs(strides[-2]) < abs(strides[-1]):  # read down columns, which are contiguous or nearly so
         for source, _, _, target in launch.matrices(rows, rows, None, whole):
-            transposition = _transposition(launch.Stack.of(source), launch.Stack.of(target), filled, device)
+            whole_words = launch.address(source) % 4 == 0
+            transposition = _transposition(
+                launch.Stack.of(source), launch.Stack.of(target), filled, device, whole_words
+            )
             transposition(launch.address(source), launch.address(target))
     else:
         whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
@@ -71,8 +74,20 @@ def row_pitch(columns: int, itemsize: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _transposition(source: launch.Stack, target: launch.Stack, filled: int, device: Device) -> launch.Launch:
-    """Return the launch that copies matrices whose columns are contiguous to rows of which so many bytes are filled."""
+def _transposition(
+    source: launch.Stack, target: launch.Stack, filled: int, device: Device, whole_words: bool
+) -> launch.Launch:
+    """Return the launch that copies matrices whose columns are contiguous to rows of which so many bytes are filled.
+
+    Small numbers go by words, if all columns begin at whole ones (the first one does: `whole_words`) and end with them.
+    """
+    (matrices, m, n), (step, down, pitch), itemsize = source
+    if whole_words and down == itemsize <= 2 and not (m * itemsize % 4 or step % 4 or pitch % 4):
+        recipe = Recipe("distmm_kernels.device_code.transpose_words:source", (4 // itemsize,))
+        source = launch.Stack((matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
+        target = launch.Stack((matrices, m, filled // 4), (*target.strides[:2], 4), 4)
+        blocks = -(-source.shape[1] // TILE) * -(-target.shape[2] // TILE), matrices
+        return launch.Launch(recipe, device, blocks, (source, target))
     recipe = Recipe("distmm_kernels.device_code.transpose:source", (NUMBERS[source.itemsize],))
     target = target._replace(shape=(*target.shape[:2], filled // source.itemsize))
     blocks = -(-target.shape[1] // TILE) * -(-target.shape[2] // TILE), target.shape[0]

@@ -15,12 +15,13 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numba import config, cuda
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from numba.np.numpy_support import as_dtype
 
 from distmm_kernels import block_kernel, driver, launch, reference, vectors
 from distmm_kernels.config import Problem
@@ -140,7 +141,8 @@ class SimulatedLaunch:
     """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
 
     def __init__(self, recipe, device, blocks, stacks):
-        self.source, self.dtype = recipe.source(), recipe.parameters[0]
+        self.source = recipe.source()
+        self.dtype = as_dtype(self.source.signature.args[0].dtype)
         self.blocks, self.stacks = blocks, stacks
 
     def __call__(self, *addresses):
@@ -318,7 +320,7 @@ def test_nan_and_infinity_stay_in_their_rows_and_columns(kernel):
 
 
 # rows shorter than a word, of 1, 2 and more than 4 chunks of 128 words; from any byte of a word on, to any; in reverse
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(
     dtype=st.sampled_from(["int8", "float16", "complex128"]),
     row=st.sampled_from([1, 2, 3, 4, 7, 511, 512, 513, 1030, 2051]),
@@ -345,3 +347,30 @@ def test_rows_that_begin_anywhere_are_copied_to_vectors_and_no_byte_beside_them_
     assert not filled[..., columns:].any()
     first, end = np.lib.array_utils.byte_bounds(rows)
     assert all(first <= low and high <= end for low, high in RealigningKernel.read)
+
+
+# by words where columns are whole ones from the first byte on; else, and larger elements, one by one
+@settings(max_examples=6)
+@example("int8", 132, 129, (2,), (0, 4), False)
+@example("float16", 66, 65, (), (4, 0), True)
+@given(
+    dtype=st.sampled_from(["int8", "float16", "float32"]),
+    m=st.sampled_from([2, 3, 4, 64, 132]),
+    n=st.sampled_from([1, 5, 129]),
+    batch=st.sampled_from([(), (2,)]),
+    others=st.tuples(st.sampled_from([0, 4, 5]), st.sampled_from([0, 0, 4, 5])),
+    reverse=st.booleans(),
+)
+def test_matrices_in_fortran_order_are_copied_to_vectors(dtype, m, n, batch, others, reverse):
+    dtype, (before, gap) = np.dtype(dtype), others
+    shape = *batch, n, m + gap
+    memory = np.full(before * dtype.itemsize + math.prod(shape) * dtype.itemsize, 0xA5, np.uint8)
+    columns = np.ndarray(shape, dtype, memory, before * dtype.itemsize)[..., :m]
+    columns[...] = matrix(columns.shape, "int32", 0, "integers")
+    columns = columns[..., :: -1 if reverse else 1, :]
+    copied = vectors.in_vectors(columns.swapaxes(-1, -2), GPU)
+    assert vectors.has_vectors(copied, -1)
+    np.testing.assert_array_equal(copied, columns.swapaxes(-1, -2))
+    vector = -(-n * dtype.itemsize // 16) * 16 // dtype.itemsize
+    filled = np.lib.stride_tricks.as_strided(copied, (*copied.shape[:-1], vector))
+    assert not filled[..., n:].any()

@@ -97,13 +97,22 @@ def test_register_tiles_stay_in_registers(register_tiles, dtype, size, wide, arc
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("copy", ["transposing uint16", "transposing complex128", "realigning"])
+@pytest.mark.parametrize(
+    "copy",
+    ["transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"],
+)
 @pytest.mark.usefixtures("build")  # skips where the compiler is missing
 def test_copies_stay_in_registers(copy, architecture):
     from distmm_kernels import compiler
-    from distmm_kernels.device_code import realign, transpose
+    from distmm_kernels.device_code import realign, transpose, transpose_words
 
-    log = compiler.build(realign.source() if copy == "realigning" else transpose.source(copy[12:]), architecture).log
+    if copy == "realigning":
+        source = realign.source()
+    elif "words" in copy:
+        source = transpose_words.source(int(copy[-1]))
+    else:
+        source = transpose.source(copy[12:])
+    log = compiler.build(source, architecture).log
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
 
 
