@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from distributed import Worker
+from distributed.comm import get_address_host
 from distributed.protocol.pickle import dumps
 
 __all__ = ["Peers", "pool_handle"]
@@ -43,9 +44,10 @@ class Peers:
         self.card = {"host": _host(), "pid": os.getpid(), "pool": pool}
 
     async def introduce(self, plugin: str) -> None:
-        """Meet the other workers of the cluster that have `plugin` already: each answers with its own card."""
+        """Meet the other workers of this host that have `plugin` already: each answers with its own card."""
         message = {"op": "run", "function": dumps(_meet), "args": dumps((plugin, self.card))}
-        replies = await self.worker.scheduler.broadcast(msg=message, on_error="ignore")
+        here = [get_address_host(self.worker.address)]
+        replies = await self.worker.scheduler.broadcast(msg=message, hosts=here, on_error="ignore")
         for reply in replies.values():
             if reply["status"] == "OK" and reply["result"] is not None:
                 self.open(**reply["result"])
