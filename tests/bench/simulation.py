@@ -176,17 +176,17 @@ class VirtualWorker:
 
     def execute(self, key: Any) -> None:
         ts = self.state.tasks[key]
-        product, seconds, nbytes = self.simulation.task(ts.run_spec.data)
+        product, seconds, nbytes, others = self.simulation.task(ts.run_spec.data)
         server = self.gpu if product else self.host_link
         server.free = max(server.free, self.simulation.now) + seconds
         done = machine.ExecuteSuccessEvent(
             key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
             stimulus_id=f"done-{key}",
         )  # fmt: skip
-        self.writing += nbytes
+        self.writing += nbytes + others
 
         def finish() -> None:
-            self.writing -= nbytes
+            self.writing -= nbytes + others
             self.handle(done)
 
         self.simulation.later(server.free - self.simulation.now, finish)
@@ -250,20 +250,22 @@ class Simulation:
         self.scheduler_free = max(self.scheduler_free, self.now + self.machine.message) + work
         self.later(self.scheduler_free - self.now, lambda: handler(worker=worker, **message))
 
-    def task(self, spec: Any) -> tuple[bool, float, int]:
-        """Whether a task is a product, its virtual seconds, and the bytes of its result."""
+    def task(self, spec: Any) -> tuple[bool, float, int, int]:
+        """Whether a task is a product, its virtual seconds, the bytes of its result, and others that it needs."""
         blocking, item = self.plan.blocking, self.plan.problem.dtype.itemsize
         if isinstance(spec, Product):
             where = spec.placement
             area = blocking.m[where.i] * blocking.n[where.j]
             depth = sum(blocking.k[p] for p in blocking.steps[where.step])
             last = where.step == len(blocking.steps) - 1
-            size = item if last else accumulator_dtype(self.plan.problem.dtype).itemsize
-            return True, 2 * area * depth / self.machine.rate + self.machine.gap, area * size
+            accumulator = accumulator_dtype(self.plan.problem.dtype).itemsize
+            size = item if last else accumulator
+            sums = area * accumulator if len(blocking.steps[where.step]) > 1 else 0  # of all its panels but the last
+            return True, 2 * area * depth / self.machine.rate + self.machine.gap, area * size, sums
         name, row, column = spec.key
         edges = (blocking.m[row], blocking.k[column]) if name == self.a else (blocking.k[row], blocking.n[column])
         nbytes = edges[0] * edges[1] * item
-        return False, nbytes / self.machine.load, nbytes
+        return False, nbytes / self.machine.load, nbytes, 0
 
     async def run(self, plan: Plan) -> Result:
         """Multiply once, by `plan`."""
