@@ -222,8 +222,8 @@ def least_seconds(
     )
     loaded = sum(size for size, where in zip(sizes, operands, strict=True) if where != "resident") * problem.k
     loading = loaded * problem.dtype.itemsize / grid.size / cluster.load
-    steps = math.ceil(min(blocking.part_panels(grid.layers), len(blocking.k)) / blocking.panels)
-    exposed = insert + START_SECONDS + loading / max(1, steps) / waves + _download(problem, blocking, cluster, result)
+    steps = max(1, blocking.chain_steps(grid.layers))
+    exposed = insert + START_SECONDS + loading / steps / waves + _download(problem, blocking, cluster, result)
     return (max(arithmetic, scheduler, loading) + exposed) * (1 - 1e-9)
 
 

@@ -69,7 +69,7 @@ class Layout:
     @cached_property
     def steps(self) -> int:
         """Steps of the longest chain."""
-        return math.ceil(min(self.blocking.part_panels(self.grid.layers), len(self.blocking.k)) / self.blocking.panels)
+        return self.blocking.chain_steps(self.grid.layers)
 
     @cached_property
     def depth(self) -> int:

@@ -233,8 +233,8 @@ def make_plan(
             raise InputError(f"blocks {edges}: give three positive edges, those of m, k and n")
         blocking = candidates.cut(problem, edges)
 
-    whole = candidates.cut(problem, [max(1, size) for size in (problem.m, problem.k, problem.n)])
-    asked = Plan(problem, blocking or whole, Grid(1, 1, 1), cluster, precision, kernel, operands, result)
+    cut = blocking or candidates.cut(problem, [max(1, size) for size in (problem.m, problem.k, problem.n)])
+    asked = Plan(problem, cut, Grid(1, 1, 1), cluster, precision, kernel, operands, result)
     if text is not None:
         return _shaped(asked, candidates.parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
@@ -280,9 +280,10 @@ def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
     Of hundreds of plans most are slower for the number of their tasks alone, or need more memory than the best one.
     Those that may be fastest come first: behind the first one that cannot be faster than the best, none can.
     """
-    for plan in sorted(plans, key=lambda plan: _weighed(plan, plan.least_seconds)):
+    bounded = ((_weighed(plan, plan.least_seconds), plan) for plan in plans)
+    for least, plan in sorted(bounded, key=lambda each: each[0]):
         if best is not None:
-            if not best.shortfall and _weighed(plan, plan.least_seconds) > _weighed(best, best.cost.seconds):
+            if not best.shortfall and least > _weighed(best, best.cost.seconds):
                 break
             if plan.shortfall > best.shortfall:
                 continue

@@ -81,12 +81,17 @@ class Run:
         """Bytes of one matrix."""
         return self.dtype.itemsize * self.size**2
 
+    @property
+    def operands(self) -> list[Path]:
+        """A and B on the disk."""
+        return [self.folder / f"{name}.zarr" for name in "AB"]
+
     def forget_operands(self) -> None:
         """Have the next reader of A and B read from the disk, unless they are to stay in the page cache."""
 
         def each() -> bool:
-            for name in "AB":
-                self.forget(self.folder / f"{name}.zarr")
+            for path in self.operands:
+                self.forget(path)
             return True
 
         if self.forget is not leave:
@@ -241,13 +246,12 @@ def on_cluster(run: Run, check: Check) -> compare.Row | None:
 def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
     """Do all steps, those that matter most first; return what there is of the job and of the peers."""
     steps, folder = run.steps, run.folder
-    ours = [folder / f"{name}.zarr" for name in "AB"]
     if not steps.run("making A and B", lambda: make(folder, run.size, options.chunk, run.dtype, steps.say)):
         return []
     own = on_cluster(run, "freivalds")
     rows = [] if own is None else [own]
     run.forget_operands()
-    disk = steps.run("disk alone", lambda: disk_alone(folder, ours, run.nbytes))
+    disk = steps.run("disk alone", lambda: disk_alone(folder, run.operands, run.nbytes))
     if disk is not None:
         run.seconds["disk alone"] = sum(disk)
         steps.facts["disk alone, GB/s"] = {"read": 2 * run.nbytes / disk[0] / 1e9, "write": run.nbytes / disk[1] / 1e9}

@@ -34,11 +34,11 @@ from rich.console import Console
 STOPPED = 75
 TIMEOUT = 900.0
 KINDS = ("client", "scheduler", "worker-0", "worker-1")
-SIZE, BLOCKS = 480, (96, 160, 96)
+SIZE, BLOCKS = 480, (96, 60, 96)
 
 # Children start from a process that has imported everything: tens of milliseconds instead of seconds.
 SPAWN = multiprocessing.get_context("forkserver")
-PRELOAD = ["distmm.job", "distmm.telemetry.scheduler", "distmm_kernels.gemm.cpu", "distributed", "zarr", "h5py"]
+PRELOAD = ["distmm", "distmm.job", "distmm_kernels.select", "distributed", "zarr", "h5py"]
 
 
 say = Console(highlight=False, soft_wrap=True).print

@@ -76,16 +76,16 @@ def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
 
 
 class Killer:
-    """Kills a worker at random moments, when all replacements have come.
+    """Kills a worker at random moments, when no replacement is on its way and another worker is left.
 
     Dask's nanny gives up, for good, on a worker that dies while it starts: so the nannies, which are in this process,
-    are asked who has.
+    are asked.
     """
 
     def __init__(self, client: Client, seed: int, pause: tuple[float, float]) -> None:
         self.client, self.random, self.pause = client, random.Random(seed), pause
         self.kills, self.resting, self.stopped = 0, False, threading.Event()
-        self.workers = len(client.scheduler_info(n_workers=-1)["workers"])
+        self.last = time.monotonic()  # when a worker was killed, or a rest ended
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Killer:
@@ -99,14 +99,20 @@ class Killer:
     def _run(self) -> None:
         killed: set[int] = set()
         while not self.stopped.wait(self.random.uniform(*self.pause)):
-            processes = [nanny.process for nanny in list(self.client.cluster.workers.values())]
-            pids = {process.pid for process in processes if process is not None and process.status is Status.running}
-            alive = sorted(pids - killed - {None})
-            if len(alive) == self.workers and not self.resting:
-                victim = self.random.choice(alive)
+            workers = self.workers()
+            running = sorted({pid for status, pid in workers if status is Status.running and pid} - killed)
+            coming = any(status in (Status.init, Status.starting) for status, _ in workers)
+            if not self.resting and not coming and len(running) > 1:
+                victim = self.random.choice(running)
                 os.kill(victim, signal.SIGKILL)
                 killed.add(victim)
                 self.kills += 1
+                self.last = time.monotonic()
+
+    def workers(self) -> list[tuple[Status, int | None]]:
+        """State and process of each worker, as its nanny sees it."""
+        processes = [nanny.process for nanny in list(self.client.cluster.workers.values())]
+        return [(process.status, process.pid) for process in processes if process is not None]
 
 
 def run(
@@ -144,7 +150,9 @@ def run(
                         print("\n".join(client.run_on_scheduler(_unfinished)))  # noqa: T201
                         break
                     outcome.late.append(outcome.products)
-                    killer.resting = False
+                    killer.resting, killer.last = False, time.monotonic()
+                if time.monotonic() - killer.last > patience:
+                    raise TimeoutError(f"for {patience:.0f} s no worker could be killed: they are {killer.workers()}")
                 if future.result().tobytes() != expected.tobytes():
                     outcome.wrong.append(outcome.products)
                 outcome.products += 1

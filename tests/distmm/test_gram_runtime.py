@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import dask.array as da
@@ -21,6 +20,7 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry.scheduler import Telemetry
 from tests.distmm import lockstep
 from tests.distmm.symmetric import mirrored, sample, truth
+from tests.until import until
 
 BLOCKS, DEPTH, EDGE = 8, 4, 64
 
@@ -174,9 +174,7 @@ def test_a_lost_worker_costs_time_and_no_bits(client: Client) -> None:
         return len(lost)
 
     assert client.run_on_scheduler(drop) > 0
-    deadline = time.time() + 120
-    while any(future.status != "finished" for future in futures_of(kept)) and time.time() < deadline:
-        time.sleep(0.02)
+    until(lambda: all(future.status == "finished" for future in futures_of(kept)), "the blocks do not come back")
     np.testing.assert_array_equal(client.compute(kept, sync=True), expected)
 
 
