@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
+from distmm.processes import born, machine
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder"]
 
@@ -60,8 +61,8 @@ def holder(folder: str) -> Holder | None:
     pid, token = int(content.get("pid", 0)), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
-    if content.get("machine") == _machine():
-        stale = content.get("born") != _born(pid) or (pid == os.getpid() and token not in Lock.held)
+    if content.get("machine") == machine():
+        stale = content.get("born") != born(pid) or (pid == os.getpid() and token not in Lock.held)
     return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
@@ -98,7 +99,7 @@ class Lock:
             )
         number = 0 if found is None else found.number + 1
         content = {
-            "host": socket.gethostname(), "pid": os.getpid(), "machine": _machine(), "born": _born(os.getpid()),
+            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": born(os.getpid()),
             "token": uuid.uuid4().hex,
         }  # fmt: skip
         try:
@@ -163,25 +164,3 @@ def _now(folder: str) -> float:
     finally:
         if os.path.exists(probe):
             os.unlink(probe)
-
-
-def _machine() -> str:
-    """Identity of the set of processes that a process number belongs to."""
-    parts = [socket.gethostname()]
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            parts.append(file.read().strip())
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    except OSError:
-        pass  # not Linux: the host name is what there is
-    return " ".join(parts)
-
-
-def _born(pid: int) -> str | None:
-    """When a process here was started, since process numbers are used again; None if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]

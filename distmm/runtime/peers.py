@@ -17,6 +17,8 @@ from distributed import Worker
 from distributed.comm import get_address_host
 from distributed.protocol.pickle import dumps
 
+from distmm.processes import born, machine
+
 __all__ = ["Peers", "pool_handle"]
 
 logger = logging.getLogger(__name__)
@@ -41,7 +43,7 @@ class Peers:
         self.worker = worker
         self.addresses: dict[int, int] = {}  # process -> where its pool is here
         self.missing: dict[int, int] = {}  # process that is gone -> looks at which it was
-        self.card = {"host": _host(), "pid": os.getpid(), "pool": pool}
+        self.card = {"machine": machine(), "pid": os.getpid(), "pool": pool}
 
     async def introduce(self, plugin: str) -> None:
         """Meet the other workers of this host that have `plugin` already: each answers with its own card."""
@@ -52,11 +54,11 @@ class Peers:
             if reply["status"] == "OK" and reply["result"] is not None:
                 self.open(**reply["result"])
 
-    def open(self, host: str, pid: int, pool: bytes) -> None:
-        """Open the pool of another process of this host."""
+    def open(self, machine: str, pid: int, pool: bytes) -> None:
+        """Open the pool of another process of this machine."""
         from cupy.cuda import runtime
 
-        if host != self.card["host"] or pid == self.card["pid"] or pid in self.addresses:
+        if machine != self.card["machine"] or pid == self.card["pid"] or pid in self.addresses:
             return
         try:
             self.addresses[pid] = runtime.ipcOpenMemHandle(pool, LAZY_PEER_ACCESS)
@@ -65,7 +67,7 @@ class Peers:
 
     def close_dead(self) -> None:
         """Unmap the pools of processes that are gone. Called again and again."""
-        for pid in [pid for pid in self.addresses if not _alive(pid)]:
+        for pid in [pid for pid in self.addresses if born(pid) is None]:
             self.missing[pid] = self.missing.get(pid, 0) + 1
             if self.missing[pid] == LOOKS:
                 del self.missing[pid]
@@ -103,18 +105,3 @@ def _close(address: int) -> None:
     runtime.ipcCloseMemHandle(address)
     with suppress(runtime.CUDARuntimeError):  # UCX has not mapped it
         runtime.ipcCloseMemHandle(address)
-
-
-def _host() -> str:
-    """Name what shares process numbers: this boot of the system, and its namespace."""
-    with open("/proc/sys/kernel/random/boot_id") as file:
-        return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"
-
-
-def _alive(pid: int) -> bool:
-    """Whether a process is there, and not only its exit code."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from distributed import Client, Worker, WorkerPlugin
 
+from distmm import processes
 from distmm.runtime import peers
 from distmm.runtime.peers import LOOKS, Peers
 from tests.until import until
@@ -58,7 +59,7 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def of(process: subprocess.Popen[bytes], pool: bytes = b"7", **card: Any) -> dict[str, Any]:
-    return {"host": peers._host(), "pid": process.pid, "pool": pool} | card
+    return {"machine": processes.machine(), "pid": process.pid, "pool": pool} | card
 
 
 @pytest.mark.parametrize("by_ucx", [1, 0])
@@ -74,7 +75,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
         mine.close_dead()
     assert driver.open[7] == 1 + by_ucx
     process.kill()  # and is not waited for yet: its exit code is still there
-    until(lambda: not peers._alive(process.pid), "the process is still there")
+    until(lambda: processes.born(process.pid) is None, "the process is still there")
     for look in range(LOOKS):
         assert driver.open[7] == 1 + by_ucx, look
         mine.close_dead()
@@ -87,7 +88,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
 def test_pools_of_other_hosts_and_ones_own_are_left_alone(driver: Driver, process: subprocess.Popen[bytes]) -> None:
     mine = Peers(None, b"1")
     mine.open(**mine.card)
-    mine.open(**of(process, host="another"))
+    mine.open(**of(process, machine="another"))
     mine.open(**of(process, pool=b"unreachable"))
     assert (mine.addresses, driver.open) == ({}, {})
 
