@@ -59,6 +59,15 @@ def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Clien
     assert two_workers.run_on_scheduler(settings) == (False, 100)
 
 
+def test_dasks_own_looks_leave_the_cores_to_the_products(two_workers: Client) -> None:
+    def every_ms(dask_worker: Any) -> tuple[float, float]:
+        return tuple(dask_worker.periodic_callbacks[name].callback_time for name in ("tick", "profile"))
+
+    assert set(two_workers.run(every_ms).values()) == {(200, 100)}
+    ticks = two_workers.run_on_scheduler(lambda dask_scheduler: dask_scheduler.periodic_callbacks["tick"].callback_time)
+    assert ticks == 200
+
+
 def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
     soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no start is as quick
     with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
