@@ -120,15 +120,23 @@ class Matrix(ABC):
 
     @contextmanager
     def _explained(self, rows: slice, cols: slice) -> Iterator[None]:
-        """Say which region could not be read, and where."""
+        """Say which region could not be read, and where.
+
+        The error of the library is in the text alone. Dask sends an error with those that it came from, and one that
+        cannot be restored, as Zarr's ArrayNotFoundError, would have the whole arrive as a mere Exception.
+        """
         try:
             yield
         except Exception as error:  # the three libraries raise a dozen kinds for damaged or vanished data
-            raise InputError(
+            explained = InputError(
                 f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
                 f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
                 f"data must be whole: copy it again if it is damaged"
-            ) from error
+            )
+            try:
+                raise explained from None
+            finally:
+                explained.__context__ = None
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         block[...] = self._read(rows, cols)

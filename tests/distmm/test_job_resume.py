@@ -202,8 +202,9 @@ def test_a_truncated_chunk_ends_in_a_clear_message(client: Client, here: np.ndar
     np.testing.assert_allclose(c, here)
 
 
-def test_inputs_that_are_moved_away_end_in_a_clear_message(client: Client, here: np.ndarray) -> None:
-    c = mend(client, lambda: os.rename("in", "away"), lambda: os.rename("away", "in"), "cannot read")
+@pytest.mark.parametrize("moved", ["in", "in/B.zarr", "in/B.zarr/zarr.json"])
+def test_inputs_that_are_moved_away_end_in_a_clear_message(moved: str, client: Client, here: np.ndarray) -> None:
+    c = mend(client, lambda: os.rename(moved, "away"), lambda: os.rename("away", moved), "cannot read")
     np.testing.assert_allclose(c, here)
 
 
