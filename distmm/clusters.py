@@ -41,7 +41,7 @@ SCHEDULER_CONFIG = {
 }
 
 # Dask looks every 20 ms how late its event loops are, and every 10 ms at the stacks of its tasks: on an idle cluster of
-# one worker that takes 11 % of a core that products want. So it is 3 %, and the dashboard shows both as before.
+# one worker that takes 11 % of a core that products want. So it is 3 %, and the dashboard shows both, more coarsely.
 LOCAL_CONFIG = {
     "distributed.admin.tick.interval": "200ms",
     "distributed.worker.profile.interval": "100ms",

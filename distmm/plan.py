@@ -151,7 +151,7 @@ class Plan:
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
         chained = f" of {b.panels} panels" if b.panels > 1 else ""
         layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
-        steps = len(b.parts(grid.layers)[0])
+        steps = b.chain_steps(grid.layers)
         waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
         what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
         blocks = f"{b.c_blocks} blocks of C"

@@ -71,7 +71,7 @@ class DevicePlugin(WorkerPlugin):
 def profile_without_collecting(worker: Worker) -> None:
     """Keep the garbage collector out of Dask's profiler, where on Python 3.11 it can stop the worker for ever.
 
-    Every 10 ms the profiler takes the frames of all threads, under the interpreter's lock for its list of threads. Up
+    Often the profiler takes the frames of all threads, under the interpreter's lock for its list of threads. Up
     to Python 3.11 that may start a collection, in which Dask's callback reads the process's memory and lets another
     thread run. If that one starts a thread, as each block that is written does, it waits for the list, and the
     collection for it: seen here, and in python/cpython issue 106883 and dask/distributed issue 8616.

@@ -86,11 +86,10 @@ def _transposition(
         recipe = Recipe("distmm_kernels.device_code.transpose_words:source", (4 // itemsize,))
         source = launch.Stack((matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
         target = launch.Stack((matrices, m, filled // 4), (*target.strides[:2], 4), 4)
-        blocks = -(-source.shape[1] // TILE) * -(-target.shape[2] // TILE), matrices
-        return launch.Launch(recipe, device, blocks, (source, target))
-    recipe = Recipe("distmm_kernels.device_code.transpose:source", (NUMBERS[source.itemsize],))
-    target = target._replace(shape=(*target.shape[:2], filled // source.itemsize))
-    blocks = -(-target.shape[1] // TILE) * -(-target.shape[2] // TILE), target.shape[0]
+    else:
+        recipe = Recipe("distmm_kernels.device_code.transpose:source", (NUMBERS[itemsize],))
+        target = target._replace(shape=(matrices, m, filled // itemsize))
+    blocks = -(-source.shape[1] // TILE) * -(-target.shape[2] // TILE), matrices
     return launch.Launch(recipe, device, blocks, (source, target))
 
 

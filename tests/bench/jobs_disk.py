@@ -159,13 +159,14 @@ def make(folder: Path, size: int, chunk: int, dtype: np.dtype[Any], say: Callabl
     return True
 
 
-def job(folder: Path, client: Client, check: Check, steps: Steps) -> tuple[Any, float]:
+def job(run: Run, client: Client, check: Check) -> tuple[Any, float]:
     """Run the job; return its summary, and the CPU seconds of scheduler, client and workers.
 
     How far it is, twice a second, is kept: when the last product was done, and what was left to write then.
     """
     spent: list[float] = []
     seen: list[tuple[float, int, int]] = []
+    steps = run.steps
     steps.facts.setdefault("progress: seconds, products, blocks on disk", {})[check] = seen
     said = start = time.monotonic()
 
@@ -179,16 +180,16 @@ def job(folder: Path, client: Client, check: Check, steps: Steps) -> tuple[Any, 
             steps.say(f"{figures.done} of {figures.total} products, {figures.blocks_done} of {figures.blocks} blocks")
             said = time.monotonic()
 
-    names = (folder / f"{name}.zarr" for name in "ABC")
+    names = *run.operands, run.folder / "C.zarr"
     stop = Stop(steps.left if math.isfinite(steps.left) else None)
     summary = distmm.multiply(*names, client=client, check=check, stop=stop, announce=note, progress=look)
     note()
     return summary, spent[1] - spent[0]
 
 
-def numpy_alone(folder: Path) -> tuple[float, float]:
-    """Seconds of the clock and of the CPU for one `numpy.matmul` of the matrices in memory."""
-    a, b = (open_matrix(folder / f"{name}.zarr")[...] for name in "AB")
+def numpy_alone(operands: list[Path]) -> tuple[float, float]:
+    """Seconds of the clock and of the CPU for one `numpy.matmul` of two stored matrices, in memory."""
+    a, b = (open_matrix(path)[...] for path in operands)
     start, cpu_start = time.perf_counter(), time.process_time()
     np.matmul(a, b)
     return time.perf_counter() - start, time.process_time() - cpu_start
@@ -233,7 +234,7 @@ def on_cluster(run: Run, check: Check) -> compare.Row | None:
         run.forget_operands()
         shutil.rmtree(run.folder / "C.zarr", ignore_errors=True)  # of the job before
         with Usage(os.getpid()) as usage:
-            done = steps.run(label, lambda: job(run.folder, client, check, steps))
+            done = steps.run(label, lambda: job(run, client, check))
     if done is None:
         return None
     summary, run.cpu[label] = done
@@ -256,7 +257,7 @@ def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
         run.seconds["disk alone"] = sum(disk)
         steps.facts["disk alone, GB/s"] = {"read": 2 * run.nbytes / disk[0] / 1e9, "write": run.nbytes / disk[1] / 1e9}
     if run.device == "cpu":
-        found = steps.run("numpy.matmul", lambda: numpy_alone(folder))
+        found = steps.run("numpy.matmul", lambda: numpy_alone(run.operands))
         if found is not None:
             run.seconds["numpy.matmul"], run.cpu["numpy.matmul"] = found
     on_cluster(run, "none")

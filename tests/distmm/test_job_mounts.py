@@ -37,8 +37,8 @@ def namespace(folder: Path) -> list[str]:
 @pytest.mark.slow
 def test_full_and_vanished_disks(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    pytest_here = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp"]
-    command = [*namespace(tmp_path), *pytest_here, tmp_path / "cases", CASES]
+    options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", tmp_path / "cases"]
+    command = [*namespace(tmp_path), sys.executable, "-m", "pytest", *options, CASES]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0 or "5 passed" not in done.stdout:
-        pytest.fail(f"{done.stdout}\n{done.stderr}", pytrace=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout
