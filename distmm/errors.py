@@ -17,7 +17,7 @@ class DoesNotFitError(InputError, MemoryError):
     """A plan that needs more memory than the cluster has (exit code 2)."""
 
 
-class DeviceMemoryError(DistmmError, MemoryError):
+class DeviceMemoryError(MemoryError, DistmmError):  # in this order, or it cannot be restored where Dask sends it
     """A GPU whose memory was full when a task needed some (exit code 1)."""
 
 
