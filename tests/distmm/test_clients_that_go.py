@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
+from tests.distmm.known import known
 from tests.until import until
 
 PROGRAM = """
@@ -19,6 +20,7 @@ import numpy as np, dask.array as da
 from distributed import Client
 import distmm
 from distmm.host import lent
+from tests.distmm.known import known
 from tests.until import until
 
 def wait(block, gate):
@@ -39,11 +41,6 @@ except KeyboardInterrupt:
     print("released", flush=True)
     sys.stdin.read()  # the connection stays: it is not its end that frees
 """
-
-
-def known(client: Client) -> set[object]:
-    """Tasks that the scheduler knows."""
-    return set(client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks)))
 
 
 def running(client: Client) -> int:

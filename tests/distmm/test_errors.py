@@ -8,16 +8,16 @@ from distributed import Client
 from distmm import errors
 
 
+def failing(name: str) -> None:
+    try:
+        [][0]
+    except IndexError as error:
+        raise getattr(errors, name)("what is wrong") from error
+
+
 @pytest.mark.parametrize("name", errors.__all__)
 def test_errors_arrive_from_workers_as_they_were_raised(name: str, client: Client) -> None:
     kind = getattr(errors, name)
-
-    def task() -> None:
-        try:
-            [][0]
-        except IndexError as error:
-            raise kind("what is wrong") from error
-
     with pytest.raises(kind, match="what is wrong") as caught:
-        client.submit(task, pure=False).result()
+        client.submit(failing, name, pure=False).result()
     assert caught.type is kind

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm import host
 from distmm.host import attach, lent, segments
+from tests.distmm.known import known
 from tests.until import until
 
 
@@ -152,24 +153,24 @@ def nothing_is_kept() -> bool:
     return not lent._kept
 
 
-def sizes(client: Client) -> dict[object, int]:
-    """Bytes of each task that the scheduler knows."""
+def largest(client: Client, others: set[object]) -> int:
+    """Bytes of the largest task that the scheduler knows, without the `others`: those may be of any kind."""
 
-    def pickled(dask_scheduler: Scheduler) -> dict[object, int]:
-        return {key: len(pickle.dumps(ts.run_spec)) for key, ts in dask_scheduler.tasks.items()}
+    def pickled(dask_scheduler: Scheduler) -> int:
+        return max(len(pickle.dumps(ts.run_spec)) for key, ts in dask_scheduler.tasks.items() if key not in others)
 
-    found: dict[object, int] = client.run_on_scheduler(pickled)
+    found: int = client.run_on_scheduler(pickled)
     return found
 
 
 def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((600, 400)), rng.standard_normal((500, 400))
-    others = sizes(client)
+    others = known(client)
     with client.as_current():
         C = distmm.gemm(1, a, b, transb=True, client=client, blocks=(200, 100, 250)).persist()
         wait(C)
-        assert 0 < max(size for key, size in sizes(client).items() if key not in others) < 10_000
+        assert 0 < largest(client, others) < 10_000
         np.testing.assert_allclose(C.compute(), a @ b.T)
     del C
     until(nothing_is_kept)

@@ -21,6 +21,7 @@ from distmm.telemetry import metrics, scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
+from tests.distmm.known import known
 from tests.until import until
 
 
@@ -190,11 +191,6 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
     # Memory is sampled with each heartbeat; the last look is the one that `read` took.
     assert all(lane.samples for lane in r.lanes.values())
-
-
-def known(client: Client) -> list[object]:
-    """Keys of the tasks that the scheduler knows."""
-    return client.run_on_scheduler(lambda dask_scheduler: list(dask_scheduler.tasks))
 
 
 def test_the_same_product_again_is_a_new_record(current: Client) -> None:
