@@ -15,18 +15,18 @@ from tests.distmm.known import known
 from tests.until import until
 
 PROGRAM = """
-import os, sys
+import os, signal, sys
 import numpy as np, dask.array as da
 from distributed import Client
 import distmm
 from distmm.host import lent
-from tests.distmm.known import known
 from tests.until import until
 
 def wait(block, gate):
     until(lambda: os.path.exists(gate))
     return block
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background processes ignore it
 client = Client(sys.argv[1])
 matrices = (da.random.default_rng(s).random((768, 768), chunks=64) for s in (1, 2))
 A, B = (M.map_blocks(wait, sys.argv[2], dtype="f8", meta=np.empty((0, 0))) for M in matrices)
