@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmm.bench.cases import KERNEL, Case, Experiment
 from distmm.job.folder import write_json
+from distmm.versions import installed
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -189,8 +190,6 @@ def _share(value: float | None) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of what takes part and is installed."""
-    from importlib import metadata
-
     from distmm_kernels.bench.report import versions as of_kernels
 
     names = (
@@ -204,4 +203,4 @@ def versions() -> dict[str, str]:
         "jax",
         "jaxlib",
     )
-    return of_kernels() | {each.name: each.version for name in names for each in metadata.distributions(name=name)}
+    return of_kernels() | installed(names)

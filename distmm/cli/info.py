@@ -62,13 +62,10 @@ def _described(device: object) -> str:
 
 def _versions() -> list[tuple[str, str]]:
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
-    found = [("python", platform.python_version())]
-    for package in PACKAGES:
-        try:
-            found.append((package, version(package)))
-        except PackageNotFoundError:
-            if not package.startswith(("distributed-ucxx", "cupy")):  # one for each CUDA version, and none on CPUs
-                found.append((package, "not installed"))
-    return found
+    from distmm.versions import installed
+
+    found = installed(PACKAGES)
+    # One for each CUDA version, and none on CPUs: what is missing of these says nothing.
+    shown = [name for name in PACKAGES if name in found or not name.startswith(("distributed-ucxx", "cupy"))]
+    return [("python", platform.python_version()), *((name, found.get(name, "not installed")) for name in shown)]

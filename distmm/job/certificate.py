@@ -3,47 +3,26 @@
 from __future__ import annotations
 
 import os
-import platform
-import socket
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import dask
 import numpy as np
 from distributed import Client
 
-from distmm import gpu
 from distmm.errors import InputError
-from distmm.everywhere import everywhere
 from distmm.geometry import even_edges, slices
 from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, read_json
+from distmm.job.manifest import FORMAT
 from distmm.job.sketch import VECTORS
 from distmm.job.spec import Spec, differences
-from distmm.plan import Plan
 from distmm.storage import Matrix, open_matrix
 from distmm.tolerance import SIGMAS, Tolerance
 from distmm.verify import Verdict, verify
 
-__all__ = ["FORMAT", "certificate", "damaged", "described", "recheck", "versions"]
-
-# Of manifest and certificate.
-FORMAT = 1
-
-PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what computes, as far as it is installed here."""
-    found = {"python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+__all__ = ["certificate", "damaged", "recheck"]
 
 
 def certificate(
@@ -192,13 +171,3 @@ def _gone(spec: Json) -> str | None:
 def _edges(content: Json) -> tuple[tuple[int, ...], tuple[int, ...]]:
     (m, n), (edge_m, _, edge_n) = content["output"]["shape"], content["blocks"]
     return even_edges(m, edge_m), even_edges(n, edge_n)
-
-
-def described(plan: Plan, client: Client) -> Json:
-    """Describe the cluster of one run: the plan, and each host with its devices."""
-    return {"plan": str(plan), "devices": sorted(set(everywhere(client, _device, plan.cluster.device).values()))}
-
-
-def _device(kind: str) -> str:
-    """Name of this worker's host and device. Runs on workers."""
-    return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

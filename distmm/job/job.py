@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 import os
-import secrets
-import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
-import numpy as np
 from distributed import Client
 
 from distmm import clusters
-from distmm.candidates import parse
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
-from distmm.everywhere import everywhere
-from distmm.job.certificate import FORMAT, certificate, damaged, described, versions
+from distmm.job import planning
+from distmm.job.certificate import certificate, damaged
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock
 from distmm.job.loop import Loop
-from distmm.job.spec import Spec, differences
+from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of
+from distmm.job.spec import Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.job.wave import Writer
-from distmm.plan import Plan, make_plan
-from distmm.planning import storage_multiples, users_blocking
+from distmm.plan import Plan
 from distmm.runtime import cluster
-from distmm.storage import create_output, locate, open_matrix, reopen_output
+from distmm.storage import create_output, open_matrix, reopen_output
 from distmm.storage.output import Output
-from distmm.tasks import KernelChoice, kernel_facts
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.events import TOPIC
@@ -39,23 +33,21 @@ from distmm.telemetry.record import Figures
 from distmm.tolerance import Tolerance
 from distmm.verify import verify
 
-__all__ = ["Announce", "Job", "Progress", "manifest_of"]
-
-# Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
-# count: 0.13 measured on CPU workers with large blocks.
-SPARE = 0.2
-
-# Bytes/s at which a thread of a CPU worker brings blocks of A and B: it reads them from files that are in memory, and
-# makes their sketches. 3.8 and 3 ms for 8 MB were measured.
-CPU_LOAD = 1.2e9
-
-# The same of a GPU worker, whose threads read pieces into pinned memory: a core reads 3 GB/s of files that are in
-# memory, and up to 16 do. Reckoned low: the plan for a slow disk has smaller blocks, and less is left to write when the
-# last product is done.
-GPU_LOAD = 1e10
+__all__ = ["Announce", "Job", "Progress"]
 
 Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a run has done: blocks of C that it found, made, and made again; seconds, and bytes between workers."""
+
+    kept: int
+    blocks: int = 0
+    recomputed: int = 0
+    seconds: float = 0.0
+    bytes_moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,12 +70,12 @@ class Job:
         folder = self.folder
         with ExitStack() as held:
             if folder.exists() and not anew:
-                _same(folder, self.spec, self.blocks, self.plan)
+                refuse_changes(folder, self.spec, self.blocks, self.plan)
             if client is None:
                 client = cluster.current_client() or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
             begun = folder.exists() and not anew
-            plan = self._plan(client, device, manifest_of(folder) if begun else None)
+            plan = self._plan(client, device, read_manifest(folder) if begun else None)
             plan.validate()
             if not begun:
                 Output.reserve(folder.target, _bytes(self.spec), self.overwrite)
@@ -92,13 +84,14 @@ class Job:
                 lock = Lock.take(folder.path)
                 held.callback(lock.release)
                 manifest = self._begin(plan, client, lock, anew)
-                return self._finish(*self._compute(client, plan, manifest, lock, stop, announce, progress))
+                made = self._compute(client, plan, manifest, lock, stop, announce, progress)
+                return self._finish(plan, manifest, made)
             except OSError as error:
                 raise self._explained(error, plan.blocking.c_blocks) from error
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
-        plan = planned(self.spec, client, device, self.blocks, manifest, self.plan)
+        plan = planning.plan_job(self.spec, client, device, self.blocks, manifest, self.plan)
         if manifest is None:
             return plan
         before = manifest["runs"][0]["device"]
@@ -111,61 +104,40 @@ class Job:
 
     def _begin(self, plan: Plan, client: Client, lock: Lock, anew: bool) -> Json:
         """Write the manifest and the empty draft of a new job, or note one more run of an old one."""
-        folder = self.folder
-        run = {
-            "started": time.time(), "host": socket.gethostname(), "pid": os.getpid(), "versions": versions(),
-            "device": plan.cluster.device, "workers": plan.cluster.workers, **described(plan, client),
-        }  # fmt: skip
+        folder, problem = self.folder, plan.problem
         if folder.exists() and not anew:
-            manifest = manifest_of(folder)
-            manifest["runs"].append(run)
+            manifest = read_manifest(folder)
         else:
             _clear(folder, lock)
             m, _, n = plan.block_shape
-            problem = plan.problem
-            target = create_output(
-                self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft
-            )
-            manifest = {
-                "format": FORMAT,
-                "spec": self.spec.json(),
-                "output": {
-                    "name": _absolute(self.out), "shape": list(target.shape), "dtype": self.spec.dtype.name,
-                    "overwrite": self.overwrite,
-                },
-                "blocks": list(plan.block_shape),
-                "layers": plan.grid.layers,
-                "plan": str(plan),
-                "seed": secrets.randbits(32) if self.seed is None else self.seed,
-                "rejected": 0,
-                "runs": [run],
-            }  # fmt: skip
+            create_output(self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft)
+            manifest = new_manifest(self.spec, self.out, self.overwrite, plan, self.seed)
+        manifest["runs"].append(run_of(plan, client))
         write_json(folder.manifest, manifest)
         return manifest
 
+    @property
+    def _tolerance(self) -> Tolerance | None:
+        """By how much each block may differ from its sketches; None where they are not compared."""
+        spec = self.spec
+        if spec.check != "freivalds":
+            return None
+        return Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
+
     def _compute(
-        self,
-        client: Client,
-        plan: Plan,
-        manifest: Json,
-        lock: Lock,
-        stop: Stop,
-        announce: Announce | None,
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None,
         progress: Progress,
-    ) -> tuple[Plan, Json, Tolerance | None, Loop | None, int, float, int]:
+    ) -> Made:  # fmt: skip
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
-        tolerance = None
-        if spec.check == "freivalds":
-            tolerance = Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
         blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
         if os.path.exists(folder.pending_certificate):  # killed while C was getting its name
-            return plan, manifest, tolerance, None, len(blocks), 0.0, 0
+            return Made(kept=len(blocks))
         target = reopen_output(self.out, folder.draft, self.overwrite)
         cluster.install(client)
         telemetry.install(client)
         done = self._trusted(client, plan)
-        writer = Writer(folder, lock.number, target, plan, tolerance, manifest["seed"], spec.alpha, spec.beta)
+        writer = Writer(folder, lock.number, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
         loop = Loop(client, spec, plan, writer, stop, progress)
         missing = blocks - done
         if announce is not None:
@@ -181,11 +153,12 @@ class Job:
             raise self._explained(Stopped(f"{stop.reason}, twice"), len(blocks)) from None
         finally:
             if loop.rejected:
-                write_json(folder.manifest, {**manifest, "rejected": manifest["rejected"] + len(loop.rejected)})
+                manifest["rejected"] += len(loop.rejected)
+                write_json(folder.manifest, manifest)
             _report(client, folder, loop)
-        manifest["rejected"] += len(loop.rejected)
         seconds = time.perf_counter() - started
-        return plan, manifest, tolerance, loop, len(done), seconds, telemetry.bytes_moved(client) - moved
+        moved = telemetry.bytes_moved(client) - moved
+        return Made(len(done), len(loop.records), len(loop.rejected), seconds, moved)
 
     def _trusted(self, client: Client, plan: Plan) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""
@@ -212,23 +185,14 @@ class Job:
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 
-    def _finish(
-        self,
-        plan: Plan,
-        manifest: Json,
-        tolerance: Tolerance | None,
-        loop: Loop | None,
-        kept: int,
-        seconds: float,
-        moved: int,
-    ) -> Summary:
+    def _finish(self, plan: Plan, manifest: Json, made: Made) -> Summary:
         """Certify C and give it its name; each step can be repeated after a kill."""
         folder, spec = self.folder, self.spec
         if not os.path.exists(folder.pending_certificate):
             if spec.check == "full":
                 self._check_fully()
             markers = folder.markers().values()
-            content = certificate(manifest, markers, tolerance, manifest["rejected"], seconds)
+            content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
             write_json(folder.pending_certificate, content)
         content = read_json(folder.pending_certificate)
         if os.path.lexists(folder.draft):
@@ -241,12 +205,11 @@ class Job:
         if os.path.exists(folder.pending_report):
             os.replace(folder.pending_report, folder.report)
         folder.remove()
-        done = 0 if loop is None else len(loop.records)
-        share = done / max(1, plan.blocking.c_blocks)
+        share = made.blocks / max(1, plan.blocking.c_blocks)
         return Summary.of(
             folder,
-            content, plan=plan, seconds=seconds, flops=plan.problem.flops * share, bytes_moved=moved,
-            kept=kept, recomputed=0 if loop is None else len(loop.rejected),
+            content, plan=plan, seconds=made.seconds, flops=plan.problem.flops * share, bytes_moved=made.bytes_moved,
+            kept=made.kept, recomputed=made.recomputed,
         )  # fmt: skip
 
     def _check_fully(self) -> None:
@@ -280,77 +243,6 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)
 
 
-def planned(
-    spec: Spec, client: Client, device: cluster.Device, blocks: tuple[int, int, int] | None, manifest: Json | None,
-    text: str | None,
-) -> Plan:  # fmt: skip
-    """Plan a job: waves of C that go to the disk, A and B read step by step.
-
-    Where k is split into layers, the bits of C depend on that, and a job that goes on keeps the whole plan.
-    """
-    a, b, problem = spec.a, spec.b, spec.problem
-    asked: dict[str, Any] = {"kernel": spec.kernel, "precision": spec.precision}
-    found = cluster.describe(client, problem.dtype, device, **asked)
-    # What the libraries take is not free for blocks: they are loaded before the memory is looked at.
-    everywhere(client, _load, KernelChoice(found.device, problem.dtype, spec.precision, spec.kernel))
-    found = cluster.describe(client, problem.dtype, device, **asked)
-    load = CPU_LOAD * found.threads if found.device == "cpu" else GPU_LOAD
-    found = replace(found, memory=int(found.memory * (1 - SPARE)), load=load)
-    if manifest is not None:
-        blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    given = users_blocking(problem, a, b) if blocks is None else None
-    return make_plan(
-        problem,
-        found,
-        edges=given.largest if given is not None else blocks,
-        text=text,
-        multiples=storage_multiples(a, b),
-        precision=spec.precision,
-        kernel=spec.kernel,
-        operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
-        result="out",
-    )
-
-
-def _load(choice: KernelChoice) -> None:
-    """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
-    from distmm.job import wave  # noqa: F401
-
-    kernel_facts(choice)
-    np.ones((64, 64)) @ np.ones((64, 64))
-
-
-def _same(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
-    """Refuse to go on with a job whose inputs or options have changed."""
-    manifest = manifest_of(folder)
-    changed = list(differences(manifest["spec"], spec.json()))
-    if blocks is not None and list(blocks) != manifest["blocks"]:
-        changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
-    # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
-    shape = None if plan is None else parse(plan, spec.problem)
-    kept = [*manifest["blocks"], manifest["layers"]]
-    if shape and (
-        [*shape.blocking.largest, shape.grid.layers] != kept or (kept[3] > 1 and str(shape) != manifest["plan"])
-    ):
-        changed.append(f"plan was {manifest['plan']}, is {shape}")
-    if changed:
-        raise InputError(
-            f"{folder.path}: holds an unfinished job that differs: {'; '.join(changed)}; give what was given then, or "
-            f"begin anew with --overwrite (overwrite=True), which discards its finished blocks"
-        )
-
-
-def manifest_of(folder: Folder) -> Json:
-    """Read the manifest of a job; raise `InputError` for one of another format."""
-    manifest = read_json(folder.manifest)
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
-            f"the version that began it, or begin anew with --overwrite"
-        )
-    return manifest
-
-
 def _clear(folder: Folder, lock: Lock) -> None:
     """Remove what an earlier job has left, but not the lock: its manifest first, so that half of it is none."""
     for path in (
@@ -366,8 +258,3 @@ def _clear(folder: Folder, lock: Lock) -> None:
 
 def _bytes(spec: Spec) -> int:
     return spec.problem.m * spec.problem.n * spec.dtype.itemsize
-
-
-def _absolute(out: str) -> str:
-    file, dataset = locate(out)
-    return file if dataset is None else f"{file}:{dataset}"

@@ -9,8 +9,9 @@ from distributed import Client
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, read_json
-from distmm.job.job import Announce, Job, Progress, manifest_of
+from distmm.job.job import Announce, Job, Progress
 from distmm.job.lock import holder
+from distmm.job.manifest import read_manifest
 from distmm.job.spec import Check, Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
@@ -144,7 +145,7 @@ def resume(
                 folder.remove()  # what a kill at the very end has left
             return Summary.of_complete(folder, read_json(folder.certificate))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
-    manifest = manifest_of(folder)
+    manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
     job = Job(folder, manifest["output"]["name"], spec, manifest["output"]["overwrite"], None, None)
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)

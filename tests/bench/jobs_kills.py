@@ -79,11 +79,11 @@ def run_client(file: str, folder: str, out: str) -> None:
 
     from distmm import job
     from distmm.errors import Stopped
-    from distmm.job import job as one_run
+    from distmm.job import planning
 
     quiet()
-    planned = one_run.planned
-    one_run.planned = lambda *arguments: replace(planned(*arguments), wave_cuts=(1, 5, 1))  # a row of blocks each
+    plan_job = planning.plan_job
+    planning.plan_job = lambda *arguments: replace(plan_job(*arguments), wave_cuts=(1, 5, 1))  # a row of blocks each
     try:
         client = Client(scheduler_file=file, timeout=10)
         client.wait_for_workers(2, timeout=60)

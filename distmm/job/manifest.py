@@ -1,0 +1,99 @@
+"""The manifest of a job: what it makes, from what, in which blocks, and each of its runs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+import socket
+import time
+
+from distributed import Client
+
+from distmm import gpu
+from distmm.candidates import parse
+from distmm.errors import InputError
+from distmm.everywhere import everywhere
+from distmm.job.folder import Folder, Json, read_json
+from distmm.job.spec import Spec, differences
+from distmm.plan import Plan
+from distmm.storage import locate
+from distmm.versions import installed
+
+__all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of"]
+
+# Of manifest and certificate.
+FORMAT = 1
+
+PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
+
+
+def new_manifest(spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | None) -> Json:
+    """Describe a job that has no runs yet."""
+    file, dataset = locate(out)
+    return {
+        "format": FORMAT,
+        "spec": spec.json(),
+        "output": {
+            "name": file if dataset is None else f"{file}:{dataset}",
+            "shape": [plan.problem.m, plan.problem.n],
+            "dtype": spec.dtype.name,
+            "overwrite": overwrite,
+        },
+        "blocks": list(plan.block_shape),
+        "layers": plan.grid.layers,
+        "plan": str(plan),
+        "seed": secrets.randbits(32) if seed is None else seed,
+        "rejected": 0,
+        "runs": [],
+    }
+
+
+def run_of(plan: Plan, client: Client) -> Json:
+    """Describe the run that begins: when, where, by which versions, and each host with its devices."""
+    return {
+        "started": time.time(),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "versions": {"python": platform.python_version(), **installed(PACKAGES)},
+        "device": plan.cluster.device,
+        "workers": plan.cluster.workers,
+        "plan": str(plan),
+        "devices": sorted(set(everywhere(client, _device, plan.cluster.device).values())),
+    }
+
+
+def read_manifest(folder: Folder) -> Json:
+    """Read the manifest of a job; raise `InputError` for one of another format."""
+    manifest = read_json(folder.manifest)
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
+            f"the version that began it, or begin anew with --overwrite"
+        )
+    return manifest
+
+
+def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
+    """Refuse to go on with a job whose inputs or options have changed."""
+    manifest = read_manifest(folder)
+    changed = list(differences(manifest["spec"], spec.json()))
+    if blocks is not None and list(blocks) != manifest["blocks"]:
+        changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
+    # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
+    shape = None if plan is None else parse(plan, spec.problem)
+    kept = [*manifest["blocks"], manifest["layers"]]
+    if shape and (
+        [*shape.blocking.largest, shape.grid.layers] != kept or (kept[3] > 1 and str(shape) != manifest["plan"])
+    ):
+        changed.append(f"plan was {manifest['plan']}, is {shape}")
+    if changed:
+        raise InputError(
+            f"{folder.path}: holds an unfinished job that differs: {'; '.join(changed)}; give what was given then, or "
+            f"begin anew with --overwrite (overwrite=True), which discards its finished blocks"
+        )
+
+
+def _device(kind: str) -> str:
+    """Name of this worker's host and device. Runs on workers."""
+    return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

@@ -1,0 +1,19 @@
+"""Versions of what takes part in a product."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["installed"]
+
+
+def installed(packages: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed here."""
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
