@@ -6,21 +6,15 @@ import numbers
 from dataclasses import replace
 from typing import Any
 
-import dask.array as da
-import numpy as np
-from dask.array.utils import meta_from_array
-from dask.base import tokenize
 from distributed import Client
 
-from distmm import graph, into
 from distmm.errors import InputError
-from distmm.geometry import Problem, Symmetry, Wave
-from distmm.operands import Operand, as_matrix, check_pair, wrap
+from distmm.geometry import Symmetry
+from distmm.operands import Operand, check_pair, wrap
 from distmm.plan import Plan
-from distmm.planning import Chunks, Wishes, batch_chunks, plan_for
+from distmm.planning import Wishes
+from distmm.product import Product
 from distmm.runtime import cluster
-from distmm.tasks import Epilogue, KernelChoice
-from distmm.telemetry import client as telemetry
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
 
@@ -134,7 +128,8 @@ def gemm(
     check_pair(a, b)
     _check_scalars(alpha, beta, C)
     c = wrap(C, "C") if beta != 0 else None
-    return _product(alpha, a, b, beta, c, None, Wishes(precision, kernel, device, blocks, plan), out, client)
+    product = Product.of(a, b, alpha=alpha, beta=beta, c=c)
+    return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
 
 
 def gram(
@@ -197,8 +192,8 @@ def gram(
         raise InputError(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
         )
-    wishes = Wishes(precision, kernel, device, _square(blocks), plan)
-    return _product(alpha, a, b, 0, None, symmetry, wishes, out, client)
+    product = Product.of(a, b, alpha=alpha, symmetry=symmetry)
+    return product.array(Wishes(precision, kernel, device, _square(blocks), plan), out, client)
 
 
 def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -214,89 +209,6 @@ def _square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
     if blocks is not None and len(blocks) != 2:
         raise InputError(f"blocks {blocks}: give two positive edges, those of m and k")
     return None if blocks is None else (blocks[0], blocks[1], blocks[0])
-
-
-def _product(
-    alpha: complex,
-    a: Operand,
-    b: Operand,
-    beta: complex,
-    c: Operand | None,
-    symmetry: Symmetry | None,
-    wishes: Wishes,
-    out: Any,
-    client: Client | None,
-) -> Any:
-    """Plan a product, and return it, or `out`."""
-    vector_a, vector_b = len(a.shape) == 1, len(b.shape) == 1
-    given = tuple(None if x is None else x.source for x in (a, b, c))
-    a, b = as_matrix(a, 0), as_matrix(b, 1)
-    dtype = _result_type(alpha, beta, a, b, c)
-    problem = _problem(a, b, dtype, symmetry)
-    if out is not None:
-        into.check_out(out, _without_vectors(problem.shape, vector_a, vector_b), dtype, a.kind, given)
-    written = out is not None and not isinstance(out, da.Array)
-    client = client or cluster.current_client()
-    plan = plan_for(problem, a, b, wishes, client, written, _chunks_of(out, vector_a, vector_b))
-    if client is not None:
-        if plan is not wishes.plan:
-            plan.validate()
-        cluster.install(client)
-        telemetry.install(client)
-    to = into.target(out, client) if written else None
-
-    on, blocking = plan.cluster.device, plan.blocking
-    choice = KernelChoice(on, dtype, plan.precision, plan.kernel)
-    kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
-    epilogue = Epilogue(dtype, kind, alpha, beta, conjugate=symmetry == "hermitian" and a.transposed)
-    chunks = (*blocking.batch, blocking.m, blocking.n)
-    c_blocks = None if c is None else _added(c, problem.shape, chunks, a.kind, vector_a, vector_b)
-    meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=dtype)
-    name = None
-
-    def product(wave: Wave | None = None) -> da.Array:
-        """Return C, or, with only the blocks of one wave in its graph, a C of which just those can be computed."""
-        nonlocal name
-        # Operands that are read have new names each time: a wave does not keep the blocks that the next one reads.
-        a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
-        b_blocks = None
-        if symmetry is None:
-            b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
-        if name is None:
-            names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-            name = f"distmm-matmul-{tokenize(names, problem, plan.shape, choice, epilogue)}"
-        layers = graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
-        c = da.Array(layers, name, chunks, meta=meta)
-        c = c[..., 0, :] if vector_a else c
-        return c[..., 0] if vector_b else c
-
-    if out is None:
-        return product()
-    if not written:
-        return into.become(out, product())
-    if client is None or vector_a or vector_b or len(plan.waves) == 1:
-        into.store([(product(), [None])], out, to, client)
-    else:
-        into.store(((product(wave), blocking.regions(wave)) for wave in plan.waves), out, to, client)
-    return out
-
-
-def _chunks_of(out: Any, vector_a: bool, vector_b: bool) -> Chunks | None:
-    """Chunks of a Dask array as those of C, which has the dimensions that vectors lack."""
-    if not isinstance(out, da.Array):
-        return None
-    chunks = list(out.chunks)
-    if vector_b:
-        chunks.append((1,))
-    if vector_a:
-        chunks.insert(-1, (1,))
-    return tuple(chunks)
-
-
-def _without_vectors(shape: tuple[int, ...], vector_a: bool, vector_b: bool) -> tuple[int, ...]:
-    """Shape of the product as the user sees it: vectors add no dimension."""
-    *batch, m, n = shape
-    return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
 
 def plan(
@@ -328,12 +240,8 @@ def plan(
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
-    c_chunks = _chunks_of(out, len(a.shape) == 1, len(b.shape) == 1)
-    a, b = as_matrix(a, 0), as_matrix(b, 1)
-    client = client or cluster.current_client()
-    problem = _problem(a, b, _result_type(1, 0, a, b, None), symmetry)
-    written = out is not None and c_chunks is None
-    return plan_for(problem, a, b, Wishes(precision, kernel, device, blocks, plan), client, written, c_chunks)
+    product = Product.of(a, b, symmetry=symmetry)
+    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, client or cluster.current_client())
 
 
 def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
@@ -342,31 +250,3 @@ def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
             raise InputError(f"{name} is {value!r}: it must be a number")
     if beta != 0 and C is None:
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
-
-
-def _result_type(alpha: complex, beta: complex, a: Operand, b: Operand, c: Operand | None) -> np.dtype:
-    """NumPy's result type. Python's scalars are weak, as in NumPy 2; alpha = 1 and beta = 0 or 1 change nothing."""
-    scalars = [x for x in (alpha, beta) if x not in (0, 1)]
-    return np.result_type(a.dtype, b.dtype, *([c.dtype] if c is not None else []), *scalars)
-
-
-def _problem(a: Operand, b: Operand, dtype: np.dtype, symmetry: Symmetry | None) -> Problem:
-    return Problem(a.shape[-2], a.shape[-1], b.shape[-1], dtype, a.shape[:-2], b.shape[:-2], symmetry)
-
-
-def _added(
-    c: Operand, shape: tuple[int, ...], chunks: tuple[tuple[int, ...], ...], kind: str, vector_a: bool, vector_b: bool
-) -> da.Array:
-    """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""
-    if c.kind != kind:
-        raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
-    if c.shape == shape:
-        return c.blocked(chunks, "cpu")
-    source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-    # C has the shape that the user sees: without the dimensions that a vector operand lacks.
-    source = source[..., None] if vector_b else source
-    source = source[..., None, :] if vector_a else source
-    try:
-        return da.broadcast_to(source, shape).rechunk(chunks)
-    except ValueError:
-        raise InputError(f"C has shape {c.shape}, the product {shape}: C must broadcast to it") from None
