@@ -117,7 +117,7 @@ class Product:
         return out
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
-        """Return what makes C; given a wave, a C with only its blocks in the graph, of which just those can be computed."""
+        """Return what makes C; given a wave, a C with its blocks alone in the graph: just those can be computed."""
         a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
         on, blocking = plan.cluster.device, plan.blocking
         choice = KernelChoice(on, self.dtype, plan.precision, plan.kernel)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
@@ -14,6 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from distributed import Client
 
+    from distmm.runtime.cluster import Device
     from distmm.storage import Matrix
 
 __all__ = ["cluster", "debugging", "out", "pair", "table"]
@@ -53,7 +54,7 @@ def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
 def cluster(
     ctx: typer.Context,
     where: str,
-    device: Literal["auto", "gpu", "cpu"],
+    device: Device,
     workers: int | None = None,
     memory_limit: str | None = None,
     tls: str = "none",

@@ -32,7 +32,7 @@ from distributed.scheduler import ClientState, WorkerState
 from rich.console import Console
 
 from distmm import matmul
-from distmm.clusters import SCHEDULER_CONFIG
+from distmm.clusters.local_cluster import SCHEDULER_CONFIG
 from distmm.cost import ClusterSpec
 from distmm.geometry import Problem, accumulator_dtype
 from distmm.graph import Product, ProductLayer

@@ -22,6 +22,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm import clusters
+from distmm.clusters import gpus, local_cluster
 from distmm.errors import InputError
 
 
@@ -33,8 +34,8 @@ def two_workers() -> Iterator[Client]:
 
 def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
     workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
-    cores = max(1, clusters.CPU_COUNT // 2)
-    threads = cores if cores <= clusters.MOST_CPU_TASKS else 1
+    cores = max(1, local_cluster.CPU_COUNT // 2)
+    threads = cores if cores <= local_cluster.MOST_CPU_TASKS else 1
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
 
 
@@ -94,17 +95,17 @@ def test_the_cores_are_shared_by_workers_their_tasks_and_the_kernels_of_these(
     monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | None, threads: int | None,
     expected: tuple[int, int, str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(clusters, "CPU_COUNT", cores)
+    monkeypatch.setattr(local_cluster, "CPU_COUNT", cores)
     for name in clusters.BLAS_THREADS:
         monkeypatch.delenv(name, raising=False)
-    _, arguments, config = clusters._cpu(workers, 10**9, threads)
+    _, arguments, config = local_cluster._cpu(workers, 10**9, threads)
     kernel = {config[f"distributed.nanny.pre-spawn-environ.{name}"] for name in clusters.BLAS_THREADS}
     assert (arguments["n_workers"], arguments["threads_per_worker"], *kernel) == expected
 
 
 def test_the_configuration_of_cpu_clusters_reaches_their_workers(two_workers: Client) -> None:
-    cores = max(1, clusters.CPU_COUNT // 2)
-    kernel = os.environ.get("OPENBLAS_NUM_THREADS", "1" if cores <= clusters.MOST_CPU_TASKS else str(cores))
+    cores = max(1, local_cluster.CPU_COUNT // 2)
+    kernel = os.environ.get("OPENBLAS_NUM_THREADS", "1" if cores <= local_cluster.MOST_CPU_TASKS else str(cores))
     assert set(two_workers.run(lambda: os.environ["OPENBLAS_NUM_THREADS"]).values()) == {kernel}
 
 
@@ -191,7 +192,7 @@ def test_clusters_that_cannot_be_are_refused(where: str, options: dict[str, Any]
 
 
 def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "_driver", lambda: None)
+    monkeypatch.setattr(gpus, "_driver", lambda: None)
     with pytest.raises(InputError, match=r"a GPU was asked for.*no NVIDIA GPU"), clusters.local("gpu"):
         pass
 
@@ -218,7 +219,7 @@ class Driver:
 def test_a_gpu_without_the_extra_names_the_command_to_type(
     version: int, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clusters, "_driver", lambda: Driver(version))
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(version))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert clusters.missing_for_gpu() == (
         f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install 'distmm[{extra}]'"
@@ -226,7 +227,7 @@ def test_a_gpu_without_the_extra_names_the_command_to_type(
 
 
 def test_a_driver_that_grants_no_device_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clusters, "_driver", lambda: Driver(13000, initialises=100))
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000, initialises=100))
     assert clusters.gpu_count() == 0
 
 
@@ -237,14 +238,14 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
         return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
 
-    monkeypatch.setattr(clusters, "_driver", lambda: Driver(13000))
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
     with clusters.local("auto", memory_limit="8GB", dashboard=None):
         pass
     assert seen == {
         "n_workers": 2,
-        "threads_per_worker": clusters.GPU_THREADS,
+        "threads_per_worker": local_cluster.GPU_THREADS,
         "memory_limit": 8 * 10**9,
         "protocol": "ucx",
         "rmm_pool_size": 0.8,
@@ -269,4 +270,4 @@ def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
     with clusters.local("gpu", dashboard=None) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == clusters.gpu_count()
-        assert {w["nthreads"] for w in workers.values()} == {clusters.GPU_THREADS}
+        assert {w["nthreads"] for w in workers.values()} == {local_cluster.GPU_THREADS}

@@ -1,10 +1,8 @@
-"""Where products run: a cluster started here, on the GPUs or the CPU of this machine, or one that is already there."""
+"""A cluster started here, on the GPUs or the CPUs of this machine."""
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
-import json
 import logging
 import os
 import signal
@@ -12,7 +10,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Literal
+from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
@@ -20,15 +18,14 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.system import MEMORY_LIMIT
 
+from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.errors import InputError
 from distmm.runtime import cluster
-from distmm.submit import elastic, pages
+from distmm.submit import pages
 from distmm.submit.schema import GPU_THREADS
 from distmm.tls import security
 
-__all__ = ["BLAS_THREADS", "connect", "gpu_count", "local", "missing_for_gpu"]
-
-Device = Literal["auto", "gpu", "cpu"]
+__all__ = ["BLAS_THREADS", "SCHEDULER_CONFIG", "local"]
 
 # How the schedulers that we start are set up. Stealing ignores placement where restrictions are loose, and all tasks
 # that wait on a worker are suspects when it dies: with Dask's limit of 3, a few dead workers would end the product.
@@ -60,46 +57,9 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "N
 MOST_CPU_TASKS = 4
 
 
-def _driver() -> ctypes.CDLL | None:
-    """Load the CUDA driver's library, if there is one. Nothing here creates a context: the GPUs are the workers'."""
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
-
-
-def gpu_count() -> int:
-    """Count the CUDA devices that the driver grants this process; 0 without driver.
-
-    The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
-    ``CUDA_VISIBLE_DEVICES``.
-    """
-    driver, count = _driver(), ctypes.c_int(0)
-    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return 0
-    return count.value
-
-
-def missing_for_gpu() -> str | None:
-    """Say in one sentence why a GPU cluster cannot be started here, with the remedy; None where it can."""
-    count = gpu_count()
-    if count == 0:
-        return "there is no NVIDIA GPU that the driver grants this process"
-    absent = [name for name in ("dask_cuda", "cupy", "rmm") if importlib.util.find_spec(name) is None]
-    if not absent:
-        return None
-    driver, version = _driver(), ctypes.c_int(0)
-    if driver is not None:
-        driver.cuDriverGetVersion(ctypes.byref(version))
-    extra = "cuda13" if version.value >= 13000 else "cuda12"
-    return f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{extra}]'"
-
-
 @contextmanager
 def local(
-    device: Device = "auto",
+    device: cluster.Device = "auto",
     *,
     workers: int | None = None,
     threads: int | None = None,
@@ -237,86 +197,3 @@ def _free_address(address: str) -> str:
         except OSError:
             return f"{host}:0"
     return address
-
-
-@contextmanager
-def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
-    """Connect to a cluster that is there, or start one.
-
-    Parameters
-    ----------
-    where : str
-        ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
-        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm as
-        dask-jobqueue is configured for, ``"slurm:job.toml"`` for those that a job file describes.
-    timeout : float
-        Seconds to wait for the scheduler, and again for its first worker.
-    tls : str
-        As for `local`; for a cluster that is there already, the folder with its certificates.
-    **options
-        Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
-
-    Yields
-    ------
-    distributed.Client
-
-    Raises
-    ------
-    InputError
-        For a cluster that does not answer in time, or that has no workers.
-    """
-    if where in ("local", "local-gpu", "local-cpu"):
-        if where != "local":
-            options["device"] = where.removeprefix("local-")
-        with local(tls=tls, **options) as client:
-            yield client
-        return
-    if where.partition(":")[0] == "slurm":
-        with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
-            cluster.warm_up(client)
-            yield client
-        return
-    if tls == "temporary":
-        raise InputError(
-            f"--tls temporary is for clusters that are started here, not for {where}: give the folder "
-            f"with its certificates"
-        )
-    given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
-    if given:
-        raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
-    try:
-        # Not as Dask's default: a client that fails to connect would stay that until it is collected.
-        client = Client(_address(where), timeout=timeout, security=security(tls), set_as_default=False)
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
-            f"this machine reach it? A longer timeout may help"
-        ) from error
-    with client, client.as_current():
-        try:
-            client.wait_for_workers(1, timeout=timeout)
-        except TimeoutError as error:
-            raise InputError(
-                f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
-                f"with dask cuda worker"
-            ) from error
-        yield client
-
-
-def _address(where: str) -> str:
-    """Return the scheduler's address, also from a scheduler file."""
-    if "://" in where:
-        return where
-    if not os.path.isfile(where):
-        raise InputError(
-            f"cluster {where!r} is neither local, local-gpu, local-cpu, an address such as tcp://10.0.0.1:8786, nor "
-            f"an existing scheduler file"
-        )
-    try:
-        with open(where) as file:
-            return str(json.load(file)["address"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise InputError(
-            f"{where}: not a scheduler file ({type(error).__name__}: {error}); write one with "
-            f"dask scheduler --scheduler-file"
-        ) from error

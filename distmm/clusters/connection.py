@@ -1,0 +1,103 @@
+"""A connection to a cluster: one that is there already, one from Slurm, or a new one on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+from distributed import Client
+
+from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
+from distmm.errors import InputError
+from distmm.runtime import cluster
+from distmm.submit import elastic
+from distmm.tls import security
+
+__all__ = ["connect"]
+
+
+@contextmanager
+def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
+    """Connect to a cluster that is there, or start one.
+
+    Parameters
+    ----------
+    where : str
+        ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm as
+        dask-jobqueue is configured for, ``"slurm:job.toml"`` for those that a job file describes.
+    timeout : float
+        Seconds to wait for the scheduler, and again for its first worker.
+    tls : str
+        As for `local`; for a cluster that is there already, the folder with its certificates.
+    **options
+        Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        For a cluster that does not answer in time, or that has no workers.
+    """
+    if where in ("local", "local-gpu", "local-cpu"):
+        if where != "local":
+            options["device"] = where.removeprefix("local-")
+        with local(tls=tls, **options) as client:
+            yield client
+        return
+    if where.partition(":")[0] == "slurm":
+        with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
+            cluster.warm_up(client)
+            yield client
+        return
+    if tls == "temporary":
+        raise InputError(
+            f"--tls temporary is for clusters that are started here, not for {where}: give the folder "
+            f"with its certificates"
+        )
+    given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
+    if given:
+        raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
+    try:
+        # Not as Dask's default: a client that fails to connect would stay that until it is collected.
+        client = Client(_address(where), timeout=timeout, security=security(tls), set_as_default=False)
+    except (OSError, ValueError) as error:
+        raise InputError(
+            f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
+            f"this machine reach it? A longer timeout may help"
+        ) from error
+    with client, client.as_current():
+        try:
+            client.wait_for_workers(1, timeout=timeout)
+        except TimeoutError as error:
+            raise InputError(
+                f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
+                f"with dask cuda worker"
+            ) from error
+        yield client
+
+
+def _address(where: str) -> str:
+    """Return the scheduler's address, also from a scheduler file."""
+    if "://" in where:
+        return where
+    if not os.path.isfile(where):
+        raise InputError(
+            f"cluster {where!r} is neither local, local-gpu, local-cpu, an address such as tcp://10.0.0.1:8786, nor "
+            f"an existing scheduler file"
+        )
+    try:
+        with open(where) as file:
+            return str(json.load(file)["address"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{where}: not a scheduler file ({type(error).__name__}: {error}); write one with "
+            f"dask scheduler --scheduler-file"
+        ) from error

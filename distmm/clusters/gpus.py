@@ -1,0 +1,45 @@
+"""GPUs of this machine, as far as a cluster can be started on them; asked of the driver, without any other library."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+
+__all__ = ["gpu_count", "missing_for_gpu"]
+
+
+def _driver() -> ctypes.CDLL | None:
+    """Load the CUDA driver's library, if there is one. Nothing here creates a context: the GPUs are the workers'."""
+    for name in ("libcuda.so.1", "nvcuda.dll"):
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None
+
+
+def gpu_count() -> int:
+    """Count the CUDA devices that the driver grants this process; 0 without driver.
+
+    The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
+    ``CUDA_VISIBLE_DEVICES``.
+    """
+    driver, count = _driver(), ctypes.c_int(0)
+    if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def missing_for_gpu() -> str | None:
+    """Say in one sentence why a GPU cluster cannot be started here, with the remedy; None where it can."""
+    count = gpu_count()
+    if count == 0:
+        return "there is no NVIDIA GPU that the driver grants this process"
+    absent = [name for name in ("dask_cuda", "cupy", "rmm") if importlib.util.find_spec(name) is None]
+    if not absent:
+        return None
+    driver, version = _driver(), ctypes.c_int(0)
+    if driver is not None:
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    extra = "cuda13" if version.value >= 13000 else "cuda12"
+    return f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{extra}]'"
