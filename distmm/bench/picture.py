@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from distmm.bench.cases import KERNEL
+from distmm.bench.results import Results
 from distmm.errors import InputError
-
-if TYPE_CHECKING:
-    from distmm.bench.results import Results
 
 __all__ = ["draw"]
 

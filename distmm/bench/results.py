@@ -119,12 +119,6 @@ class Results:
         """Write everything as JSON; whoever reads meanwhile finds the file before or after."""
         write_json(str(path.absolute()), self.facts())
 
-    def plot(self, path: Path) -> tuple[Path, Path]:
-        """Draw the rates over the number of workers as ``path`` with .png and .svg; return both paths."""
-        from distmm.bench.picture import draw
-
-        return draw(self, path)
-
     def table(self) -> Table:
         """Lay the rows out as a table, by scaling, place and type."""
         from rich.table import Table

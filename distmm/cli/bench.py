@@ -64,6 +64,7 @@ def kernels(
     from distmm.errors import InputError
     from distmm_kernels import bench as experiment
     from distmm_kernels import device as devices
+    from distmm_kernels.bench import picture, roofline
 
     missing = devices.why_no_gpu()
     if missing and (device is options.Device.gpu or part is Part.race):
@@ -94,8 +95,10 @@ def kernels(
         facts = {part: dataclasses.asdict(report) for part, report in found.items()}
         json.write_text(serialised(facts, indent=1) + "\n", encoding="utf-8")
     if name is not None:
-        for each, report in found.items():
-            report.plot(name if each == "ladder" else name.with_name(f"{name.name}-roofline"))
+        if "ladder" in found:
+            picture.draw(found["ladder"], name)
+        if "race" in found:
+            roofline.draw(found["race"], name.with_name(f"{name.name}-roofline"))
 
 
 app.command()(scaling.scaling)

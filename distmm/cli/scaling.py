@@ -100,6 +100,7 @@ def scaling(
     ```
     """
     from distmm import bench, clusters
+    from distmm.bench import picture
     from distmm.cli import session
     from distmm.errors import InputError, WrongResultError
     from distmm.job.stop import seconds
@@ -148,7 +149,7 @@ def scaling(
     console.print(results.table())
     name = options.picture(plot)
     if name is not None and any(row.seconds for row in results.rows):
-        results.plot(name)
+        picture.draw(results, name)
     wrong: list[Case] = [row.case for row in results.rows if row.ok is False]
     if wrong:
         raise WrongResultError(f"{len(wrong)} results are wrong, the first of {wrong[0]}")

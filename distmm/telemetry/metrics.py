@@ -9,19 +9,16 @@ from __future__ import annotations
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-if TYPE_CHECKING:
-    from distmm.telemetry.record import Record
-    from distmm.telemetry.scheduler import Telemetry
-    from distmm.telemetry.worker import WorkerTelemetry
+from distmm.telemetry.record import Record
 
-__all__ = ["SERIES", "counts", "expose", "withdraw"]
+__all__ = ["SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
 
 # Name, kind, label and meaning of every series; counters get the suffix _total when they are written.
 SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
@@ -74,18 +71,18 @@ def counts(record: Record) -> Counter[str]:
     return found
 
 
-def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
-    """Read the products on one scheduler."""
+def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Reading]:
+    """Read the products on one scheduler, and what records that are gone had counted."""
     # Counters are there, at 0, before anything happens: Prometheus sees no increase in a series that begins at 1.
     totals = Counter({name: 0 for name, (kind, label, _) in SERIES.items() if kind == "counter" and not label})
-    totals.update(telemetry.past)
-    for record in telemetry.records.values():
+    totals.update(past)
+    for record in records:
         totals.update(counts(record))
     for key, value in totals.items():
         series, _, worker = key.partition("/")
         yield series, worker, value
     now = time.time()
-    for record in telemetry.records.values():
+    for record in records:
         product, figures = record.title, record.figures(now)
         yield "distmm_blocks", product, figures.blocks
         yield "distmm_blocks_done", product, figures.blocks_done
@@ -95,24 +92,10 @@ def of_scheduler(telemetry: Telemetry) -> Iterator[Reading]:
         yield "distmm_bytes_moved", product, figures.moved
         yield "distmm_bytes_bound", product, figures.bound
         yield "distmm_running", product, figures.state in ("waiting", "running")
-    if telemetry.records:
-        plan = record.plan
-        yield "distmm_planned_flops_per_second", "", plan.cluster.rate
-        yield "distmm_planned_peak_bytes", "", plan.cost.peak_bytes + max(record.before.values(), default=0)
-
-
-def of_worker(plugin: WorkerTelemetry) -> Iterator[Reading]:
-    """Read one worker."""
-    worker = plugin.worker
-    name = str(worker.name).rpartition("//")[2]
-    yield "distmm_received_bytes", name, plugin.received_total
-    yield "distmm_kernel_seconds", name, plugin.kernel_seconds
-    yield "distmm_block_bytes", name, worker.state.nbytes
-    device = plugin.gpu(worker)
-    if device is not None:
-        yield "distmm_gpu_memory_used_bytes", name, device.used
-        yield "distmm_gpu_memory_bytes", name, device.total
-        yield "distmm_gpu_utilization_ratio", name, device.utilization
+    if records:
+        last = records[-1]
+        yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate
+        yield "distmm_planned_peak_bytes", "", last.plan.cost.peak_bytes + max(last.before.values(), default=0)
 
 
 class _Collector:

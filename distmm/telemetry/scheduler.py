@@ -206,7 +206,7 @@ class Telemetry(SchedulerPlugin):
 
     def readings(self) -> Iterator[metrics.Reading]:
         """Return what Prometheus is told."""
-        return metrics.of_scheduler(self)
+        return metrics.of_records(list(self.records.values()), self.past)
 
     def active(self, now: float) -> Iterator[Record]:
         """Products that are not done, or that have just been: the last heartbeats are still to come."""

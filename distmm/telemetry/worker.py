@@ -88,7 +88,15 @@ class WorkerTelemetry(WorkerPlugin):
 
     def readings(self) -> Iterator[metrics.Reading]:
         """Return what Prometheus is told."""
-        return metrics.of_worker(self)
+        name = str(self.worker.name).rpartition("//")[2]
+        yield "distmm_received_bytes", name, self.received_total
+        yield "distmm_kernel_seconds", name, self.kernel_seconds
+        yield "distmm_block_bytes", name, self.worker.state.nbytes
+        device = self.gpu(self.worker)
+        if device is not None:
+            yield "distmm_gpu_memory_used_bytes", name, device.used
+            yield "distmm_gpu_memory_bytes", name, device.total
+            yield "distmm_gpu_utilization_ratio", name, device.utilization
 
     def _receive(self, array: str, nbytes: int) -> None:
         self.received_total += nbytes

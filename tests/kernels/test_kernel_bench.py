@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from distmm_kernels import device
-from distmm_kernels.bench import HEATS, Heat, Report, Results, Row, Run, race, run
+from distmm_kernels.bench import HEATS, Heat, Report, Results, Row, Run, picture, race, roofline, run
 from distmm_kernels.bench.experiment import _copies
 from distmm_kernels.bench.report import _time
 from distmm_kernels.bench.timing import rotation
@@ -65,12 +65,12 @@ def test_json_holds_every_row(report, tmp_path):
 
 
 def test_the_picture_is_written_as_png_and_svg(report, tmp_path):
-    png, svg = report.plot(tmp_path / "kernels.v1")
+    png, svg = picture.draw(report, tmp_path / "kernels.v1")
     assert (png.name, svg.name) == ("kernels.v1.png", "kernels.v1.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "</svg>" in svg.read_text()
     with pytest.raises(ValueError, match="no rows to draw"):
-        Report.of(device.cpu(), 0, 1).plot(tmp_path / "empty")
+        picture.draw(Report.of(device.cpu(), 0, 1), tmp_path / "empty")
 
 
 def test_rows_are_compared_with_their_peers_and_the_claim_is_answered():
@@ -153,11 +153,11 @@ def test_a_race_is_written_as_json_and_as_a_roofline(tmp_path):
     results = some_results()
     results.to_json(tmp_path / "race.json")
     assert len(json.loads((tmp_path / "race.json").read_text())["runs"]) == 4
-    png, svg = results.plot(tmp_path / "race")
+    png, svg = roofline.draw(results, tmp_path / "race")
     assert png.read_bytes().startswith(b"\x89PNG")
     assert "fp16x3, float32 to float32" in svg.read_text()
     with pytest.raises(ValueError, match="no runs to draw"):
-        some_results(()).plot(tmp_path / "empty")
+        roofline.draw(some_results(()), tmp_path / "empty")
 
 
 def test_heats_name_kernels_that_multiply_their_type_as_precisely_as_they_say():

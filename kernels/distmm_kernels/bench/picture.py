@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from distmm_kernels.bench.report import Report
+from distmm_kernels.bench.report import Report
 
 __all__ = ["draw"]
 

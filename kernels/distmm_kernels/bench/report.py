@@ -156,12 +156,6 @@ class Report:
         """Write everything as JSON."""
         Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
-    def plot(self, path: str | Path) -> tuple[Path, Path]:
-        """Draw the rates, one panel for each type and order, as ``path`` with .png and .svg; return both paths."""
-        from distmm_kernels.bench.picture import draw
-
-        return draw(self, Path(path))
-
 
 def _time(seconds: float | None) -> str:
     if seconds is None:

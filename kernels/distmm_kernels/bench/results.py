@@ -126,9 +126,3 @@ class Results:
     def to_json(self, path: str | Path) -> None:
         """Write everything as JSON."""
         Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
-
-    def plot(self, path: str | Path) -> tuple[Path, Path]:
-        """Draw the roofline as ``path`` with .png and .svg; return both paths."""
-        from distmm_kernels.bench.roofline import draw
-
-        return draw(self, Path(path))

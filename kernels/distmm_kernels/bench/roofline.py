@@ -6,10 +6,8 @@ Williams, Waterman, Patterson: Roofline, Communications of the ACM 52 (4), 2009.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from distmm_kernels.bench.results import Results
+from distmm_kernels.bench.results import Results
 
 __all__ = ["draw"]
 

@@ -17,7 +17,7 @@ from distmm.cost import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import metrics, scheduler
+from distmm.telemetry import scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
@@ -240,7 +240,7 @@ def test_a_failing_product_says_why(current: Client) -> None:
 def test_old_records_go_and_the_counters_stay(current: Client) -> None:
     def counters(dask_scheduler: Scheduler) -> tuple[int, float]:
         plugin = dask_scheduler.plugins[Telemetry.name]
-        readings = list(metrics.of_scheduler(plugin))
+        readings = list(plugin.readings())
         return len(plugin.records), sum(value for name, _, value in readings if name == "distmm_flops")
 
     A = da.ones((32, 32), chunks=16)
