@@ -13,7 +13,7 @@ from distmm.geometry import Symmetry
 from distmm.operands import Operand, check_pair, wrap
 from distmm.plan import Plan
 from distmm.planning import Wishes
-from distmm.product import Product
+from distmm.product import Gemm
 from distmm.runtime import cluster
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
@@ -128,7 +128,7 @@ def gemm(
     check_pair(a, b)
     _check_scalars(alpha, beta, C)
     c = wrap(C, "C") if beta != 0 else None
-    product = Product.of(a, b, alpha=alpha, beta=beta, c=c)
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
     return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
 
 
@@ -192,7 +192,7 @@ def gram(
         raise InputError(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
         )
-    product = Product.of(a, b, alpha=alpha, symmetry=symmetry)
+    product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
     return product.array(Wishes(precision, kernel, device, _square(blocks), plan), out, client)
 
 
@@ -240,7 +240,7 @@ def plan(
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
-    product = Product.of(a, b, symmetry=symmetry)
+    product = Gemm.of(a, b, symmetry=symmetry)
     return product.plan(Wishes(precision, kernel, device, blocks, plan), out, client or cluster.current_client())
 
 

@@ -23,11 +23,11 @@ from distmm.runtime import cluster
 from distmm.tasks import Epilogue, KernelChoice
 from distmm.telemetry import client as telemetry
 
-__all__ = ["Product"]
+__all__ = ["Gemm"]
 
 
 @dataclass(frozen=True)
-class Product:
+class Gemm:
     """What is to be computed: ``alpha * a @ b + beta * c``.
 
     Attributes
@@ -51,7 +51,7 @@ class Product:
     symmetry: Symmetry | None = None
 
     @classmethod
-    def of(cls, a: Operand, b: Operand, **more: Any) -> Product:
+    def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
         """Take the operands as the user gave them."""
         return cls(as_matrix(a, 0), as_matrix(b, 1), (len(a.shape) == 1, len(b.shape) == 1), **more)
 
@@ -76,9 +76,7 @@ class Product:
 
     def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
         """Plan it; with an `out` that is written to, C does not stay in the workers' memory."""
-        chunks = self._chunks_of(out)
-        written = out is not None and chunks is None
-        return plan_for(self.problem, self.a, self.b, wishes, client, written, chunks)
+        return plan_for(self.problem, self.a, self.b, wishes, client, _is_written(out), self._chunks_of(out))
 
     def _chunks_of(self, out: Any) -> Chunks | None:
         """Chunks of a Dask array as those of C, which has the dimensions that vectors lack."""
@@ -96,7 +94,7 @@ class Product:
         if out is not None:
             given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
             into.check_out(out, self.shape, self.dtype, self.a.kind, given)
-        written = out is not None and not isinstance(out, da.Array)
+        written = _is_written(out)
         client = client or cluster.current_client()
         plan = self.plan(wishes, out, client)
         if client is not None:
@@ -161,3 +159,8 @@ class Product:
             return da.broadcast_to(source, shape).rechunk(chunks)
         except ValueError:
             raise InputError(f"C has shape {c.shape}, the product {shape}: C must broadcast to it") from None
+
+
+def _is_written(out: Any) -> bool:
+    """Whether an `out` takes the blocks of C; a Dask array becomes the lazy product instead."""
+    return out is not None and not isinstance(out, da.Array)

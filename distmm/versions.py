@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
@@ -9,8 +10,8 @@ __all__ = ["installed"]
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those distributions that are installed here."""
-    found = {}
+    """Return the versions of Python and of those distributions that are installed here."""
+    found = {"python": platform.python_version()}
     for package in packages:
         try:
             found[package] = version(package)

@@ -61,11 +61,9 @@ def _described(device: object) -> str:
 
 
 def _versions() -> list[tuple[str, str]]:
-    import platform
-
     from distmm.versions import installed
 
     found = installed(PACKAGES)
     # One for each CUDA version, and none on CPUs: what is missing of these says nothing.
-    shown = [name for name in PACKAGES if name in found or not name.startswith(("distributed-ucxx", "cupy"))]
-    return [("python", platform.python_version()), *((name, found.get(name, "not installed")) for name in shown)]
+    shown = (n for n in ("python", *PACKAGES) if n in found or not n.startswith(("distributed-ucxx", "cupy")))
+    return [(name, found.get(name, "not installed")) for name in shown]

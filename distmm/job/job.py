@@ -20,7 +20,7 @@ from distmm.job.loop import Loop
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of
 from distmm.job.spec import Spec
 from distmm.job.stop import Stop
-from distmm.job.summary import Summary
+from distmm.job.summary import Made, Summary
 from distmm.job.wave import Writer
 from distmm.plan import Plan
 from distmm.runtime import cluster
@@ -37,17 +37,6 @@ __all__ = ["Announce", "Job", "Progress"]
 
 Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
-
-
-@dataclass(frozen=True)
-class Made:
-    """What a run has done: blocks of C that it found, made, and made again; seconds, and bytes between workers."""
-
-    kept: int
-    blocks: int = 0
-    recomputed: int = 0
-    seconds: float = 0.0
-    bytes_moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -140,8 +129,12 @@ class Job:
         writer = Writer(folder, lock.number, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
         loop = Loop(client, spec, plan, writer, stop, progress)
         missing = blocks - done
+
+        def flops(count: int) -> float:
+            return plan.problem.flops * count / max(1, len(blocks))
+
         if announce is not None:
-            announce(plan, plan.problem.flops * len(missing) / max(1, len(blocks)))
+            announce(plan, flops(len(missing)))
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             loop.run(missing)
@@ -158,7 +151,7 @@ class Job:
             _report(client, folder, loop)
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
-        return Made(len(done), len(loop.records), len(loop.rejected), seconds, moved)
+        return Made(len(done), len(loop.rejected), seconds, flops(len(loop.records)), moved)
 
     def _trusted(self, client: Client, plan: Plan) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""
@@ -205,12 +198,7 @@ class Job:
         if os.path.exists(folder.pending_report):
             os.replace(folder.pending_report, folder.report)
         folder.remove()
-        share = made.blocks / max(1, plan.blocking.c_blocks)
-        return Summary.of(
-            folder,
-            content, plan=plan, seconds=made.seconds, flops=plan.problem.flops * share, bytes_moved=made.bytes_moved,
-            kept=made.kept, recomputed=made.recomputed,
-        )  # fmt: skip
+        return Summary.of(folder, content, plan, made)
 
     def _check_fully(self) -> None:
         spec, folder = self.spec, self.folder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import secrets
 import socket
 import time
@@ -55,7 +54,7 @@ def run_of(plan: Plan, client: Client) -> Json:
         "started": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "versions": {"python": platform.python_version(), **installed(PACKAGES)},
+        "versions": installed(PACKAGES),
         "device": plan.cluster.device,
         "workers": plan.cluster.workers,
         "plan": str(plan),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,18 @@ from distmm.plan import Plan
 from distmm.storage import open_matrix
 from distmm.telemetry import units
 
-__all__ = ["Summary"]
+__all__ = ["Made", "Summary"]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What one run has done for C; each figure is an attribute of its `Summary`, and explained there."""
+
+    kept: int
+    recomputed: int = 0
+    seconds: float = 0.0
+    flops: float = 0.0
+    bytes_moved: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,24 +92,23 @@ class Summary:
         ]
 
     @classmethod
-    def of(cls, folder: Folder, certificate: Json, **figures: Any) -> Summary:
-        """Summarise a complete C; `figures` are those of this run."""
+    def of(cls, folder: Folder, certificate: Json, plan: Plan | None, made: Made) -> Summary:
+        """Summarise a complete C, and the run that completed it."""
         c = open_matrix(certificate["output"]["name"])
         checked = certificate["spec"]["check"] != "none"
         return cls(
             path=folder.target,
             shape=c.shape,
             dtype=c.dtype,
+            plan=plan,
             blocks=len(certificate["done"]),
             residual=certificate["largest_residual"] or 0.0 if checked else None,
             certificate=folder.certificate if checked else None,
-            report=folder.report if figures["plan"] is not None and os.path.exists(folder.report) else None,
-            **figures,
+            report=folder.report if plan is not None and os.path.exists(folder.report) else None,
+            **asdict(made),
         )
 
     @classmethod
     def of_complete(cls, folder: Folder, certificate: Json) -> Summary:
         """Summarise a C that was complete before this run."""
-        kept = len(certificate["done"])
-        nothing: dict[str, Any] = {"seconds": 0.0, "flops": 0.0, "bytes_moved": 0, "recomputed": 0}
-        return cls.of(folder, certificate, plan=None, kept=kept, **nothing)
+        return cls.of(folder, certificate, None, Made(kept=len(certificate["done"])))
