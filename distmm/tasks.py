@@ -8,6 +8,7 @@ accumulation would then count a product twice.
 from __future__ import annotations
 
 import contextlib
+import threading
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distmm import gpu
+from distmm.beside import beside_products
 from distmm.geometry import Symmetry
 from distmm.host import Lent, files
 
@@ -36,6 +38,9 @@ DIAGONAL_TILE = 256
 WARM = 512  # their depth where a kernel is only to be loaded; edge of what is sent to try the connections
 
 Block = Any  # a NumPy or CuPy array, or an operand in a kernel's own format
+
+# Of the loads that are under way so many copy at a time: two keep the link busy, and the first ones are there early.
+_loading = threading.BoundedSemaphore(2)
 
 
 @dataclass(frozen=True)
@@ -192,11 +197,12 @@ def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
 
 
 def warm(choice: KernelChoice) -> None:
-    """Load (or compile) the kernel for large blocks and use it once, as a chain does. Runs on workers."""
+    """Load (or compile) the kernel for large blocks and use it as a chain does. Runs on workers."""
     kernel = _kernel(choice, LARGE, LARGE, LARGE, ())
     a = kernel.prepare_a(np.zeros((LARGE, WARM), choice.dtype))
     b = kernel.prepare_b(np.zeros((WARM, LARGE), choice.dtype))
-    kernel.multiply(a, b, kernel.multiply(a, b, None), dtype=choice.dtype)
+    c = kernel.multiply(a, b, kernel.multiply(a, b, None))  # a first step, one between, and a last one
+    kernel.multiply(a, b, c, dtype=choice.dtype)
 
 
 def small_block() -> Block:
@@ -246,10 +252,9 @@ def to_device(block: Block) -> Block:
 
 def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Block:
     """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
-    if device == "cuda" and isinstance(source, Lent):
-        return source.to_device(index)
-    if device == "cuda" and isinstance(source, files.Source):
-        return files.upload(source, index)
+    if device == "cuda" and isinstance(source, (Lent, files.Source)):
+        with beside_products("load"), _loading:
+            return source.to_device(index) if isinstance(source, Lent) else files.upload(source, index)
     block = np.asarray(source[index])
     return to_device(block) if device == "cuda" else block
 

@@ -35,22 +35,28 @@ __all__ = ["count_allocations", "kernel_alone", "peak_bytes", "program", "start_
 # Bytes of results on a worker that are none of the matrices before.
 LEFTOVERS = 1 << 20
 
-KERNEL_RUNS = 5  # of the kernel alone, after a warm-up; the median counts
+# Of the kernel alone, the later half of which counts: a GPU that has rested runs some per cent faster for a while.
+KERNEL_SECONDS = 1.5
 
 
 def kernel_alone(name: str | None, edge: int, dtype: np.dtype[Any], precision: str, gpu: bool) -> tuple[str, float]:
-    """Name and seconds of one worker's kernel, operands prepared each time. Runs on workers."""
+    """Name and seconds of one worker's kernel at its sustained rate, operands prepared each time. Runs on workers."""
     from distmm_kernels import config, device, select
 
     problem = config.Problem(edge, edge, edge, config.operand_dtype(dtype))
     kernel = select.select(problem, device.current() if gpu else device.cpu(), precision, name=name)
     x, y = (matrices.normal((edge, edge), dtype, [edge, seed], gpu) for seed in range(2))
-    seconds = []
-    for _ in range(1 + KERNEL_RUNS):
+
+    def once() -> float:
         start = time.perf_counter()
         kernel.multiply(kernel.prepare_a(x), kernel.prepare_b(y), None, dtype=dtype)
-        seconds.append(time.perf_counter() - start)
-    return kernel.name, float(np.median(seconds[1:]))
+        return time.perf_counter() - start
+
+    once()  # loads the kernel
+    seconds = [once(), once()]
+    while sum(seconds) < KERNEL_SECONDS:
+        seconds.append(once())
+    return kernel.name, float(np.median(seconds[len(seconds) // 2 :]))
 
 
 def count_allocations() -> None:

@@ -1,13 +1,14 @@
 """From the client's memory to this worker's GPU and back, on streams of their own, beside the products.
 
-Pinned memory the GPU reads and writes by itself. Any other goes through two pinned buffers a thread: while the device
+Pinned memory the GPU reads and writes by itself. Any other goes through two pinned buffers a block: while the device
 copies one, threads fill or empty the other.
 """
 
 from __future__ import annotations
 
-import threading
+import itertools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from distmm import gpu
 from distmm.host import attach, segments
 from distmm.host.lent import Lent, whole
 
-__all__ = ["download", "fetch", "upload"]
+__all__ = ["download", "fetch", "pieces", "upload"]
 
 # Bytes of a staging buffer: the device takes 1.2 ms for it, a hundred times what it takes to start a copy.
 STAGE = 64 << 20
@@ -30,13 +31,13 @@ def upload(part: Lent) -> Any:
     import cupy
 
     flat, swapped = part.by_rows()
-    with gpu.working("upload") as stream:
+    with _buffers(flat) as buffers, gpu.working("upload") as stream:
         block = cupy.empty(flat.shape, flat.dtype)
         for host, device in _matrices(flat, block):
-            if _is_pinned(host):
+            if not buffers:
                 _to_device(device, _pinned(host), host.strides[0], stream)
                 continue
-            for rows, place, staged, idle in _in_turn(host):
+            for rows, place, staged, idle in _in_turn(host, buffers):
                 idle.synchronize()  # the device has taken what was in the buffer
                 attach.read(rows.pid, rows.rows(), staged.ctypes.data)
                 _to_device(device[place], staged.ctypes.data, staged.strides[0], stream)
@@ -51,14 +52,14 @@ def download(part: Lent, block: Any) -> None:
     if block.shape != part.shape:
         raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
     flat, swapped = part.by_rows()
-    with gpu.working("download") as stream:
+    with _buffers(flat) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
         for host, device in _matrices(flat, block):
-            if _is_pinned(host):
+            if not buffers:
                 _to_host(_pinned(host), host.strides[0], device, stream)
                 continue
             waiting = None
-            for rows, place, staged, full in _in_turn(host):
+            for rows, place, staged, full in _in_turn(host, buffers):
                 _to_host(staged.ctypes.data, staged.strides[0], device[place], stream)
                 full.record(stream)
                 if waiting is not None:  # the rows before, while the device copies these
@@ -66,6 +67,13 @@ def download(part: Lent, block: Any) -> None:
                 waiting = rows, staged, full
             if waiting is not None:
                 _write(*waiting)
+
+
+def pieces(block: np.ndarray) -> Iterator[Any]:
+    """Yield some rows after the other of a block ``(m, n)`` in host memory, as CuPy arrays."""
+    height = max(1, STAGE // max(1, block.shape[1] * block.itemsize))
+    for first in range(0, len(block), height):
+        yield upload(whole(block[first : first + height]))
 
 
 def fetch(block: Any) -> np.ndarray:
@@ -88,8 +96,8 @@ def _matrices(host: Lent, device: Any) -> Iterator[tuple[Lent, Any]]:
 
 def _is_pinned(host: Lent) -> bool:
     """Whether the device may copy it by itself: its rows are in a segment, ascending, as far apart as CUDA allows."""
-    width = host.shape[1] * host.dtype.itemsize
-    return host.segment is not None and (host.shape[0] == 1 or width <= host.strides[0] <= MOST_PITCH)
+    width = host.shape[-1] * host.dtype.itemsize
+    return host.segment is not None and (host.shape[-2] == 1 or width <= host.strides[-2] <= MOST_PITCH)
 
 
 def _pinned(host: Lent) -> int:
@@ -116,26 +124,44 @@ def _to_host(target: int, pitch: int, device: Any, stream: Any) -> None:
     runtime.memcpy2DAsync(target, pitch, device.data.ptr, width, width, rows, runtime.memcpyDeviceToHost, stream.ptr)
 
 
-_local = threading.local()
+Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of the copy that was last asked for
+
+_idle: list[Buffers] = []
 
 
-def _in_turn(host: Lent) -> Iterator[tuple[Lent, slice, np.ndarray, Any]]:
-    """Cut a matrix into ranges of rows, each with one of this thread's two pinned buffers and an event for it."""
+@contextmanager
+def _buffers(host: Lent) -> Iterator[Buffers]:
+    """Lend two pinned buffers, or none for what is pinned; to be entered before the stream, which waits at its end.
+
+    They are kept for the next block: tasks that leave their slots run in new threads.
+    """
+    if _is_pinned(host):
+        yield []
+        return
     import cupy
 
-    width = host.shape[1] * host.dtype.itemsize
-    if getattr(_local, "size", 0) < max(STAGE, width):
-        _local.size = max(STAGE, width)
-        _local.buffers = [
-            (cupy.cuda.alloc_pinned_memory(_local.size), cupy.cuda.Event(block=True, disable_timing=True))
-            for _ in range(2)
+    try:
+        pair = _idle.pop()
+    except IndexError:
+        pair = [
+            (cupy.cuda.alloc_pinned_memory(STAGE), cupy.cuda.Event(block=True, disable_timing=True)) for _ in range(2)
         ]
-    height = max(1, STAGE // width)
-    for turn, first in enumerate(range(0, host.shape[0], height)):
-        place = slice(first, first + height)
-        rows = host.part((place, slice(None)))
-        buffer, event = _local.buffers[turn % 2]
-        yield rows, place, np.ndarray(rows.shape, rows.dtype, buffer), event
+    try:
+        yield pair
+    finally:
+        _idle.append(pair)
+
+
+def _in_turn(host: Lent, buffers: Buffers) -> Iterator[tuple[Lent, tuple[slice, slice], np.ndarray, Any]]:
+    """Cut a matrix into ranges of rows, or parts of long ones, each with one of the buffers and its event."""
+    width = min(host.shape[1], STAGE // host.dtype.itemsize)
+    height = max(1, STAGE // (width * host.dtype.itemsize))
+    places = itertools.product(range(0, host.shape[0], height), range(0, host.shape[1], width))
+    for turn, (row, column) in enumerate(places):
+        place = slice(row, row + height), slice(column, column + width)
+        part = host.part(place)
+        buffer, event = buffers[turn % 2]
+        yield part, place, np.ndarray(part.shape, part.dtype, buffer), event
 
 
 def _write(rows: Lent, staged: np.ndarray, full: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
+from distmm.beside import beside_products
 from distmm.everywhere import everywhere
 from distmm.host import attach, segments
 
@@ -22,6 +24,9 @@ SMALLEST = 1 << 20
 
 # Topic of Dask's events under which the scheduler names the operands of products that it has forgotten.
 TOPIC = "distmm-forgotten"
+
+# Of the blocks that are on their way from the GPU so many are copied at a time.
+_storing = threading.BoundedSemaphore(2)
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,8 @@ class Lent:
         if hasattr(block, "__cuda_array_interface__"):
             from distmm.host import device
 
-            device.download(part, block)
+            with beside_products("store"), _storing:
+                device.download(part, block)
             return
         here = part.here()
         if here is not None:

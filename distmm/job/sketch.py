@@ -17,15 +17,13 @@ vector is odd, which no single error escapes, and the other any residue.
 from __future__ import annotations
 
 import math
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from distmm import gpu
+from distmm.host import device
 from distmm.tolerance import Tolerance, in_type, stands_out
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors"]
@@ -35,9 +33,8 @@ VECTORS = 2
 # Root mean square of +-U(1, 2).
 RMS = math.sqrt(7 / 3)
 
-# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's. Several threads take
-# larger ones, or they would wait for each other's lock on Python.
-CPU_PIECE, THREADS_PIECE, GPU_PIECE = 2**19, 2**21, 2**26
+# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
+CPU_PIECE, GPU_PIECE = 2**19, 2**26
 
 Block = Any  # a NumPy or CuPy array
 
@@ -107,13 +104,11 @@ def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch]
         return Sketch(before.values + values, before.rows + rows, before.columns + columns)
 
 
-def _times(block: Block, x: np.ndarray, work: np.dtype, threads: int = 1) -> tuple[np.ndarray, np.ndarray]:
+def _times(block: Block, x: np.ndarray, work: np.dtype, on_gpu: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """Return the block times `x`, and the sums of squares of its rows (none for integers), in host memory."""
     xp = gpu.namespace(block)
-    if xp is np and threads > 1:
-        cuts = np.linspace(0, len(block), threads + 1).astype(int)
-        parts = [block[first:end] for first, end in pairwise(cuts)]
-        made = _pool(threads).map(lambda part: _by_pieces(np, part, x, work, THREADS_PIECE), parts)
+    if xp is np and on_gpu and block.size:
+        made = (_times(piece, x, work) for piece in device.pieces(block))
         values, rows = zip(*made, strict=True)
         return np.concatenate(values), np.concatenate(rows)
     if xp is np:
@@ -121,12 +116,6 @@ def _times(block: Block, x: np.ndarray, work: np.dtype, threads: int = 1) -> tup
     with gpu.working("product"):
         values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
         return values.get(), rows.get()
-
-
-@cache
-def _pool(threads: int) -> ThreadPoolExecutor:
-    """Threads that all blocks share which are judged at a time: many come together at the end of a wave."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="distmm-judge")
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
@@ -155,7 +144,7 @@ def judge(
     alpha: complex = 1,
     beta: complex = 0,
     added: np.ndarray | None = None,
-    threads: int = 1,
+    on_gpu: bool = False,
 ) -> Judgement:
     """Compare a block of C ``(m, n)`` with what the sketches say of it.
 
@@ -172,18 +161,19 @@ def judge(
     alpha, beta : scalars
     added : array of shape (m, n), optional
         The block of the C that was there before, times beta.
-    threads : int
-        That read the block at the same time.
+    on_gpu : bool
+        Have the worker's GPU read the block, which is in host memory, piece by piece: 0.2 s for one of 28672 x 28672
+        bfloat16. NumPy took 2.6 s with 16 threads, which wait for each other's lock on Python.
     """
     work = tolerance.work
-    given, squares = _times(block, x, work, threads)
+    given, squares = _times(block, x, work, on_gpu)
     truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
     extra = np.zeros(block.shape[0])
     with np.errstate(over="ignore", invalid="ignore"):
         if alpha != 1:
             truth = truth * in_type(alpha, work)
         if added is not None:
-            more, extra = _times(added, x, work, threads)
+            more, extra = _times(added, x, work, on_gpu)
             truth = truth + more * in_type(beta, work)
         if tolerance.exact:
             wrong = tolerance.differ(truth, given).any(axis=1)

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,12 +23,11 @@ from typing import Any
 import numpy as np
 from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import Layer
-from distributed import get_worker, secede
+from distributed import get_worker
 
-from distmm.cost import ClusterSpec
+from distmm.beside import beside_products
 from distmm.geometry import Wave, slices
 from distmm.graph import Placed, Placement
-from distmm.host.attach import THREADS
 from distmm.job import sketch
 from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, write_json
@@ -97,22 +94,24 @@ class Writer:
         dict
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
-        with _beside_products(self.plan.cluster):
+        cluster = self.plan.cluster
+        # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
+        # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
+        # says. On CPU workers the plan counts all finished blocks of a wave.
+        with beside_products("write", math.inf if cluster.device == "cpu" else cluster.threads):
             get_worker().log_event(self.topic, [where.product, where.i, where.j])
             return self._written(where, np.ascontiguousarray(block), left, position, added)
 
     def _written(
         self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
     ) -> Json:
-        # The cores of a GPU's host have little else to do; those that multiply would wait for these threads.
-        threads = THREADS if self.plan.cluster.device == "cuda" else 1
         with ThreadPoolExecutor(1) as beside:
             crc = beside.submit(checksum, block)
             judged = None
             if self.tolerance is not None and left is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
                 about = self.tolerance, left, position, block, x, self.alpha, self.beta, added
-                judged = sketch.judge(*about, threads=threads)
+                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda")
         record: Json = {
             "i": where.i,
             "j": where.j,
@@ -138,31 +137,6 @@ class Writer:
             record["time"] = time.time()
             write_json(self.folder.marker(where.i, where.j), record)
         return {**record, "written": accepted}
-
-
-_beside: list[None] = []  # one for each task of this process that writes without a slot of the worker
-_entering = threading.Lock()
-
-
-@contextmanager
-def _beside_products(cluster: ClusterSpec) -> Iterator[None]:
-    """Leave the worker's slot to the next product while this task reads, compares and writes.
-
-    On GPU workers, whose blocks are in host memory by then, as many do so at a time as there are slots: where the disk
-    is slower than the GPU, products wait for it, and the host holds no more blocks than the plan says. On CPU workers
-    the plan counts all finished blocks of a wave.
-    """
-    with _entering:
-        leaves = cluster.device == "cpu" or len(_beside) < cluster.threads
-        if leaves:
-            _beside.append(None)
-    try:
-        if leaves:
-            secede()
-        yield
-    finally:
-        if leaves:
-            _beside.pop()
 
 
 def _write(

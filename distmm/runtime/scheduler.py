@@ -117,8 +117,10 @@ class PlacementPlugin(SchedulerPlugin):
                 holder = next(iter(source.who_has or ()), None)
                 self.home[operand] = holder.address if holder else self.ranks[self._slot(home)]
                 waits = self._serves_only(source, where.product)
+                # On GPUs loads leave their slots to products: those that may begin do, before products of open steps.
+                ahead = plan.lookahead if plan is not None and plan.cluster.device == "cuda" else 0
                 for maker in self._makers(source, new):
-                    self._hold(maker, where.order)
+                    self._hold(maker, where.order - ahead)
                     if waits:
                         held.tasks[maker.key] = home
                     else:
@@ -201,7 +203,9 @@ class PlacementPlugin(SchedulerPlugin):
                     copied.add(operand)
         self.opening.clear()
         self._copy(copied)
-        self.scheduler.transitions(ready, stimulus_id="distmm-open")
+        # Dask takes the last one first, and a worker begins what comes first.
+        last_first = sorted(ready, key=lambda key: self.scheduler.tasks[key].priority, reverse=True)
+        self.scheduler.transitions({key: ready[key] for key in last_first}, stimulus_id="distmm-open")
         self._rest_memory_manager()
 
     def _copy(self, operands: Iterable[object]) -> None:

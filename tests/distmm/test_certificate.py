@@ -19,6 +19,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import WrongResultError
+from distmm.host import device
 from distmm.job import sketch
 from distmm.storage import open_matrix
 from distmm.tolerance import Tolerance
@@ -85,15 +86,18 @@ def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
         assert not judged(a, b, wrong).ok, bit
 
 
-@pytest.mark.parametrize("threads", [2, 3, 100])
-@pytest.mark.parametrize("name", ["bfloat16", "float64", "int8"])
-def test_threads_judge_as_one_does(name: str, threads: int) -> None:
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", TYPES)
+def test_a_gpu_judges_blocks_in_host_memory_as_numpy_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "STAGE", 2000)  # bytes: a block goes in several pieces
+    monkeypatch.setattr(device, "_idle", [])
     a, b, c = matrices(name)
-    one, several = judged(a, b, c), judged(a, b, c, threads=threads)
-    assert (several.ok, several.settled) == (one.ok, one.settled)
-    assert several.residual == pytest.approx(one.residual, abs=0.01)  # rows are summed in another order
-    c.view(f"u{c.itemsize}")[17, 30] ^= 1 << (8 * c.itemsize - 2)
-    assert judged(a, b, c, threads=threads).row == 17
+    here, there = judged(a, b, c), judged(a, b, c, on_gpu=True)
+    assert (there.ok, there.settled) == (here.ok, here.settled)
+    assert there.residual == pytest.approx(here.residual, abs=0.01)  # rows are summed in another order
+    c[17, 30] = c[17, 30] ^ 1 if c.dtype.kind in "iu" else 1000
+    found = judged(a, b, c, on_gpu=True)
+    assert (found.ok, found.row) == (False, 17)
 
 
 def test_checksums_are_those_of_the_package_with_its_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
 
 import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from distributed.utils import set_thread_state
 
-from distmm import job
-from distmm.cost import ClusterSpec
-from distmm.job import wave
+from distmm import beside, job
+from distmm.beside import beside_products
 from distmm.plan import Plan
 from distmm.storage import create_output, open_matrix
 
@@ -68,17 +68,14 @@ def test_no_worker_holds_more_than_the_plan_says(small: Client, tmp_path: Path) 
     np.testing.assert_allclose(c[3500:3600], a[3500:3600] @ b, rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize(("device", "leave"), [("cuda", 2), ("cpu", 5)])
-def test_on_gpus_as_many_blocks_are_written_beside_products_as_there_are_slots(
-    device: Literal["cuda", "cpu"], leave: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("most", "leave"), [(2, 2), (math.inf, 5)])
+def test_as_many_tasks_leave_their_slots_as_may(most: float, leave: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
-    monkeypatch.setattr(wave, "secede", lambda: left.append(threading.get_ident()))
-    spec = ClusterSpec(workers=1, memory=10**9, device=device, rate=1e9, link=1e9, threads=2)
+    monkeypatch.setattr(beside, "secede", lambda: left.append(threading.get_ident()))
     inside, end = threading.Barrier(6), threading.Event()
 
     def write() -> None:
-        with wave._beside_products(spec):
+        with set_thread_state(key="task"), beside_products("write", most):
             inside.wait(60)
             end.wait(60)
 
@@ -92,4 +89,9 @@ def test_on_gpus_as_many_blocks_are_written_beside_products_as_there_are_slots(
             end.set()
             for task in tasks:
                 task.result()
-    assert wave._beside == []
+    assert not beside._running["write"]
+
+
+def test_outside_of_a_cluster_nothing_leaves() -> None:
+    with beside_products("load"):
+        assert not beside._running["load"]
