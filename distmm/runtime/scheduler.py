@@ -126,7 +126,7 @@ class PlacementPlugin(SchedulerPlugin):
                     else:
                         self._place(maker, home)
             self.opening.add(where.product)
-        self._open()
+        self.loop.call_soon(self._open)  # after Dask has handed out, in an order of its own, what does not wait
 
     def _rest_memory_manager(self) -> None:
         """Keep Dask's Active Memory Manager from dropping copies while products are under way.

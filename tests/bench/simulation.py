@@ -279,11 +279,12 @@ class Simulation:
         assert isinstance(layer, ProductLayer)
         self.a = layer.operands[0]
         left = await self._submit(c)
+        await asyncio.sleep(0)  # what the scheduler's plugin put off
         live = 0
         while self.events:
             self.now, _, do = heapq.heappop(self.events)
             do()
-            await asyncio.sleep(0)  # what the scheduler's plugin put off
+            await asyncio.sleep(0)
             live = max(live, len(self.scheduler.tasks))
         missing = [key for key in left if self.scheduler.tasks[key].state != "memory"]
         if missing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from dask._task_spec import Task
 
@@ -27,3 +29,29 @@ def test_a_large_product_has_few_tasks_and_starts_at_once() -> None:
     graph = simulation.product(plan)
     tasks = [task for layer in graph.dask.layers.values() for task in layer.values() if isinstance(task, Task)]
     assert len(tasks) <= 50 * 64
+
+
+def test_loads_that_may_begin_do_before_products_of_open_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    virtual = Machine()
+    plan = simulation.planned(131072, 4, "float32", virtual)
+    asked: dict[str, list[tuple[bool, int, tuple[int, ...]]]] = {}
+    receive = simulation.VirtualWorker.receive
+
+    def noted(self: simulation.VirtualWorker, message: dict[str, Any]) -> None:
+        if message["op"] == "compute-task":
+            name, row, column, *step = message["key"]
+            product = name.startswith(("distmm-step", "distmm-matmul"))
+            panel = column if name == self.simulation.a else row
+            number = (step or [len(plan.blocking.steps) - 1])[0] if product else panel // plan.blocking.panels
+            asked.setdefault(self.address, []).append((product, number, message["priority"]))
+        receive(self, message)
+
+    monkeypatch.setattr(simulation.VirtualWorker, "receive", noted)
+    simulation.simulate(plan, virtual)
+    assert len(asked) == 4
+    for tasks in asked.values():
+        loads = [(step, priority) for product, step, priority in tasks if not product]
+        products = [(step, priority) for product, step, priority in tasks if product]
+        assert [step for step, _ in loads] == sorted(step for step, _ in loads)  # Dask would begin with the last one
+        for step, priority in loads:
+            assert all(priority < later for at, later in products if at > step - plan.lookahead)
