@@ -47,6 +47,11 @@ START_SECONDS = 20e-3
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
 
+# The same where the step loads its blocks: from the end of the step that opens it to its first load, and from its last
+# load to a product. Fitted, like the use of `CHAIN_SECONDS` in `_on_gpus`, to plans on virtual GPUs under Dask's
+# own scheduler and workers (`tests/bench/simulation.py`, and copies of C to the host beside).
+LOAD_SECONDS = 9e-3
+
 # CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, and the worker's event loop
 # beside two products. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of C included.
 CPU_TASK_SECONDS = 8e-3
@@ -55,8 +60,11 @@ CPU_TASK_SECONDS = 8e-3
 # others need too, in the workers' memory from its making to its last use.
 Residence = Literal["resident", "streamed", "whole"]
 
-# What a product may be bound by.
-Resource = Literal["arithmetic", "transfers", "loading", "scheduler"]
+# What a product may be bound by; "storing" is C's way from the GPUs.
+Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
+
+# Threads of a GPU worker that load A and B and multiply while others wait for blocks of C to leave.
+THREADS_AT_WORK = 2
 
 
 @dataclass(frozen=True)
@@ -76,7 +84,8 @@ class ClusterSpec:
     link : float
         Bytes/s that a worker receives from its peers, and sends.
     load : float
-        Bytes/s at which a worker brings blocks of A and B that are in no worker's memory.
+        Bytes/s at which a worker brings blocks of A and B that are in no worker's memory. At the same time a GPU sends
+        finished blocks of C as fast: 52 GB/s each way were measured.
     host_memory : int, optional
         Bytes of host memory that a GPU worker may take; not limited where it is not known.
     threads : int
@@ -138,8 +147,8 @@ class Cost:
     tasks : int
         Product tasks in the graph; those that mirror blocks of a symmetric product are not counted here.
     seconds : float
-        The largest of arithmetic, transfers, loading and scheduling, which `bound_by` names, and what nothing hides; on
-        CPU clusters their sum.
+        The largest of arithmetic, transfers, loading, storing and scheduling, which `bound_by` names, and what nothing
+        hides; on CPU clusters their sum.
     """
 
     bytes_moved: int
@@ -179,7 +188,7 @@ def cost(
     """
     problem, grid = layout.problem, layout.grid
     alike = [(count, wave, layout.operand_bytes(wave)) for count, wave in _alike(waves)]
-    seconds = _seconds(layout, waves, alike, cluster, operands, lookahead)
+    seconds = _seconds(layout, waves, alike, cluster, operands, result, lookahead)
     bound_by = max(seconds, key=lambda name: seconds[name])
     a_items = problem.m * problem.k * math.prod(problem.a_batch)
     b_items = problem.k * problem.n * math.prod(problem.b_batch)
@@ -191,7 +200,8 @@ def cost(
         peak_bytes=peak.worker,
         peak_host_bytes=peak.host,
         tasks=layout.blocking.tasks(grid.layers),
-        seconds=_together(layout, waves, cluster, seconds) + _exposed(layout, waves, cluster, result, seconds),
+        seconds=_together(layout, waves, cluster, result, lookahead, seconds)
+        + _exposed(layout, waves, cluster, seconds),
         bound_by=bound_by,
     )
 
@@ -203,13 +213,15 @@ def least_seconds(
     cluster: ClusterSpec,
     operands: tuple[Residence, Residence],
     result: Literal["workers", "host", "out"],
-    waves: int,
+    wave_cuts: tuple[int, int, int],
+    lookahead: int,
 ) -> float:
     """Return a lower bound of the seconds that `cost` predicts, from numbers of blocks alone.
 
     Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all the
-    time. Of `waves`, there are at most so many.
+    time.
     """
+    waves = blocking.count_waves(wave_cuts, (grid.rows, grid.columns))
     busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
     arithmetic = problem.element_flops * blocking.c_elements / busy / cluster.rate
     scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
@@ -222,9 +234,16 @@ def least_seconds(
     )
     loaded = sum(size for size, where in zip(sizes, operands, strict=True) if where != "resident") * problem.k
     loading = loaded * problem.dtype.itemsize / grid.size / cluster.load
-    steps = max(1, blocking.chain_steps(grid.layers))
-    exposed = insert + START_SECONDS + loading / steps / waves + _download(problem, blocking, cluster, result)
-    return (max(arithmetic, scheduler, loading) + exposed) * (1 - 1e-9)
+    exposed = insert + START_SECONDS + loading / blocking.chain_steps(grid.layers) / waves
+    seconds: dict[Resource, float] = {
+        "arithmetic": arithmetic,
+        "transfers": 0.0,
+        "loading": loading,
+        "storing": _leaving(blocking, result) * blocking.c_elements * problem.dtype.itemsize / grid.size / cluster.load,
+        "scheduler": scheduler,
+    }
+    together = _on_gpus(problem, blocking, grid, cluster, result, waves, lookahead, seconds)
+    return (together + exposed) * (1 - 1e-9)
 
 
 def _alike(waves: tuple[Wave, ...]) -> list[tuple[int, Wave]]:
@@ -241,6 +260,7 @@ def _seconds(
     alike: list[tuple[int, Wave, Traffic]],
     cluster: ClusterSpec,
     operands: tuple[Residence, Residence],
+    result: Literal["workers", "host", "out"],
     lookahead: int,
 ) -> dict[Resource, float]:
     """Seconds that each resource is busy.
@@ -248,8 +268,9 @@ def _seconds(
     A step takes as long as its products or its transfers, whichever is longer, as the other hides behind it.
     """
     steps, busiest = layout.steps, layout.busiest
-    arithmetic = transfers = loading = 0.0
+    arithmetic = transfers = loading = storing = 0.0
     per_element = layout.problem.element_flops / max(1, layout.problem.k)
+    leaving = _leaving(layout.blocking, result)
     # On CPU clusters nothing hides behind products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, lookahead - 1)) if cluster.device == "cuda" else max(1, steps)
     for count, wave, traffic in alike:
@@ -262,6 +283,9 @@ def _seconds(
         transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
         loading += count * float(np.max(loaded)) / cluster.load
+        if cluster.device == "cuda" and leaving:
+            owned = layout.c_bytes(wave, layout.problem.dtype.itemsize, 1)
+            storing += count * leaving * float(owned.max()) / cluster.load
     gaps = busiest * steps * TASK_GAP_SECONDS
     if cluster.device == "cuda":  # while a task waits for Dask, the products of the other threads' tasks run
         arithmetic = max(arithmetic, (arithmetic + gaps) / cluster.threads)
@@ -273,30 +297,83 @@ def _seconds(
         "arithmetic": arithmetic,
         "transfers": transfers,
         "loading": loading,
+        "storing": storing,
         "scheduler": _graph_tasks(layout.blocking, layout.grid) * SCHEDULER_SECONDS,
     }
 
 
-def _together(layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, seconds: dict[Resource, float]) -> float:
-    """Seconds that the resources take side by side: those of the one that takes longest.
+def _together(
+    layout: Layout,
+    waves: tuple[Wave, ...],
+    cluster: ClusterSpec,
+    result: Literal["workers", "host", "out"],
+    lookahead: int,
+    seconds: dict[Resource, float],
+) -> float:
+    """Seconds that the resources take side by side: those of the one that takes longest, and until C is stored.
 
     On CPU clusters the cores that multiply also load, send and receive, and run Dask: there they add up.
     """
+    problem, blocking, grid = layout.problem, layout.blocking, layout.grid
     if cluster.device == "cuda":
-        return max(seconds.values())
-    blocking = layout.blocking
+        return _on_gpus(problem, blocking, grid, cluster, result, len(waves), lookahead, seconds)
     reads = sum((len(wave.rows) + len(wave.columns)) * len(wave.batches) for wave in waves) * len(blocking.k)
-    tasks = blocking.tasks(layout.grid.layers) + reads
+    tasks = blocking.tasks(grid.layers) + reads
     return sum(seconds.values()) + tasks * CPU_TASK_SECONDS / cluster.workers / cluster.threads
 
 
-def _exposed(
-    layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, result: str, seconds: dict[Resource, float]
+def _on_gpus(
+    problem: Problem,
+    blocking: Blocking,
+    grid: Grid,
+    cluster: ClusterSpec,
+    result: Literal["workers", "host", "out"],
+    waves: int,
+    lookahead: int,
+    seconds: dict[Resource, float],
 ) -> float:
-    """Seconds that nothing hides.
+    """Seconds until GPUs have made C in `waves`, and it has left them if it does; their resources are busy `seconds`.
 
-    The transfers of the first step, the sums over layers, and the making of the first wave's tasks; on GPUs also the
-    loads of the first step, and the way of the last block to the host.
+    A worker's blocks of a wave are finished one after the other, by the products of its last step, and leave one after
+    the other. Where a block takes longer than a product, nothing hides the rest in the last wave. In those before,
+    products of the next wave do, as far as there are threads for them: a block on its way holds one. And if blocks
+    leave without a gap from the first one on, C has left with the last one.
+
+    Where blocks are loaded, a step takes longer than its products, which wait for threads that load, and longer than
+    its loads: they begin when an earlier step is done, and then the blocks go to other workers. The more steps may be
+    under way, the more of this overlaps.
+
+    With layers, the last sums are taken to follow one another like the last products.
+    """
+    if result == "workers":
+        return max(seconds.values())
+    m, k, n = blocking.largest
+    elements = m * n * math.prod(map(max, blocking.batch))
+    product = elements * problem.element_flops / max(1, problem.k) * min(k * blocking.panels, problem.k) / cluster.rate
+    block = _leaving(blocking, result) * elements * problem.dtype.itemsize / cluster.load
+    chains = max(1, math.ceil(blocking.whole.c_blocks / grid.rows / grid.columns / waves))
+    steps = blocking.chain_steps(grid.layers)
+    busy = max(each for resource, each in seconds.items() if resource != "storing")
+    if seconds["loading"]:
+        rests = (steps * waves * LOAD_SECONDS + seconds["transfers"]) / max(1, lookahead - 1)
+        gaps = steps * waves * CHAIN_SECONDS if chains > 1 else 0.0
+        busy = max(busy, seconds["loading"] + rests, seconds["arithmetic"] + gaps)
+    blocked = max(0, chains - max(1, cluster.threads - THREADS_AT_WORK))
+    late = (chains - 1 + (waves - 1) * blocked) * max(0.0, block - product)
+    first = busy * (1 - 1 / steps) / waves + product
+    return max(busy + block + late, first + seconds["storing"])
+
+
+def _leaving(blocking: Blocking, result: str) -> float:
+    """Blocks of C that leave a GPU for each one that is multiplied there; mirror images are written by themselves."""
+    mirrored = blocking.mirrored(blocking.whole) if result == "out" else 0
+    return 0.0 if result == "workers" else 1 + mirrored / max(1, blocking.whole.c_blocks)
+
+
+def _exposed(layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, seconds: dict[Resource, float]) -> float:
+    """Seconds that nothing hides, before the first product and in the sums over layers.
+
+    The transfers of the first step and the making of the first wave's tasks; on GPUs also the loads of the first step.
     """
     problem, blocking = layout.problem, layout.blocking
     m, _, n = blocking.largest
@@ -306,15 +383,7 @@ def _exposed(
     exposed += _insert_seconds(problem, blocking, layout.grid, len(waves))
     if cluster.device == "cuda":
         exposed += START_SECONDS + seconds["loading"] / layout.steps / len(waves)
-        exposed += _download(problem, blocking, cluster, result)
     return exposed
-
-
-def _download(problem: Problem, blocking: Blocking, cluster: ClusterSpec, result: str) -> float:
-    """Seconds that the last block of C takes from the GPU to the host."""
-    m, _, n = blocking.largest
-    block = m * n * math.prod(map(max, blocking.batch)) * problem.dtype.itemsize
-    return 0.0 if result == "workers" else block / cluster.load
 
 
 def _insert_seconds(problem: Problem, blocking: Blocking, grid: Grid, waves: int) -> float:

@@ -302,6 +302,15 @@ class Blocking:
         rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
         return tuple(Wave(index, *cut) for index, cut in enumerate(product(batches, rows, columns)))
 
+    def count_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> int:
+        """Count the waves of `waves`, without making them."""
+        batches = ranges(math.prod(map(len, self.batch)), parts[0], math.prod(map(len, self.batch[1:])))
+        if self.triangle:
+            cuts = len(ranges(len(self.m), max(parts[1:]), math.lcm(*multiple)))
+            return len(batches) * cuts * (cuts + 1) // 2
+        rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
+        return len(batches) * len(rows) * len(columns)
+
     def wave_batches(self, wave: Wave) -> tuple[range, ...]:
         """Batch blocks of a wave along each batch dimension."""
         inner = math.prod(map(len, self.batch[1:]))

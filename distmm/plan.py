@@ -26,6 +26,10 @@ PRECISIONS = ("highest", "high", "medium", "ieee")
 # with k cut at multiples of it the bits of C do not depend on the cut.
 TILE = 32
 
+# Share of a product's seconds that C's way out from GPUs takes by itself, at least, for more waves to be tried than it
+# needs to fit: they gain about that at most.
+STORING_SHARE = 0.02
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -88,9 +92,8 @@ class Plan:
     @property
     def least_seconds(self) -> float:
         """A lower bound of the predicted seconds, from a few numbers."""
-        waves = math.prod(self.wave_cuts)
         cut = self.problem, self.blocking, self.grid, self.cluster
-        return least_seconds(*cut, self.operands, self.result, waves)
+        return least_seconds(*cut, self.operands, self.result, self.wave_cuts, self.lookahead)
 
     @property
     def block_shape(self) -> tuple[int, int, int]:
@@ -250,22 +253,36 @@ def _shaped(plan: Plan, shape: Shape) -> Plan:
 def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
 
-    It is kept: who repeats a product would wait each time for a search of 10 to 200 ms.
+    It is kept: who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     problem, cluster, best = asked.problem, asked.cluster, None
     for waves in candidates.waves(problem, cluster, asked.result):
+        fitted = best is not None and not best.shortfall
+        if best is not None and fitted and not _may_gain_by_waves(best):
+            break
         shapes = (
             candidates.given(problem, asked.blocking, cluster, waves)
             if multiples is None
             else candidates.free(problem, cluster, multiples, waves)
         )
-        fitted = best is not None and not best.shortfall
         best = _fastest((_shaped(asked, shape) for shape in shapes), best)
-        # On CPUs fewer and deeper tasks may be worth more waves than it needs to fit.
-        if fitted or (not best.shortfall and cluster.device == "cuda"):
+        if fitted:
             break
     assert best is not None
     return best
+
+
+def _may_gain_by_waves(plan: Plan) -> bool:
+    """Whether a product may be faster in more waves than it needs to fit.
+
+    On CPUs by fewer and deeper tasks. On GPUs because C leaves while the next wave is made; not where it stays on the
+    hosts: the waves then are one graph, and what one has loaded stays for the next.
+    """
+    problem, cluster = plan.problem, plan.cluster
+    if cluster.device == "cpu":
+        return True
+    storing = math.prod(problem.shape) * problem.dtype.itemsize / cluster.workers / cluster.load
+    return plan.result == "out" and storing > STORING_SHARE * plan.cost.seconds
 
 
 def _common(multiple: int, granule: int, size: int) -> int:
@@ -302,7 +319,9 @@ def _score(plan: Plan) -> tuple[float, ...]:
 def _weighed(plan: Plan, seconds: float) -> float:
     """Seconds with a scheduler that is busy for 30 % of them at most.
 
-    A step more of lookahead must gain more than 1 %: it takes memory.
+    A step more of lookahead must gain more than 1 %: it takes memory. So must twice as many waves on GPUs: they load A
+    and B more often, and what products do not hide of that is counted roughly.
     """
     tasks = plan.blocking.tasks(plan.grid.layers)
-    return max(seconds, tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * plan.lookahead)
+    doublings = math.log2(math.prod(plan.wave_cuts)) if plan.cluster.device == "cuda" else 0.0
+    return max(seconds, tasks * SCHEDULER_SECONDS / 0.3) * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
