@@ -48,8 +48,8 @@ START_SECONDS = 20e-3
 CHAIN_SECONDS = 6e-3
 
 # The same where the step loads its blocks: from the end of the step that opens it to its first load, and from its last
-# load to a product. Fitted, like the use of `CHAIN_SECONDS` in `_on_gpus`, to plans on virtual GPUs under Dask's
-# own scheduler and workers (`tests/bench/simulation.py`, and copies of C to the host beside).
+# load to a product. Fitted to plans on virtual GPUs under Dask's own scheduler and workers
+# (`tests/bench/simulation.py`, and copies of C to the host beside).
 LOAD_SECONDS = 9e-3
 
 # CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, and the worker's event loop
@@ -62,9 +62,6 @@ Residence = Literal["resident", "streamed", "whole"]
 
 # What a product may be bound by; "storing" is C's way from the GPUs.
 Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
-
-# Threads of a GPU worker that load A and B and multiply while others wait for blocks of C to leave.
-THREADS_AT_WORK = 2
 
 
 @dataclass(frozen=True)
@@ -94,6 +91,8 @@ class ClusterSpec:
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
     granule : int
         Cuts of k at its multiples leave the bits of the kernel's results as they are.
+    sums : float
+        Bytes/s at which a kernel reads a block of sums of C, before it adds a product to them, and writes it after.
     """
 
     workers: int
@@ -106,6 +105,7 @@ class ClusterSpec:
     threads: int = 1
     prepared: float = 0.0
     granule: int = 32
+    sums: float = math.inf
 
 
 def shortest_task(workers: int) -> float:
@@ -223,7 +223,8 @@ def least_seconds(
     """
     waves = blocking.count_waves(wave_cuts, (grid.rows, grid.columns))
     busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
-    arithmetic = problem.element_flops * blocking.c_elements / busy / cluster.rate
+    per_element = problem.element_flops / cluster.rate + len(blocking.k) * _sum_seconds(problem, cluster)
+    arithmetic = per_element * blocking.c_elements / busy
     scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
     insert = _insert_seconds(problem, blocking, grid, waves)
     if cluster.device == "cpu":
@@ -269,7 +270,8 @@ def _seconds(
     """
     steps, busiest = layout.steps, layout.busiest
     arithmetic = transfers = loading = storing = 0.0
-    per_element = layout.problem.element_flops / max(1, layout.problem.k)
+    per_element = layout.depth * layout.problem.element_flops / max(1, layout.problem.k) / cluster.rate
+    per_element += math.ceil(len(layout.blocking.k) / layout.layers) * _sum_seconds(layout.problem, cluster)
     leaving = _leaving(layout.blocking, result)
     # On CPU clusters nothing hides behind products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, lookahead - 1)) if cluster.device == "cuda" else max(1, steps)
@@ -278,7 +280,7 @@ def _seconds(
         if cluster.device == "cpu":  # each thread has cores of its own, which nobody uses if there are fewer chains
             chains = max(1, math.ceil(wave.c_blocks / layout.grid.rows / layout.grid.columns))
             elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
-        arithmetic += count * elements * layout.depth * per_element / cluster.rate
+        arithmetic += count * elements * per_element
         received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
         transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
@@ -335,13 +337,12 @@ def _on_gpus(
     """Seconds until GPUs have made C in `waves`, and it has left them if it does; their resources are busy `seconds`.
 
     A worker's blocks of a wave are finished one after the other, by the products of its last step, and leave one after
-    the other. Where a block takes longer than a product, nothing hides the rest in the last wave. In those before,
-    products of the next wave do, as far as there are threads for them: a block on its way holds one. And if blocks
-    leave without a gap from the first one on, C has left with the last one.
+    the other. Where a block takes longer than a product, nothing hides the rest in the last wave; in those before,
+    products of the next wave do (see `distmm.beside`). And if blocks leave without a gap from the first one on, C has
+    left with the last one.
 
-    Where blocks are loaded, a step takes longer than its products, which wait for threads that load, and longer than
-    its loads: they begin when an earlier step is done, and then the blocks go to other workers. The more steps may be
-    under way, the more of this overlaps.
+    Where blocks are loaded, a step takes longer than its loads: they begin when an earlier step is done, and then the
+    blocks go to other workers. The more steps may be under way, the more of this overlaps.
 
     With layers, the last sums are taken to follow one another like the last products.
     """
@@ -349,19 +350,24 @@ def _on_gpus(
         return max(seconds.values())
     m, k, n = blocking.largest
     elements = m * n * math.prod(map(max, blocking.batch))
-    product = elements * problem.element_flops / max(1, problem.k) * min(k * blocking.panels, problem.k) / cluster.rate
+    panels = min(blocking.panels, len(blocking.k))
+    per_panel = k * problem.element_flops / max(1, problem.k) / cluster.rate + _sum_seconds(problem, cluster)
+    product = elements * panels * per_panel
     block = _leaving(blocking, result) * elements * problem.dtype.itemsize / cluster.load
     chains = max(1, math.ceil(blocking.whole.c_blocks / grid.rows / grid.columns / waves))
     steps = blocking.chain_steps(grid.layers)
     busy = max(each for resource, each in seconds.items() if resource != "storing")
     if seconds["loading"]:
         rests = (steps * waves * LOAD_SECONDS + seconds["transfers"]) / max(1, lookahead - 1)
-        gaps = steps * waves * CHAIN_SECONDS if chains > 1 else 0.0
-        busy = max(busy, seconds["loading"] + rests, seconds["arithmetic"] + gaps)
-    blocked = max(0, chains - max(1, cluster.threads - THREADS_AT_WORK))
-    late = (chains - 1 + (waves - 1) * blocked) * max(0.0, block - product)
+        busy = max(busy, seconds["loading"] + rests)
+    late = (chains - 1) * max(0.0, block - product)
     first = busy * (1 - 1 / steps) / waves + product
     return max(busy + block + late, first + seconds["storing"])
+
+
+def _sum_seconds(problem: Problem, cluster: ClusterSpec) -> float:
+    """Seconds in which a kernel reads and writes the sum of one element of C, for each panel."""
+    return 2 * accumulator_dtype(problem.dtype).itemsize / cluster.sums
 
 
 def _leaving(blocking: Blocking, result: str) -> float:

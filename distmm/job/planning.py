@@ -26,10 +26,13 @@ SPARE = 0.2
 # makes their sketches. 3.8 and 3 ms for 8 MB were measured.
 CPU_LOAD = 1.2e9
 
-# The same of a GPU worker, whose threads read pieces into pinned memory: a core reads 3 GB/s of files that are in
-# memory, and up to 16 do. Reckoned low: the plan for a slow disk has smaller blocks, and less is left to write when the
-# last product is done.
+# The same of a GPU worker, whose threads read pieces into pinned memory: 10 GB/s a block, two blocks at a time, of
+# files that are in memory. Reckoned low: few disks are as fast, and A and B had better be read once.
 GPU_LOAD = 1e10
+
+# Bytes of host memory that a GPU's blocks take, if there is a choice: up to six blocks of C are on their way at a time,
+# and one of 2 GB takes a thread a second to write.
+GPU_HOST_MEMORY = 12 * 2**30
 
 
 def plan_job(
@@ -51,17 +54,26 @@ def plan_job(
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
     given = users_blocking(problem, a, b) if blocks is None else None
-    return make_plan(
-        problem,
-        found,
-        edges=given.largest if given is not None else blocks,
-        text=text,
-        multiples=storage_multiples(a, b),
-        precision=spec.precision,
-        kernel=spec.kernel,
-        operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
-        result="out",
-    )
+    edges = given.largest if given is not None else blocks
+
+    def planned(host_memory: int | None) -> Plan:
+        return make_plan(
+            problem,
+            replace(found, host_memory=host_memory),
+            edges=edges,
+            text=text,
+            multiples=storage_multiples(a, b),
+            precision=spec.precision,
+            kernel=spec.kernel,
+            operands=("resident" if a.resident else "streamed", "resident" if b.resident else "streamed"),
+            result="out",
+        )
+
+    if found.device == "cuda" and edges is None and text is None:
+        modest = planned(min(found.host_memory or GPU_HOST_MEMORY, GPU_HOST_MEMORY))
+        if not modest.shortfall:
+            return modest
+    return planned(found.host_memory)
 
 
 def _load(choice: KernelChoice) -> None:

@@ -190,6 +190,8 @@ class VirtualWorker:
             self.handle(done)
 
         self.simulation.later(server.free - self.simulation.now, finish)
+        if not product:  # see `distmm.beside`
+            self.handle(machine.SecedeEvent(key=key, compute_duration=0.0, stimulus_id=f"beside-{key}"))
 
     def gather(self, instruction: machine.GatherDep) -> None:
         sim, peer = self.simulation, self.simulation.workers[instruction.worker]
