@@ -114,12 +114,12 @@ def _measure(line: str, say: Say) -> None:
     module = importlib.import_module(f"distmm.bench.{MODULES[task.program]}")
     with module.program(task) as measure:
         say({"ready": True})
-        warm: set[tuple[str, str]] = set()
+        warm: set[tuple[str, str, int]] = set()  # blocks of another size may take another variant of the kernel
         edge = WARM_EDGE.get(task.program) if task.device == "gpu" else WARM_EDGE_ON_CPU
         for case in task.cases:
-            if case.program != KERNEL and (case.place, case.dtype) not in warm:
+            if case.program != KERNEL and (case.place, case.dtype, case.block) not in warm:
                 measure(smaller(case, edge), next(seeds))
-                warm.add((case.place, case.dtype))
+                warm.add((case.place, case.dtype, case.block))
             runs = 1 if case.program == KERNEL else task.repeat
             say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
 

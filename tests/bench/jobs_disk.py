@@ -4,10 +4,10 @@ A and B of N(0,1) are written to Zarr, and multiplied by a job on a local cluste
 of A, B and C as memory, or with one GPU (``--device gpu --dtype bfloat16 --size 100000``). In the same run, alone: the
 disk, reading and writing the same bytes one after another as ``dd`` does (the first 8 GB of each); on CPUs
 `numpy.matmul` of the same matrices; on GPUs the kernel (its rate on blocks in GPU memory) and the link between host and
-GPU (A and B from pinned memory, C back at the same time). The job is done again with ``check="none"``, which tells what
-the certificate costs. The seconds of CPU of all processes, without those of starting them, can be compared where other
-work on the machine disturbs the clock. Then other programs do the same product with the same memory, each in a process
-of its own (`disk_peers`): `dask.array` and cubed, on GPUs with CuPy.
+GPU (A and B from pinned memory, C back at the same time). The seconds of CPU of all processes, without those of
+starting them, can be compared where other work on the machine disturbs the clock. Then other programs do the same
+product with the same memory, each in a process of its own (`disk_peers`): `dask.array` and cubed, on GPUs with CuPy. At
+last the job is done again with ``check="none"``, which tells what the certificate costs.
 
 Before each reading the files are written to the disk and the page cache is emptied of them. With ``--cached`` they stay
 there, and nothing waits for the disk but what programs sync themselves: for disks that take longer than all the rest,
@@ -274,7 +274,6 @@ def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
         found = steps.run("numpy.matmul", lambda: numpy_alone(run.operands))
         if found is not None:
             run.seconds["numpy.matmul"], run.cpu["numpy.matmul"] = found
-    on_cluster(run, "none")
     shutil.rmtree(folder / "C.zarr", ignore_errors=True)
     block = min(run.size, options.peer_block or (8192 if run.device == "gpu" else 2048))
     product = compare.Product(folder, run.device, 1, run.limit, -(-block // options.chunk) * options.chunk)
@@ -285,6 +284,7 @@ def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
     for name in options.peers:
         row = steps.run(f"peer {name}", partial(compare.measure, product, name, patience, run.forget, steps.say))
         rows += [] if row is None else [row]
+    on_cluster(run, "none")
     return rows
 
 
