@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from distmm.cost import LOOKAHEAD, ClusterSpec, shortest_task
+from distmm.cluster_spec import LOOKAHEAD, ClusterSpec, shortest_task
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Grid, Problem, accumulator_dtype, even_edges
 

@@ -12,26 +12,13 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+from distmm import overlap
+from distmm.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence
 from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype
 from distmm.layout import Layout, Traffic
+from distmm.overlap import Resource, leaving, sum_seconds
 
-__all__ = [
-    "LOOKAHEAD",
-    "SCHEDULER_SECONDS",
-    "ClusterSpec",
-    "Cost",
-    "Peak",
-    "Residence",
-    "cost",
-    "least_seconds",
-    "shortest_task",
-]
-
-# Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
-LOOKAHEAD = 2
-
-# CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
-SCHEDULER_SECONDS = 0.35e-3
+__all__ = ["Cost", "Peak", "cost", "least_seconds"]
 
 # Time that the scheduler takes to make a task of a new graph, before it hands out the first one: 60 to 90 us for making
 # and ordering them, and our plugin's part.
@@ -47,70 +34,9 @@ START_SECONDS = 20e-3
 # Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
 CHAIN_SECONDS = 6e-3
 
-# The same where the step loads its blocks: from the end of the step that opens it to its first load, and from its last
-# load to a product. Fitted to plans on virtual GPUs under Dask's own scheduler and workers
-# (`tests/bench/simulation.py`, and copies of C to the host beside).
-LOAD_SECONDS = 9e-3
-
 # CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, and the worker's event loop
 # beside two products. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of C included.
 CPU_TASK_SECONDS = 8e-3
-
-# Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
-# others need too, in the workers' memory from its making to its last use.
-Residence = Literal["resident", "streamed", "whole"]
-
-# What a product may be bound by; "storing" is C's way from the GPUs.
-Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
-
-
-@dataclass(frozen=True)
-class ClusterSpec:
-    """What a plan needs to know of a cluster.
-
-    Parameters
-    ----------
-    workers : int
-        Worker processes; on GPU clusters one a GPU.
-    memory : int
-        Bytes that blocks may take on each worker (GPU memory on GPU clusters).
-    device : {"cpu", "cuda"}
-        Where the products run.
-    rate : float
-        FLOP/s of one worker's kernel on blocks of the product's type.
-    link : float
-        Bytes/s that a worker receives from its peers, and sends.
-    load : float
-        Bytes/s at which a worker brings blocks of A and B that are in no worker's memory. At the same time a GPU sends
-        finished blocks of C as fast: 52 GB/s each way were measured.
-    host_memory : int, optional
-        Bytes of host memory that a GPU worker may take; not limited where it is not known.
-    threads : int
-        Tasks that a worker runs at a time.
-    prepared : float
-        Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
-    granule : int
-        Cuts of k at its multiples leave the bits of the kernel's results as they are.
-    sums : float
-        Bytes/s at which a kernel reads a block of sums of C, before it adds a product to them, and writes it after.
-    """
-
-    workers: int
-    memory: int
-    device: Literal["cpu", "cuda"]
-    rate: float
-    link: float
-    load: float = math.inf
-    host_memory: int | None = None
-    threads: int = 1
-    prepared: float = 0.0
-    granule: int = 32
-    sums: float = math.inf
-
-
-def shortest_task(workers: int) -> float:
-    """Shortest task, in seconds, that leaves the scheduler 70 % idle: ``workers * 0.35 ms / 0.3``."""
-    return workers * SCHEDULER_SECONDS / 0.3
 
 
 class Peak(NamedTuple):
@@ -223,7 +149,7 @@ def least_seconds(
     """
     waves = blocking.count_waves(wave_cuts, (grid.rows, grid.columns))
     busy = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
-    per_element = problem.element_flops / cluster.rate + len(blocking.k) * _sum_seconds(problem, cluster)
+    per_element = problem.element_flops / cluster.rate + len(blocking.k) * sum_seconds(problem, cluster)
     arithmetic = per_element * blocking.c_elements / busy
     scheduler = _graph_tasks(blocking, grid) * SCHEDULER_SECONDS
     insert = _insert_seconds(problem, blocking, grid, waves)
@@ -240,10 +166,10 @@ def least_seconds(
         "arithmetic": arithmetic,
         "transfers": 0.0,
         "loading": loading,
-        "storing": _leaving(blocking, result) * blocking.c_elements * problem.dtype.itemsize / grid.size / cluster.load,
+        "storing": leaving(blocking, result) * blocking.c_elements * problem.dtype.itemsize / grid.size / cluster.load,
         "scheduler": scheduler,
     }
-    together = _on_gpus(problem, blocking, grid, cluster, result, waves, lookahead, seconds)
+    together = overlap.together(problem, blocking, grid, cluster, result, waves, lookahead, seconds)
     return (together + exposed) * (1 - 1e-9)
 
 
@@ -271,8 +197,8 @@ def _seconds(
     steps, busiest = layout.steps, layout.busiest
     arithmetic = transfers = loading = storing = 0.0
     per_element = layout.depth * layout.problem.element_flops / max(1, layout.problem.k) / cluster.rate
-    per_element += math.ceil(len(layout.blocking.k) / layout.layers) * _sum_seconds(layout.problem, cluster)
-    leaving = _leaving(layout.blocking, result)
+    per_element += math.ceil(len(layout.blocking.k) / layout.layers) * sum_seconds(layout.problem, cluster)
+    gone = leaving(layout.blocking, result)
     # On CPU clusters nothing hides behind products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, lookahead - 1)) if cluster.device == "cuda" else max(1, steps)
     for count, wave, traffic in alike:
@@ -285,9 +211,9 @@ def _seconds(
         transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
         loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
         loading += count * float(np.max(loaded)) / cluster.load
-        if cluster.device == "cuda" and leaving:
+        if cluster.device == "cuda" and gone:
             owned = layout.c_bytes(wave, layout.problem.dtype.itemsize, 1)
-            storing += count * leaving * float(owned.max()) / cluster.load
+            storing += count * gone * float(owned.max()) / cluster.load
     gaps = busiest * steps * TASK_GAP_SECONDS
     if cluster.device == "cuda":  # while a task waits for Dask, the products of the other threads' tasks run
         arithmetic = max(arithmetic, (arithmetic + gaps) / cluster.threads)
@@ -318,62 +244,10 @@ def _together(
     """
     problem, blocking, grid = layout.problem, layout.blocking, layout.grid
     if cluster.device == "cuda":
-        return _on_gpus(problem, blocking, grid, cluster, result, len(waves), lookahead, seconds)
+        return overlap.together(problem, blocking, grid, cluster, result, len(waves), lookahead, seconds)
     reads = sum((len(wave.rows) + len(wave.columns)) * len(wave.batches) for wave in waves) * len(blocking.k)
     tasks = blocking.tasks(grid.layers) + reads
     return sum(seconds.values()) + tasks * CPU_TASK_SECONDS / cluster.workers / cluster.threads
-
-
-def _on_gpus(
-    problem: Problem,
-    blocking: Blocking,
-    grid: Grid,
-    cluster: ClusterSpec,
-    result: Literal["workers", "host", "out"],
-    waves: int,
-    lookahead: int,
-    seconds: dict[Resource, float],
-) -> float:
-    """Seconds until GPUs have made C in `waves`, and it has left them if it does; their resources are busy `seconds`.
-
-    A worker's blocks of a wave are finished one after the other, by the products of its last step, and leave one after
-    the other. Where a block takes longer than a product, nothing hides the rest in the last wave; in those before,
-    products of the next wave do (see `distmm.beside`). And if blocks leave without a gap from the first one on, C has
-    left with the last one.
-
-    Where blocks are loaded, a step takes longer than its loads: they begin when an earlier step is done, and then the
-    blocks go to other workers. The more steps may be under way, the more of this overlaps.
-
-    With layers, the last sums are taken to follow one another like the last products.
-    """
-    if result == "workers":
-        return max(seconds.values())
-    m, k, n = blocking.largest
-    elements = m * n * math.prod(map(max, blocking.batch))
-    panels = min(blocking.panels, len(blocking.k))
-    per_panel = k * problem.element_flops / max(1, problem.k) / cluster.rate + _sum_seconds(problem, cluster)
-    product = elements * panels * per_panel
-    block = _leaving(blocking, result) * elements * problem.dtype.itemsize / cluster.load
-    chains = max(1, math.ceil(blocking.whole.c_blocks / grid.rows / grid.columns / waves))
-    steps = blocking.chain_steps(grid.layers)
-    busy = max(each for resource, each in seconds.items() if resource != "storing")
-    if seconds["loading"]:
-        rests = (steps * waves * LOAD_SECONDS + seconds["transfers"]) / max(1, lookahead - 1)
-        busy = max(busy, seconds["loading"] + rests)
-    late = (chains - 1) * max(0.0, block - product)
-    first = busy * (1 - 1 / steps) / waves + product
-    return max(busy + block + late, first + seconds["storing"])
-
-
-def _sum_seconds(problem: Problem, cluster: ClusterSpec) -> float:
-    """Seconds in which a kernel reads and writes the sum of one element of C, for each panel."""
-    return 2 * accumulator_dtype(problem.dtype).itemsize / cluster.sums
-
-
-def _leaving(blocking: Blocking, result: str) -> float:
-    """Blocks of C that leave a GPU for each one that is multiplied there; mirror images are written by themselves."""
-    mirrored = blocking.mirrored(blocking.whole) if result == "out" else 0
-    return 0.0 if result == "workers" else 1 + mirrored / max(1, blocking.whole.c_blocks)
 
 
 def _exposed(layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, seconds: dict[Resource, float]) -> float:

@@ -11,7 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from distmm.cost import ClusterSpec, Peak, Residence
+from distmm.cluster_spec import ClusterSpec, Residence
+from distmm.cost import Peak
 from distmm.geometry import Wave, accumulator_dtype
 from distmm.layout import Ints, Layout
 

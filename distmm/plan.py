@@ -13,7 +13,8 @@ from typing import Literal
 
 from distmm import candidates, memory, picture
 from distmm.candidates import Shape
-from distmm.cost import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Cost, Peak, Residence, cost, least_seconds
+from distmm.cluster_spec import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSpec, Residence
+from distmm.cost import Cost, Peak, cost, least_seconds
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, Wave
 from distmm.layout import Layout
@@ -49,7 +50,7 @@ class Plan:
     precision, kernel
         For the workers' kernel selection.
     operands : pair of {"resident", "streamed", "whole"}
-        Where A and B are; see `distmm.cost.Residence`.
+        Where A and B are; see `distmm.cluster_spec.Residence`.
     result : {"workers", "host", "out"}
         Where finished blocks of C stay.
     lookahead : int

@@ -7,7 +7,7 @@ from typing import Literal
 
 from distributed import Client
 
-from distmm.cost import Residence
+from distmm.cluster_spec import Residence
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Problem, even_edges
 from distmm.operands import Operand

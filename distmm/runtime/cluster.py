@@ -10,7 +10,7 @@ import numpy as np
 from distributed import Client, Scheduler, wait
 
 from distmm import tasks
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.geometry import accumulator_dtype

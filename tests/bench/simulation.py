@@ -32,8 +32,8 @@ from distributed.scheduler import ClientState, WorkerState
 from rich.console import Console
 
 from distmm import matmul
+from distmm.cluster_spec import ClusterSpec
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG
-from distmm.cost import ClusterSpec
 from distmm.geometry import Problem, accumulator_dtype
 from distmm.graph import Product, ProductLayer
 from distmm.plan import Plan, make_plan

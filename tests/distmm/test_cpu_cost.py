@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import Plan, make_plan
 

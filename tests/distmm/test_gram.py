@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.errors import InputError
 from distmm.geometry import Blocking, Grid, Problem, Symmetry, even_edges
 from distmm.graph import Placed, Product

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from distmm import gemm, matmul, plan
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Blocking, Problem, even_edges
 from distmm.graph import Product, ProductLayer
 from distmm.plan import Plan, make_plan

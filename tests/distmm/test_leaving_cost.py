@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm import candidates
-from distmm.cost import ClusterSpec, Residence
+from distmm.cluster_spec import ClusterSpec, Residence
 from distmm.geometry import Problem
 from distmm.plan import Plan, make_plan
 

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm import candidates
-from distmm.cost import SCHEDULER_SECONDS, ClusterSpec, cost
+from distmm.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.cost import cost
 from distmm.errors import DoesNotFitError, InputError
 from distmm.geometry import Blocking, Grid, Problem, even_edges, operand_batch
 from distmm.layout import Layout

@@ -19,7 +19,7 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, secede, wait
 
 from distmm import matmul
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import client as telemetry

@@ -13,7 +13,7 @@ import pytest
 from distributed import Client, Scheduler, wait
 
 from distmm import gemm, matmul, plan
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import client as telemetry

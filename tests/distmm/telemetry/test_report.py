@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry import charts, report, theme

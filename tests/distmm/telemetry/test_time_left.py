@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from distmm.cost import ClusterSpec
+from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Problem
 from distmm.plan import make_plan
 from distmm.telemetry.events import Again, Checked, Event, Run
