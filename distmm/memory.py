@@ -7,6 +7,7 @@ and B of at most `lookahead` steps, and results that are being written or not ye
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -32,7 +33,10 @@ def peak(
 ) -> Peak:
     """Predict the peak of a product on `cluster`; the parameters are those of `distmm.cost.cost`."""
     largest = max(waves, key=lambda wave: wave.c_blocks)  # the first of them
-    held = _of_c(layout, largest, len(waves) > 1, result) + _of_operands(layout, largest, cluster, operands, lookahead)
+    of_operands = _of_operands(layout, largest, cluster, operands, lookahead)
+    if len(waves) > 1 and result != "out":
+        of_operands = np.maximum(of_operands, _of_kept_operands(layout, waves, largest, cluster, operands))
+    held = _of_c(layout, largest, len(waves) > 1, result) + of_operands
     writing = _writing(layout, cluster) * _block_bytes(layout, accumulator_dtype(layout.problem.dtype))[2]
     return Peak(int(held.max()) + writing, _on_host(layout, cluster, operands, result))
 
@@ -52,6 +56,21 @@ def _finished(layout: Layout, wave: Wave) -> Ints:
     """Bytes of the finished blocks of C of a wave, and their mirror images, by rank."""
     item = layout.problem.dtype.itemsize
     return layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item)
+
+
+def _of_kept_operands(
+    layout: Layout, waves: tuple[Wave, ...], largest: Wave, cluster: ClusterSpec, operands: tuple[Residence, Residence]
+) -> Ints:
+    """Bytes of A and B by rank where all waves are one graph, so that what one has loaded stays for those after it.
+
+    Of A that is what one row of waves needs, of B all if there are several rows.
+    """
+    rows = {(wave.rows[0], wave.rows[-1]) for wave in waves}
+    whole = layout.blocking.whole
+    several = len(rows) > 1
+    a, b = ("whole" if where == "streamed" else where for where in operands)
+    needed = whole if whole.triangle else replace(largest, columns=whole.columns) if several else largest
+    return _of_operands(layout, needed, cluster, (a, b if several else operands[1]), layout.steps)
 
 
 def _of_operands(

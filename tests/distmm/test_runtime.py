@@ -128,6 +128,20 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     assert telemetry.bytes_moved(client) - before == p.bytes_moved == blocks * depth * 2 * block
 
 
+def test_what_one_wave_of_a_lazy_product_has_loaded_stays_for_the_next(client: Client) -> None:
+    edge, blocks, depth = 640, 4, 4
+    cluster.install(client)
+    shapes = ((blocks * edge, depth * edge), (depth * edge, blocks * edge))
+    A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
+    p = plan(A, B, client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w2x2 l2")
+    assert len(p.waves) == 4
+    with lockstep.gate(client):
+        C = client.persist(matmul(A, B, client=client, plan=p))
+        peak = lockstep.largest_held(client, C, edge * edge * 8)
+    # A of one row of waves and all of B, which the plan counts in full, are not there at the same time.
+    assert p.cost.peak_bytes / 1.4 <= peak <= p.cost.peak_bytes
+
+
 def test_every_block_of_c_is_made_by_its_owner(client: Client) -> None:
     C = matmul(lazy(5), lazy(6), client=client)
     name = C.name
