@@ -2,7 +2,7 @@ r"""The certificate of one block of C: Freivalds' test on sketches that are made
 
 With random vectors X_j, a few columns for each block column of C, and one pass over each block that is there anyway::
 
-    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b
+    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all that are there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
 
@@ -16,6 +16,7 @@ vector is odd, which no single error escapes, and the other any residue.
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -88,16 +89,21 @@ def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
     return x
 
 
-def of_b(where: object, block: Block, seed: int, column: int, work: np.dtype) -> Sketch:
-    """Sketch ``Y_pj`` of a block of B ``(k, n)``, in host memory."""
-    values, rows = _times(block, vectors(seed, column, block.shape[1], work.kind == "u"), work)
-    return Sketch(values, rows, np.array([rows.sum()]))
+def of_b(where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype) -> list[Sketch]:
+    """Sketches ``Y_pj`` of blocks ``(k, n)`` of a panel of B at one home, in host memory."""
+
+    def one(block: Block, column: int) -> Sketch:
+        values, rows = _times(block, vectors(seed, column, block.shape[1], work.kind == "u"), work)
+        return Sketch(values, rows, np.array([rows.sum()]))
+
+    return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
 
-def of_a(where: object, before: Sketch | None, block: Block, right: list[Sketch], work: np.dtype) -> Sketch:
+def of_a(where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype) -> Sketch:
     """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before."""
-    values, rows = _times(block, np.hstack([sketch.values for sketch in right]), work)
-    columns = np.concatenate([sketch.columns for sketch in right])
+    panel = list(itertools.chain.from_iterable(right))
+    values, rows = _times(block, np.hstack([sketch.values for sketch in panel]), work)
+    columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
         return Sketch(values, rows, columns)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -2,7 +2,7 @@
 
 Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
 
-    Y[p,j]   sketch of B[p,j]             at the home of B[p,j]
+    Y[p,j]   sketches of B[p,j]           at their home, one task for all j that have the same
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
@@ -11,6 +11,7 @@ Only the results of W come to the client: some hundred bytes a block.
 
 from __future__ import annotations
 
+import itertools
 import math
 import socket
 import time
@@ -195,9 +196,17 @@ class WritingLayer(Layer):  # type: ignore[misc]
         return {task.key: task for tasks in (judged, self._writing()) for task in tasks}
 
     @cached_property
-    def columns(self) -> tuple[int, ...]:
-        """Block columns that are sketched."""
-        return tuple(sorted({j for _, j in self.blocks}))
+    def groups(self) -> list[tuple[int, ...]]:
+        """Block columns that are sketched, in one task those whose blocks of B have one home: tasks cost more."""
+        homes: dict[int, list[int]] = {}
+        for j in sorted({j for _, j in self.blocks}):
+            homes.setdefault(j % self.writer.plan.grid.columns, []).append(j)
+        return [tuple(columns) for columns in homes.values()]
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """Block columns in the order of their sketches."""
+        return list(itertools.chain.from_iterable(self.groups))
 
     @cached_property
     def steps(self) -> dict[int, tuple[int, int]]:
@@ -216,17 +225,17 @@ class WritingLayer(Layer):  # type: ignore[misc]
         assert writer.tolerance is not None
         work = writer.tolerance.work
         for p in panels:
-            for j in self.columns:
+            for columns in self.groups:
                 yield Placed(
-                    (f"{self.name}-b", p, j),
+                    (f"{self.name}-b", p, columns[0]),
                     sketch.of_b,
-                    self._place(p, j, p),
-                    TaskRef((names.b, p, j)),
+                    self._place(p, columns[0], p),
+                    List(*(TaskRef((names.b, p, j)) for j in columns)),
                     writer.seed,
-                    j,
+                    columns,
                     work,
                 )
-            right = List(*(TaskRef((f"{self.name}-b", p, j)) for j in self.columns))
+            right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in sorted({i for i, _ in self.blocks}):
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 yield Placed(

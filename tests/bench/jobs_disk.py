@@ -7,7 +7,8 @@ disk, reading and writing the same bytes one after another as ``dd`` does (the f
 GPU (A and B from pinned memory, C back at the same time). The seconds of CPU of all processes, without those of
 starting them, can be compared where other work on the machine disturbs the clock. Then other programs do the same
 product with the same memory, each in a process of its own (`disk_peers`): `dask.array` and cubed, on GPUs with CuPy. At
-last the job is done again with ``check="none"``, which tells what the certificate costs.
+last the job is done again without and with a certificate, in turns (``--pairs``), which tells what that costs: two jobs
+of the same kind differ by some per cent, so one of each says little.
 
 Before each reading the files are written to the disk and the page cache is emptied of them. With ``--cached`` they stay
 there, and nothing waits for the disk but what programs sync themselves: for disks that take longer than all the rest,
@@ -32,7 +33,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from statistics import median
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from disk_peers import compare
@@ -62,11 +64,20 @@ SAY_SECONDS = 5.0  # between two words on how far a step is
 
 
 Check = Literal["freivalds", "none"]
+JOBS: dict[Check, str] = {"freivalds": "job", "none": "job, check none"}
+
+
+class Turn(NamedTuple):
+    """One job: seconds of the clock, and of the CPU."""
+
+    check: Check
+    seconds: float
+    cpu: float
 
 
 @dataclass(frozen=True)
 class Run:
-    """What is multiplied where, and the figures so far: seconds of the clock, and of the CPU."""
+    """What is multiplied where, and the figures so far: seconds of the clock, and of the CPU; of all jobs in turn."""
 
     folder: Path
     size: int
@@ -77,6 +88,7 @@ class Run:
     steps: Steps
     seconds: dict[str, float] = field(default_factory=dict)
     cpu: dict[str, float] = field(default_factory=dict)
+    jobs: list[Turn] = field(default_factory=list)
 
     @property
     def nbytes(self) -> int:
@@ -228,7 +240,7 @@ def warm_up(run: Run, client: Client) -> bool:
 
 def on_cluster(run: Run, check: Check) -> compare.Row | None:
     """Start a cluster and do the job on it; before that, on GPUs, measure what the job needs there."""
-    label = "job" if check == "freivalds" else "job, check none"
+    label = JOBS[check]
     steps, limit = run.steps, None if run.limit is None else str(run.limit)
     with ExitStack() as held:
         local = clusters.local(run.device, workers=1, memory_limit=limit, dashboard=None, quiet=True)
@@ -251,8 +263,10 @@ def on_cluster(run: Run, check: Check) -> compare.Row | None:
             done = steps.run(label, lambda: job(run, client, check))
     if done is None:
         return None
-    summary, run.cpu[label] = done
-    run.seconds[label] = summary.seconds
+    summary, cpu = done
+    run.jobs.append(Turn(check, summary.seconds, cpu))
+    run.seconds.setdefault(label, summary.seconds)
+    run.cpu.setdefault(label, cpu)
     steps.facts["plan"] = str(summary.plan)
     checked = None if summary.residual is None else summary.residual <= 1
     return compare.Row("distmm", summary.seconds, usage.peak, usage.written, checked)
@@ -284,7 +298,10 @@ def measure(run: Run, options: argparse.Namespace) -> list[compare.Row]:
     for name in options.peers:
         row = steps.run(f"peer {name}", partial(compare.measure, product, name, patience, run.forget, steps.say))
         rows += [] if row is None else [row]
-    on_cluster(run, "none")
+    for pair in range(options.pairs):
+        turns: list[Check] = ["none", "freivalds"]
+        for check in turns if pair % 2 == 0 else reversed(turns):
+            on_cluster(run, check)
     return rows
 
 
@@ -304,6 +321,7 @@ def main() -> int:
     parser.add_argument("--json", help="file for all figures, written after each step")
     parser.add_argument("--peers", nargs="*", choices=list(compare.PEERS["cpu"]), default=list(compare.PEERS["cpu"]))
     parser.add_argument("--peer-block", type=int, help="edge of the peers' blocks; default: 2048, on GPUs 8192")
+    parser.add_argument("--pairs", type=int, default=1, help="jobs without and with a certificate, in turns, at last")
     parser.add_argument("--patience", type=float, default=600, help="seconds for a peer's product")
     parser.add_argument("--dir", help="where the matrices go; default: the system's temporary folder")
     options = parser.parse_args()
@@ -313,7 +331,7 @@ def main() -> int:
     steps = Steps(options.deadline, options.json, size=size, dtype=options.dtype, limit=limit, cached=options.cached)
     folder = Path(tempfile.mkdtemp(prefix="distmm-disk-", dir=options.dir))
     run = Run(folder, size, dtype, options.device, limit, leave if options.cached else forget, steps)
-    steps.facts |= {"seconds": run.seconds, "cpu seconds": run.cpu}  # they fill up
+    steps.facts |= {"seconds": run.seconds, "cpu seconds": run.cpu, "jobs": run.jobs}  # they fill up
     free = shutil.disk_usage(folder).free
     try:
         if 3 * nbytes > free:
@@ -352,9 +370,13 @@ def report(run: Run, title: str) -> None:
         console.print(f"job over {longest}: {seconds['job'] / alone[longest]:.2f}")
     if {"numpy.matmul", "job"} <= cpu.keys():
         console.print(f"CPU seconds of the job over those of numpy.matmul: {cpu['job'] / cpu['numpy.matmul']:.2f}")
-    if {"job", "job, check none"} <= cpu.keys():
-        shares = [100 * (of["job"] / of["job, check none"] - 1) for of in (seconds, cpu)]
-        console.print(f"certificate: {shares[0]:.1f} % of the seconds, {shares[1]:.1f} % of the CPU seconds")
+    of_kind: dict[Check, list[Turn]] = {check: [turn for turn in run.jobs[1:] if turn.check == check] for check in JOBS}
+    for what in ("seconds", "cpu") if all(of_kind.values()) else ():
+        ours, bare = ([getattr(turn, what) for turn in turns] for turns in of_kind.values())
+        console.print(
+            f"certificate: {100 * (median(ours) / median(bare) - 1):.1f} % of the {what}: with "
+            f"{', '.join(f'{x:.4g}' for x in ours)}; without {', '.join(f'{x:.4g}' for x in bare)}"
+        )
 
 
 if __name__ == "__main__":

@@ -53,7 +53,8 @@ def judged(
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
     left = None
     for p in range(0, K, 100):
-        right = [sketch.of_b(None, b[p : p + 100], seed, j, tolerance.work) for j in (0, 1)]
+        panel = b[p : p + 100]
+        right = [sketch.of_b(None, [panel, panel], seed, (0, 1), tolerance.work)]
         left = sketch.of_a(None, left, a[:, p : p + 100], right, tolerance.work)
     assert left is not None
     x = sketch.vectors(seed, column, c.shape[1], tolerance.exact)
@@ -136,7 +137,7 @@ def test_operands_may_be_rounded_where_the_precision_says_so() -> None:
     x = sketch.vectors(0, 0, N, False)
     for precision, right in [("highest", False), ("medium", True)]:
         tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K, precision)
-        left = sketch.of_a(None, None, a, [sketch.of_b(None, b, 0, 0, tolerance.work)], tolerance.work)
+        left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work)], tolerance.work)
         assert (sketch.judge(tolerance, left, 0, c, x).residual <= 1) is right
 
 
