@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import ParameterBlock, loaded
-from distmm_kernels.hopper_tiles import ROWS, WARP_ROWS, HopperTile
+from distmm_kernels.hopper_tiles import C_BOX_COLUMNS, ROWS, WARP_ROWS, HopperTile
 from distmm_kernels.tensor_map import MatrixStack, TensorMap, tensor_map
 
 __all__ = ["HopperGemm", "Scales", "hopper_gemm"]
@@ -80,10 +80,9 @@ class HopperGemm:
             ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. Aligned as `distmm_kernels.tensor_map.ALIGNMENT`
             says. One matrix, or as many as D.
         c
-            ``(m, n)`` of the accumulator's type, aligned to 8 bytes, one matrix or as many as D; None if the tile does
-            not add.
+            ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
         d
-            ``(m, n)``, aligned as A and B are.
+            ``(m, n)``. C and D are aligned as A and B are.
         """
         kept = self._kept(a, b, c, d, scales)
         self._kernel.launch_with(kept.grid, kept.parameters)
@@ -100,12 +99,13 @@ class HopperGemm:
         k = a[0].columns if tile.a_major == "k" else a[0].rows
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
         b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
-        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], tensor_map(d, tile.output, *self._d_box)
+        d_map = tensor_map(d, tile.output, *self._d_box)
+        c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
+        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
-        added = (0, 0, 0) if c is None else (c.address, c.pitch, c.step if c.matrices > 1 else 0)
-        batched = matrices, int(a[0].matrices > 1), int(b[0].matrices > 1)
-        values = *added, *scales, m, n, k, *batched, high, wide
+        steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
+        values = *scales, m, n, k, matrices, *steps, high, wide
         block = ParameterBlock(len(maps), len(values))
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 

@@ -14,7 +14,10 @@ from typing import Any, Literal, TypeAlias
 from numpy import uint32
 
 __all__ = [
+    "C_BOX_BYTES",
+    "C_BOX_COLUMNS",
     "GROUP",
+    "MOST_C_STAGES",
     "ROWS",
     "HopperTile",
     "Operand",
@@ -35,6 +38,10 @@ THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
 BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
 MOST_STAGES = 8
+
+C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
+C_BOX_BYTES = ROWS * SPAN
+MOST_C_STAGES = 3  # that a tile of C comes in
 
 # Blocks that run at the same time share rows of A and columns of B in the second-level cache: tiles are numbered down
 # this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
@@ -61,7 +68,7 @@ class HopperTile:
         1, or 3: A and B each come as a high and a low part, and D is ``A_low B_high + A_high B_low + A_high B_high``.
         Their sum is added to float32 totals after each stage: the tensor cores' own sum is truncated, not rounded.
     adds
-        Whether there is a C. The sum of products starts from it.
+        Whether there is a C of the accumulator's type. The sum of products starts from it.
     scaled
         Whether rows and columns of the product are multiplied by given powers of two; C is added to the result of that.
     buffers
@@ -93,6 +100,11 @@ class HopperTile:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
         if self.stages < 2:
             raise ValueError(f"{self.stages} stage fits in shared memory, two are needed: use fewer columns or buffers")
+
+    @property
+    def accumulator(self) -> Output:
+        """Type of C, and of the sums."""
+        return "int32" if self.operand == "int8" else "float32"
 
     @property
     def itemsize(self) -> int:
@@ -128,6 +140,16 @@ class HopperTile:
     def stage_bytes(self) -> int:
         """Bytes of shared memory that one stage takes."""
         return self.parts * (self.a_bytes + self.b_bytes)
+
+    @property
+    def c_boxes(self) -> int:
+        """Boxes of C in a tile."""
+        return self.columns // C_BOX_COLUMNS
+
+    @property
+    def c_stage_boxes(self) -> int:
+        """Boxes of C that come in one stage; the last one may have fewer."""
+        return min(self.c_boxes, self.stage_bytes // C_BOX_BYTES)
 
     @property
     def staging_bytes(self) -> int:

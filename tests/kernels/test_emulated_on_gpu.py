@@ -143,6 +143,17 @@ def test_every_ragged_shape_is_right(kernel_for, name, shape):
 
 
 @NAMES
+def test_every_tile_of_a_large_c_is_added(kernel_for, name):
+    """Each block has 15 tiles or more: C of the next one comes while this one's is read."""
+    rng, (m, k, n) = np.random.default_rng(0), (8192, 512, 6140)
+    a, b, c = (on_gpu(rng.integers(-8, 9, shape).astype("float32")) for shape in ((m, k), (k, n), (m, n)))
+    kernel = kernel_for(name)
+    want = multiply(kernel, a, b) + c
+    for _ in range(3):
+        assert bool((multiply(kernel, a, b, c) == want).all())
+
+
+@NAMES
 @pytest.mark.parametrize("order_a", ["C", "F", "offset", "every other", "reversed"])
 @pytest.mark.parametrize("order_b", ["C", "F", "offset"])
 def test_the_layout_of_operands_does_not_change_the_bits(kernel_for, name, order_a, order_b):

@@ -21,9 +21,9 @@ def launches(monkeypatch):
         return SimpleNamespace(address=len(maps) - 1)
 
     def launch_with(grid, parameters):
-        pointers = list((ctypes.c_int64 * 20).from_address(parameters))
-        values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[5:])
-        made.append((grid, tuple(maps[number] for number in pointers[:5]), values))
+        pointers = list((ctypes.c_int64 * 19).from_address(parameters))
+        values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[6:])
+        made.append((grid, tuple(maps[number] for number in pointers[:6]), values))
 
     monkeypatch.setattr(hopper_launch, "tensor_map", encoded)
     kernel = SimpleNamespace(launch_with=launch_with)
@@ -53,8 +53,9 @@ def test_each_launch_has_its_own_operands_sizes_and_results(launches):
             high, wide = -(-m // 128), -(-n // 256)
             assert grid == (min(132, high * wide), 1, 1)
             left, right = (base, "float16", 64), (base + 1, "float16", 64)
-            assert maps == (left, left, right, right, (address + 10, "float32", 32))
-            assert values == (address, c.pitch, 0, 0, 0, 0, 0, m, n, k, 1, 0, 0, high, wide)
+            added, result = (address, "float32", 32), (address + 10, "float32", 32)
+            assert maps == (left, left, right, right, added, result)
+            assert values == (0, 0, 0, 0, m, n, k, 1, 0, 0, 0, high, wide)
 
 
 def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
@@ -64,6 +65,6 @@ def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
     scales = Scales(100, 8, 200, 0)
     gemm(a, b, None, stack(5, 200, 100, 5, 4), scales)
     grid, maps, values = launches.pop()
-    assert [each[0] for each in maps] == [1, 2, 3, 4, 5]
+    assert [each[0] for each in maps] == [1, 2, 3, 4, 5, 5]
     assert grid == (10, 1, 1)
-    assert values == (0, 0, 0, *scales, 200, 100, 90, 5, 1, 0, 2, 1)
+    assert values == (*scales, 200, 100, 90, 5, 1, 0, 0, 2, 1)

@@ -61,6 +61,18 @@ def poisoned(kernel, monkeypatch):
 
 
 @pytest.mark.parametrize("case", CASES)
+def test_every_tile_of_a_large_c_is_added(kernel_for, case):
+    """Each block has 15 tiles or more: C of the next one comes while this one's is read (tests above have 1 or 2)."""
+    kernel = kernel_for(case)
+    m, k, n = 8192, 512, 8188
+    a, b = (on_gpu(integers(shape, i), dtype=kernel.dtype) for i, shape in enumerate(((m, k), (k, n))))
+    a_, b_, c = kernel.prepare_a(a), kernel.prepare_b(b), on_gpu(integers((m, n), 3), dtype=kernel.accumulator)
+    want = kernel.multiply(a_, b_, None) + c
+    for _ in range(3):
+        assert bool((kernel.multiply(a_, b_, c) == want).all())
+
+
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_integers_are_exact_for_every_shape(kernel_for, monkeypatch, case, shape):
     m, k, n = shape

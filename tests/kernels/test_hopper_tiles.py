@@ -10,7 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.hopper_tiles import (
+    C_BOX_BYTES,
+    C_BOX_COLUMNS,
     GROUP,
+    MOST_C_STAGES,
     ROWS,
     SHARED_MEMORY,
     HopperTile,
@@ -53,6 +56,13 @@ def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
     assert boxes * tile.box_columns == tile.columns
     assert boxes % tile.slots == 0
     assert tile.slots <= tile.buffers
+
+
+@pytest.mark.parametrize("tile", ALL, ids=str)
+def test_a_tile_of_c_comes_in_few_stages(tile):
+    assert tile.c_boxes * C_BOX_COLUMNS == tile.columns
+    assert tile.c_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
+    assert 0 < tile.c_boxes <= MOST_C_STAGES * tile.c_stage_boxes
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,11 @@ __all__ = [
     "arrive",
     "expect_bytes",
     "fence_barrier_init",
+    "give_turn",
     "initialise",
+    "join_warp",
     "set_registers",
+    "take_turn",
     "wait",
 ]
 
@@ -34,6 +37,15 @@ expect_bytes = instruction("mbarrier.arrive.expect_tx.release.cta.shared::cta.b6
 
 arrive = instruction("mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", (u32,))
 """arrive(barrier)."""
+
+take_turn = instruction("bar.sync $0, 256;", (u32,))
+"""take_turn(number): of one warpgroup, which waits until the other one has given the turn of this number, 1 to 15."""
+
+give_turn = instruction("bar.arrive $0, 256;", (u32,))
+"""give_turn(number)."""
+
+join_warp = instruction("bar.warp.sync 0xffffffff;")
+"""Until all threads of the warp are here, and what they read has been read."""
 
 wait = instruction(
     "{ .reg .pred p; .reg .u32 tries; mov.u32 tries, 0; "

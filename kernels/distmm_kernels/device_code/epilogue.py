@@ -1,4 +1,4 @@
-"""What happens to a tile of C in registers besides multiplication: loaded, scaled, stored through shared memory.
+"""What happens to a tile of C in registers besides multiplication: read from shared memory, scaled, stored through it.
 
 Each warp looks after its own 16 rows, so no warp waits for another. The layout of registers is that of
 `distmm_kernels.device_code.wgmma`.
@@ -14,45 +14,41 @@ from numba import types
 
 from distmm_kernels.device_code.llvm import Registers, intrinsic
 from distmm_kernels.device_code.ptx import assembly, of_arity
-from distmm_kernels.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output
+from distmm_kernels.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
-__all__ = ["load_c", "scale", "store_d"]
+__all__ = ["read_c", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 
-def load_c(columns: int, integer: bool) -> Callable[..., None]:
-    """Make ``load_c(acc, address, pitch, left, left_below)``: read 32-bit C into accumulators.
+def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
+    """Make ``read_c(acc, row, permuted)``: boxes of 32-bit C, from the ``first`` of a tile on, into accumulators.
 
-    ``address`` is that of the thread's first element and a multiple of 8, as ``pitch``, the bytes from one row to the
-    next, is. ``left`` columns, from that element on, exist in its row, and ``left_below`` in the row 8 further down;
-    what does not exist becomes 0.
+    ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
+    `distmm_kernels.hopper_tiles.box_place` says.
     """
-    number, letter = (I32, "r") if integer else (F32, "f")
-    pairs = [
-        assembly(
-            f"{{ .reg .pred both, one; setp.gt.s32 both, $3, {8 * j + 1}; setp.eq.s32 one, $3, {8 * j + 1}; "
-            f"mov.b32 $0, 0; mov.b32 $1, 0; "
-            f"@both ld.global.v2.b32 {{$0, $1}}, [$2+{32 * j}]; @one ld.global.b32 $0, [$2+{32 * j}]; }}",
-            [number, number],
-            [I64, I32],
-            [f"=&{letter}", f"=&{letter}", "l", "r"],
-            clobbers_memory=False,
-        )
-        for j in range(columns // 8)
-    ]
+    number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
+    pair = assembly(
+        "ld.shared.v2.b32 {$0, $1}, [$2];",
+        [number, number],
+        [I32],
+        [f"={letter}", f"={letter}", "r"],
+        clobbers_memory=False,
+    )
 
     def code(context, builder, signature, values):
-        acc, address, pitch, left, left_below = values
-        acc = Registers(context, builder, signature.args[0], acc)
-        below = builder.add(address, builder.mul(pitch, I64(8)))
-        for j, pair in enumerate(pairs):
-            quad = [*pair(builder, [address, left]), *pair(builder, [below, left_below])]
-            acc.put(4 * j, [(element,) for element in quad])
+        acc = Registers(context, builder, signature.args[0], values[0])
+        _, row, permuted = values
+        for box in range(boxes):
+            for j in range(4):
+                place = builder.add(row, builder.xor(permuted, I32(32 * j)))
+                upper = builder.add(place, I32(box * C_BOX_BYTES))
+                quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
+                acc.put(4 * (4 * (first + box) + j), [(element,) for element in quad])
         return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(5, lambda acc, *_: types.void(acc, u64, u64, i32, i32)))
+    return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u32, u32)))
 
 
 def scale(columns: int) -> Callable[..., None]:

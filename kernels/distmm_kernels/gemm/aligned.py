@@ -1,4 +1,4 @@
-"""Results whose rows are aligned, as the tensor memory accelerator stores them."""
+"""Matrices whose rows are aligned, as the tensor memory accelerator loads and stores them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.launch import CudaKernel
 from distmm_kernels.tensor_map import ALIGNMENT
 
-__all__ = ["AlignedKernel", "addable", "contiguous"]
+__all__ = ["AlignedKernel", "contiguous", "legal"]
 
 
 class AlignedKernel(CudaKernel):
@@ -27,10 +27,17 @@ class AlignedKernel(CudaKernel):
         return self._rows(shape, dtype)
 
 
-def addable(c: Array) -> bool:
-    """Whether the kernel can read this C where it lies."""
-    *batch, pitch, _ = c.strides
-    return contiguous(c) and all(number % 8 == 0 and number >= 0 for number in (c.data.ptr, pitch, *batch))
+def legal(array: Array) -> bool:
+    """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
+    if not contiguous(array):
+        return False
+    shape, (*batch, pitch, _) = array.shape, array.strides
+    row = shape[-1] * array.itemsize
+    if shape[-2] == 1:
+        pitch = -(-row // ALIGNMENT) * ALIGNMENT  # there is no next row
+    if (array.data.ptr | pitch) % ALIGNMENT or not row <= pitch < 2**40:
+        return False
+    return all(step % ALIGNMENT == 0 and step >= 0 for step in batch)
 
 
 def contiguous(array: Array) -> bool:

@@ -24,7 +24,7 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
-from distmm_kernels.gemm.aligned import AlignedKernel, addable
+from distmm_kernels.gemm.aligned import AlignedKernel, legal
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
@@ -187,7 +187,7 @@ class Fp16x3Kernel(AlignedKernel):
         c: Array | None,
         d: Array,
     ) -> None:
-        if c is not None and not addable(c):
+        if c is not None and not legal(c):
             c = in_vectors(c, self.device)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:

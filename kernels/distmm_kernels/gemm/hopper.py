@@ -16,12 +16,12 @@ from distmm_kernels import hopper_tiles
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import TF32
-from distmm_kernels.gemm.aligned import AlignedKernel, addable, contiguous
+from distmm_kernels.gemm.aligned import AlignedKernel, contiguous, legal
 from distmm_kernels.hopper_launch import HopperGemm, hopper_gemm
 from distmm_kernels.hopper_tiles import HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import as_stack, splitter
-from distmm_kernels.tensor_map import ALIGNMENT, MatrixStack
+from distmm_kernels.tensor_map import MatrixStack
 from distmm_kernels.vectors import in_vectors
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
@@ -79,10 +79,10 @@ class HopperKernel(AlignedKernel):
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
         array = self._converted(block)
         shape = array.shape
-        if must_be in (None, own) and _legal(array):
+        if must_be in (None, own) and legal(array):
             return self._operand(shape, array, own)
         other_way = array.swapaxes(-1, -2)
-        if must_be in (None, other) and _legal(other_way):
+        if must_be in (None, other) and legal(other_way):
             return self._operand(shape, other_way, other)
         major = must_be or (other if contiguous(other_way) else own)
         return self._operand(shape, in_vectors(array if major == own else other_way, self.device), major)
@@ -105,7 +105,7 @@ class HopperKernel(AlignedKernel):
             )
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if c is not None and not addable(c):
+        if c is not None and not legal(c):
             c = in_vectors(c, self.device)
         if a.stack is not None and b.stack is not None:
             self._multiply(a, b, a.stack, b.stack, c, d)
@@ -144,7 +144,7 @@ class HopperTf32Kernel(HopperKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
-        if _legal(rows):
+        if legal(rows):
             return self._operand(block.shape, rows, "k")
         parts, _ = self._split(as_stack(rows))
         return self._operand(block.shape, parts.rounded(rows.shape), "k")
@@ -158,16 +158,3 @@ class HopperBf16Kernel(HopperKernel):
 
     def _converted(self, block: Array) -> Array:
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
-
-
-def _legal(array: Array) -> bool:
-    """Whether the tensor memory accelerator can read the rows of these matrices where they lie."""
-    if not contiguous(array):
-        return False
-    shape, (*batch, pitch, _) = array.shape, array.strides
-    row = shape[-1] * array.itemsize
-    if shape[-2] == 1:
-        pitch = -(-row // ALIGNMENT) * ALIGNMENT  # there is no next row
-    if (array.data.ptr | pitch) % ALIGNMENT or not row <= pitch < 2**40:
-        return False
-    return all(step % ALIGNMENT == 0 and step >= 0 for step in batch)
