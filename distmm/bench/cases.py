@@ -29,7 +29,7 @@ PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         "distmm": (("resident", "host"), ("float32", "bfloat16")),
         "dask.array.matmul": (("resident",), ("float32",)),
         "cuBLASXt": (("host",), ("float32",)),
-        "JAX": (("resident",), ("float32", "bfloat16")),  # last: XLA's search for an algorithm takes a minute or more
+        "JAX": (("resident",), ("float32", "bfloat16")),
     },
     "cpu": {
         "distmm": (("resident", "host"), ("float32", "bfloat16")),

@@ -34,8 +34,8 @@ MODULES = {
 
 # The first product of each place and type, of which nothing is kept, has three blocks along a dimension, as large as
 # those of the case: libraries load, peers connect, and the kernels of a chain's first, middle and last step are
-# compiled, which takes 3 s each. JAX would search a minute for its algorithm, and cuBLASXt loads in no time: theirs
-# have at most four blocks of this edge.
+# compiled, which takes 3 s each. JAX compiles anew for each size, and cuBLASXt loads in no time: theirs have at most
+# four blocks of this edge.
 WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
 

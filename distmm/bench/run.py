@@ -28,6 +28,10 @@ __all__ = ["Child", "EndedError", "SilenceError", "run"]
 
 OVER = "not measured: the time given by --deadline was over"
 
+# JAX is to multiply by cuBLAS, as that chooses: XLA's search for an algorithm takes minutes at n = 65536, and without
+# it XLA takes kernels of its own, of which float32's are half as fast (27 instead of 55 TFLOP/s on an H200).
+XLA_FLAGS = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
+
 CLOSING_SECONDS = 20.0  # that a child gets to close its cluster after its last answer
 
 
@@ -209,6 +213,7 @@ def environment(task: Errand) -> dict[str, str]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(task.workers)))
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: task.workers])
         found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # JAX's pool, of which other programs have more too
+        found.setdefault("XLA_FLAGS", XLA_FLAGS)
     else:  # one thread a worker; NumPy has as many as there are workers
         found |= dict.fromkeys(BLAS_THREADS, str(task.workers if task.program == "NumPy" else 1))
     return found

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from distmm.bench import Case, Experiment, Results, Row, efficiency, matrices, run, weak_size
 from distmm.bench.cases import KERNEL, element
 from distmm.bench.child import Task, median
-from distmm.bench.run import Child
+from distmm.bench.run import Child, environment
 from distmm.cli.app import app
 from distmm.errors import InputError
 
@@ -211,6 +211,17 @@ def test_a_program_that_is_not_there_is_a_row_that_says_so(program: str) -> None
     rows = settled(Experiment("gpu", (1,), 64, 64, programs=[program], scalings=["strong"]))
     assert len(rows) == 1
     assert (rows[0].seconds is None) == bool(rows[0].failure)
+
+
+def test_jax_takes_cublas_unless_the_user_says_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = Task("JAX", "gpu", 2, (), "highest", None, 1, 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5,7")
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
+    found = environment(task)
+    assert found["CUDA_VISIBLE_DEVICES"] == "3,5"
+    assert "--xla_gpu_enable_triton_gemm=false" in found["XLA_FLAGS"]
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=4")
+    assert environment(task)["XLA_FLAGS"] == "--xla_gpu_autotune_level=4"
 
 
 def test_a_child_and_its_workers_end_with_their_parent() -> None:
