@@ -200,7 +200,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
         """Block columns that are sketched, in one task those whose blocks of B have one home: tasks cost more."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
-            homes.setdefault(j % self.writer.plan.grid.columns, []).append(j)
+            homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
         return [tuple(columns) for columns in homes.values()]
 
     @cached_property

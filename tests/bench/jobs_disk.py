@@ -370,6 +370,7 @@ def report(run: Run, title: str) -> None:
         console.print(f"job over {longest}: {seconds['job'] / alone[longest]:.2f}")
     if {"numpy.matmul", "job"} <= cpu.keys():
         console.print(f"CPU seconds of the job over those of numpy.matmul: {cpu['job'] / cpu['numpy.matmul']:.2f}")
+    # all but the first job, which has no partner
     of_kind: dict[Check, list[Turn]] = {check: [turn for turn in run.jobs[1:] if turn.check == check] for check in JOBS}
     for what in ("seconds", "cpu") if all(of_kind.values()) else ():
         ours, bare = ([getattr(turn, what) for turn in turns] for turns in of_kind.values())

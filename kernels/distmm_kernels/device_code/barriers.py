@@ -7,6 +7,7 @@ from collections.abc import Callable
 from numba import types
 
 from distmm_kernels.device_code.ptx import instruction
+from distmm_kernels.hopper_tiles import CONSUMERS
 
 __all__ = [
     "arrive",
@@ -14,7 +15,6 @@ __all__ = [
     "fence_barrier_init",
     "give_turn",
     "initialise",
-    "join_warp",
     "set_registers",
     "take_turn",
     "wait",
@@ -38,14 +38,11 @@ expect_bytes = instruction("mbarrier.arrive.expect_tx.release.cta.shared::cta.b6
 arrive = instruction("mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", (u32,))
 """arrive(barrier)."""
 
-take_turn = instruction("bar.sync $0, 256;", (u32,))
+take_turn = instruction(f"bar.sync $0, {32 * CONSUMERS};", (u32,))
 """take_turn(number): of one warpgroup, which waits until the other one has given the turn of this number, 1 to 15."""
 
-give_turn = instruction("bar.arrive $0, 256;", (u32,))
+give_turn = instruction(f"bar.arrive $0, {32 * CONSUMERS};", (u32,))
 """give_turn(number)."""
-
-join_warp = instruction("bar.warp.sync 0xffffffff;")
-"""Until all threads of the warp are here, and what they read has been read."""
 
 wait = instruction(
     "{ .reg .pred p; .reg .u32 tries; mov.u32 tries, 0; "

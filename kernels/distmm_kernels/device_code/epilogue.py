@@ -21,12 +21,17 @@ __all__ = ["read_c", "scale", "store_d"]
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
+_together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp
+_fence = assembly(
+    "fence.proxy.async.shared::cta;", [], [], []
+)  # the thread's accesses of shared memory before the TMA's
+
 
 def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
     """Make ``read_c(acc, row, permuted)``: boxes of 32-bit C, from the ``first`` of a tile on, into accumulators.
 
     ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
-    `distmm_kernels.hopper_tiles.box_place` says.
+    `distmm_kernels.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read.
     """
     number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
     pair = assembly(
@@ -46,6 +51,8 @@ def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
                 upper = builder.add(place, I32(box * C_BOX_BYTES))
                 quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
                 acc.put(4 * (4 * (first + box) + j), [(element,) for element in quad])
+        _fence(builder, [])
+        _together(builder, [])
         return context.get_dummy_value()
 
     return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u32, u32)))
@@ -86,8 +93,6 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
     slots, put = tile.slots, _put_words if tile.box_columns == 32 else _put_halves
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
     free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
-    together = assembly("bar.warp.sync 0xffffffff;", [], [], [])
-    visible = assembly("fence.proxy.async.shared::cta;", [], [], [])
     # without a store it is an empty group, so that the count of groups is that of boxes
     send = assembly(
         "{ .reg .pred p, q; setp.eq.u32 p, $0, 0; setp.gt.and.s32 q, $6, 0, p; "
@@ -104,10 +109,10 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
         for box in range(tile.columns // tile.box_columns):
             buffer = builder.add(buffers, I32(box % slots * WARP_ROWS * SPAN))
             free(builder, [lane])
-            together(builder, [])
+            _together(builder, [])
             put(builder, acc, box, tile.output, builder.add(buffer, row), permuted)
-            visible(builder, [])
-            together(builder, [])
+            _fence(builder, [])
+            _together(builder, [])
             along = I32(box * tile.box_columns)
             send(builder, [lane, tensor_map, buffer, builder.add(x, along), y, z, builder.sub(left, along)])
         return context.get_dummy_value()

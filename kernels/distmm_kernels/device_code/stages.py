@@ -1,7 +1,7 @@
 """The ring of stages in shared memory, and how a tile of C comes through it: as A and B do, some boxes a stage.
 
 C is read by threads, while A and B are read by wgmma, and the TMA may overwrite a stage before such reads are done,
-unless each thread fences them: without, one element in 10,000 was wrong.
+unless each thread fences them, as `read_c` does: without, one element in 10,000 was wrong.
 """
 
 from __future__ import annotations
@@ -71,8 +71,6 @@ def take_c(tile: HopperTile) -> Callable[..., Any]:
                 return stage, parity
             barriers.wait(full + stage * uint32(8), parity)
             read(acc, shared + stage * stage_bytes + at, permuted)
-            tma.fence_shared()
-            barriers.join_warp()
             if lane == uint32(0):
                 barriers.arrive(empty + stage * uint32(8))
             return after(stage, parity)

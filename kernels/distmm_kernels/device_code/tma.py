@@ -17,7 +17,6 @@ from distmm_kernels.device_code.ptx import instruction, of_arity
 
 __all__ = [
     "TENSOR_MAP",
-    "fence_shared",
     "load_box",
     "map_addresses",
     "shared_memory",
@@ -70,9 +69,6 @@ def _shared_memory(context, builder, signature, values):
 
 shared_memory = intrinsic(_shared_memory, lambda: u32())
 """Address of the block's dynamic shared memory, a multiple of 1024 as the 128-byte swizzle wants it."""
-
-fence_shared = instruction("fence.proxy.async.shared::cta;")
-"""Orders this thread's accesses of shared memory before, reads too, with the TMA's after."""
 
 load_box = instruction(
     "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5}], [$2];",

@@ -9,6 +9,7 @@ import numpy as np
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import CudaKernel
 from distmm_kernels.tensor_map import ALIGNMENT
+from distmm_kernels.vectors import in_vectors
 
 __all__ = ["AlignedKernel", "contiguous", "legal"]
 
@@ -22,6 +23,10 @@ class AlignedKernel(CudaKernel):
         columns = -(-shape[-1] // multiple) * multiple
         whole = self._module.empty((*shape[:-1], columns), dtype)
         return whole if columns == shape[-1] else whole[..., : shape[-1]]
+
+    def _loadable(self, c: Array | None) -> Array | None:
+        """Return C, or a copy where the tensor memory accelerator cannot read it."""
+        return c if c is None or legal(c) else in_vectors(c, self.device)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._rows(shape, dtype)

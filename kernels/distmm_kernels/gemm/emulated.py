@@ -24,14 +24,13 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
-from distmm_kernels.gemm.aligned import AlignedKernel, legal
+from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
-from distmm_kernels.vectors import in_vectors
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
 
@@ -187,8 +186,7 @@ class Fp16x3Kernel(AlignedKernel):
         c: Array | None,
         d: Array,
     ) -> None:
-        if c is not None and not legal(c):
-            c = in_vectors(c, self.device)
+        c = self._loadable(c)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:
             to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)

@@ -105,8 +105,7 @@ class HopperKernel(AlignedKernel):
             )
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if c is not None and not legal(c):
-            c = in_vectors(c, self.device)
+        c = self._loadable(c)
         if a.stack is not None and b.stack is not None:
             self._multiply(a, b, a.stack, b.stack, c, d)
             return
