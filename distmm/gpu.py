@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
+import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -66,28 +68,54 @@ def working(work: Work) -> Iterator[Any]:
 
 
 class Prepared:
-    """Operands in a kernel's own format, made once a block and kept as long as the block is there.
+    """Operands in a kernel's own format, made once a block and kept while the block is there and much used.
 
     A block of A takes part in every product of its row; splitting it into float16 halves, say, takes a few per cent of
     one product. A block is known by identity: Dask keeps one object for each block on a worker.
     """
 
     def __init__(self) -> None:
+        # In the order of their last use: the first one is the first to go.
         self._kept: dict[tuple[int, object], tuple[weakref.ref[Any], Any]] = {}
         self._used = 0.0  # when, by the monotonic clock
+        self._making = threading.Lock()  # products begin side by side, with the same blocks
 
-    def get(self, block: Any, form: object, prepare: Callable[[Any], Any]) -> Any:
-        """Return ``prepare(block)``, or what it returned before for this block and `form`."""
+    def get(self, block: Any, form: object, prepare: Callable[[Any], Any], most: float = math.inf) -> Any:
+        """Return ``prepare(block)``, or what it returned before for this block and `form`.
+
+        Parameters
+        ----------
+        block : array
+        form : object
+            What is made of it; hashable.
+        prepare : callable
+        most : int
+            Elements of blocks whose prepared forms are kept at most, those of this one included, which is kept.
+        """
         key = id(block), form
-        self._used = time.monotonic()
-        known, operand = self._kept.get(key, (None, None))
-        if known is None or known() is not block:
-            operand = prepare(_alias(block))
-            self._kept[key] = weakref.ref(block, lambda gone: self._drop(key, gone)), operand
+        with self._making:
+            self._used = time.monotonic()
+            known, operand = self._kept.pop(key, (None, None))
+            if known is None or known() is not block:
+                self._make_room(most - block.size)
+                operand = prepare(_alias(block))
+                known = weakref.ref(block, lambda gone: self._drop(key, gone))
+            self._kept[key] = known, operand
         return operand
 
+    def _make_room(self, most: float) -> None:
+        """Forget what was used longest ago, until the blocks of the others have at most so many elements."""
+        kept = self._kept.copy()  # which at any time may lose what is garbage
+        sizes = {key: 0 if (block := known()) is None else block.size for key, (known, _) in kept.items()}
+        there = sum(sizes.values())
+        for key, size in sizes.items():
+            if there <= most:
+                return
+            self._kept.pop(key, None)
+            there -= size
+
     def _drop(self, key: tuple[int, object], gone: weakref.ref[Any]) -> None:
-        # Without a lock: garbage is collected in any thread, at any time. The entry may by now be that of a new block.
+        # Without the lock: garbage is collected in any thread, at any time. The entry may by now be a new block's.
         if self._kept.get(key, (None,))[0] is gone:
             self._kept.pop(key, None)
 

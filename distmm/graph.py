@@ -30,7 +30,7 @@ from distmm import tasks
 from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
-__all__ = ["Placed", "Placement", "Product", "ProductLayer", "build"]
+__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build"]
 
 Key = tuple[Any, ...]
 Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
@@ -51,6 +51,11 @@ class Placement:
     step: int
     order: int
     layer: int = 0
+
+    @property
+    def chain(self) -> Chain:
+        """Block of C that it belongs to."""
+        return self.batch, self.i, self.j
 
     @property
     def rank(self) -> int:
@@ -91,6 +96,11 @@ class Product(Placed):
     def __getstate__(self) -> tuple[Any, ...]:
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
         return tuple(None if name == "plan" else value for name, value in slots)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins a chain: there is no sum yet that it adds to."""
+        return self.func is tasks.multiply and self.args[2] is None
 
     def operands(self) -> Iterator[Key]:
         """Key of every block of A and B that this step reads."""

@@ -95,18 +95,26 @@ class Layout:
                 np.subtract.at(images[0], (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
         return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
 
+    def chains(self, wave: Wave) -> Ints:
+        """Blocks of C of a wave that each rank multiplies."""
+        counts = np.zeros(self._shape, np.int64)
+        if wave.triangle:
+            counts[: self.layers] = self._triangle(wave, np.ones(len(wave.rows), np.int64))
+        else:
+            rows, columns = (
+                np.bincount(np.arange(at.start, at.stop) % lines, minlength=lines)
+                for at, lines in ((wave.rows, self.grid.rows), (wave.columns, self.grid.columns))
+            )
+            counts[: self.layers] = np.outer(rows, columns)
+        by_rank: Ints = counts.ravel()
+        for blocks in self.blocking.wave_batches(wave):
+            by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
+        return by_rank
+
     @cached_property
     def busiest(self) -> int:
         """Blocks of C that the busiest rank multiplies."""
-        whole = self.blocking.whole
-        if not whole.triangle:
-            return math.ceil(whole.c_blocks / (self.grid.rows * self.grid.columns))
-        blocks = np.zeros(self._shape, np.int64)
-        blocks[0] = self._triangle(whole, np.ones(len(whole.rows), np.int64))
-        counts: Ints = blocks.ravel()
-        for edges in self.blocking.batch:
-            counts = turned(counts, range(len(edges)), np.ones(len(edges), np.int64))
-        return int(counts.max())
+        return int(self.chains(self.blocking.whole).max())
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.

@@ -1,7 +1,8 @@
 """What a blocked product takes of the memory of one worker and of one host at the peak, from sizes alone.
 
-Counted is what the graph holds by construction (see `distmm.runtime.window`): the blocks of C of a wave, blocks of A
-and B of at most `lookahead` steps, and results that are being written or not yet freed.
+Counted is what the runtime holds by construction: the blocks of C of a wave and those of others that it has places for
+(`distmm.runtime.places`), blocks of A and B of at most `lookahead` steps (`distmm.runtime.window`), in the kernel's own
+format those of one step (`distmm.gpu.Prepared`), and results that are being written or not yet freed.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from distmm.cluster_spec import ClusterSpec, Residence
 from distmm.cost import Peak
 from distmm.geometry import Wave, accumulator_dtype
 from distmm.layout import Ints, Layout
+from distmm.overlap import still_leaving
 
-__all__ = ["peak"]
+__all__ = ["peak", "places", "prepared_elements"]
 
-# Time until a block is freed after its last use: 6 ms on an idle cluster, 25 ms seen where processes starve for CPU.
-RELEASE_SECONDS = 25e-3
+# Time until a block is freed after its last use. On CPU clusters 6 ms, and 25 seen where processes starve for CPU; on
+# one and two H200 up to 10 ms: with products of 1.6, 5, 13 and 20 ms, 6, 3, 2 and 2 blocks of C were there too many.
+RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 
 
 def peak(
@@ -32,21 +35,48 @@ def peak(
     lookahead: int,
 ) -> Peak:
     """Predict the peak of a product on `cluster`; the parameters are those of `distmm.cost.cost`."""
-    largest = max(waves, key=lambda wave: wave.c_blocks)  # the first of them
-    of_operands = _of_operands(layout, largest, cluster, operands, lookahead)
-    if len(waves) > 1 and result != "out":
-        of_operands = np.maximum(of_operands, _of_kept_operands(layout, waves, largest, cluster, operands))
-    held = _of_c(layout, largest, len(waves) > 1, result) + of_operands
+    largest, several = _largest(waves), len(waves) > 1
+    of_operands = _of_operands(layout, largest, operands, lookahead)
+    if several and result != "out":
+        of_operands = np.maximum(of_operands, _of_kept_operands(layout, waves, largest, operands))
+    held = _of_c(layout, largest, several, result) + of_operands
+    if cluster.prepared:
+        held += int(prepared_elements(layout, waves) * layout.problem.dtype.itemsize * cluster.prepared)
+    if (most := places(layout, waves, cluster, result)) is not None:
+        finished = _block_bytes(layout, layout.problem.dtype)[2] * (1 + (layout.problem.symmetry == "hermitian"))
+        held += (most - layout.chains(largest)) * finished
     writing = _writing(layout, cluster) * _block_bytes(layout, accumulator_dtype(layout.problem.dtype))[2]
     return Peak(int(held.max()) + writing, _on_host(layout, cluster, operands, result))
 
 
+def _largest(waves: tuple[Wave, ...]) -> Wave:
+    return max(waves, key=lambda wave: wave.c_blocks)  # the first of them
+
+
+def places(layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, result: str) -> int | None:
+    """Blocks of C that a worker may have begun and not yet got rid of; None where they stay, or one wave is all."""
+    if result != "out" or len(waves) == 1:
+        return None
+    most = int(layout.chains(_largest(waves)).max())
+    return most + still_leaving(layout.problem, layout.blocking, cluster, result, most)
+
+
+def prepared_elements(layout: Layout, waves: tuple[Wave, ...]) -> int:
+    """Elements of A and B that a worker keeps in the kernel's own format: those of a step, and of one task of the next.
+
+    Tasks of the next step begin while the last ones of a step are at work.
+    """
+    step = layout.operand_bytes(_largest(waves), slice(0, 1))
+    of_step = int((step.received + step.both + sum(step.homes)).max())
+    a, b, _ = _block_bytes(layout, layout.problem.dtype)
+    of_task = layout.blocking.panels * (a + b) if len(waves) > 1 or layout.steps > 1 else 0
+    return (of_step + of_task) // layout.problem.dtype.itemsize
+
+
 def _of_c(layout: Layout, largest: Wave, several: bool, result: str) -> Ints:
-    """Bytes of C by rank: the sums of the largest wave, and finished blocks of that one or the others of `several`."""
+    """Bytes of C by rank: the sums of the largest wave, and finished blocks of the others of `several` that stay."""
     item, accumulator = layout.problem.dtype.itemsize, accumulator_dtype(layout.problem.dtype).itemsize
     held = layout.c_bytes(largest, accumulator, layout.layers) + layout.mirror_bytes(largest, item)
-    if several and result == "out":  # finished blocks of a wave are being written while the next one begins
-        held += layout.c_bytes(largest, item, 1)
     if several and result == "workers":
         held += _finished(layout, layout.blocking.whole) - _finished(layout, largest)
     return held
@@ -59,7 +89,7 @@ def _finished(layout: Layout, wave: Wave) -> Ints:
 
 
 def _of_kept_operands(
-    layout: Layout, waves: tuple[Wave, ...], largest: Wave, cluster: ClusterSpec, operands: tuple[Residence, Residence]
+    layout: Layout, waves: tuple[Wave, ...], largest: Wave, operands: tuple[Residence, Residence]
 ) -> Ints:
     """Bytes of A and B by rank where all waves are one graph, so that what one has loaded stays for those after it.
 
@@ -70,23 +100,17 @@ def _of_kept_operands(
     several = len(rows) > 1
     a, b = ("whole" if where == "streamed" else where for where in operands)
     needed = whole if whole.triangle else replace(largest, columns=whole.columns) if several else largest
-    return _of_operands(layout, needed, cluster, (a, b if several else operands[1]), layout.steps)
+    return _of_operands(layout, needed, (a, b if several else operands[1]), layout.steps)
 
 
-def _of_operands(
-    layout: Layout, largest: Wave, cluster: ClusterSpec, operands: tuple[Residence, Residence], lookahead: int
-) -> Ints:
-    """Bytes of A and B by rank, as they are and in the kernel's own format: of the window, or of the whole wave."""
+def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], lookahead: int) -> Ints:
+    """Bytes of A and B by rank: of the window, or of the whole wave."""
     window = layout.operand_bytes(largest, slice(0, lookahead))
-    wave = layout.operand_bytes(largest) if "whole" in operands or cluster.prepared else window
+    wave = layout.operand_bytes(largest) if "whole" in operands else window
     held = window.received.copy()
-    both = window.both if "streamed" in operands else wave.both
-    held += ((window.received + both) * cluster.prepared).astype(np.int64)
     for where, of_window, of_wave in zip(operands, window.homes, wave.homes, strict=True):
-        at_home = of_window if where == "streamed" else of_wave
         if where != "resident":
-            held += at_home
-        held += (at_home * cluster.prepared).astype(np.int64)
+            held += of_window if where == "streamed" else of_wave
     return held
 
 
@@ -98,12 +122,12 @@ def _writing(layout: Layout, cluster: ClusterSpec) -> int:
     blocking = layout.blocking
     tasks = blocking.tasks(layout.grid.layers)
     seconds = layout.problem.element_flops * blocking.c_elements / cluster.rate / max(1, tasks)
-    freed_late = math.ceil(RELEASE_SECONDS / max(seconds, 1e-9)) if layout.steps > 1 else 0
+    freed_late = math.ceil(RELEASE_SECONDS[cluster.device] / max(seconds, 1e-9)) if layout.steps > 1 else 0
     chains, on_gpu = max(1, layout.busiest), cluster.device == "cuda"
     # On one and two H200 one block more was there than the time explains, with products of 13 and of 44 ms; and of a
-    # task with several panels the sum that it adds the last one to.
+    # task with several panels the sum that it adds the last one to, until that product is queued.
     writing = min(cluster.threads + freed_late + (on_gpu and freed_late > 0), chains)
-    return writing + (on_gpu and blocking.panels > 1) * min(cluster.threads, chains)
+    return writing + (on_gpu and blocking.panels > 1)
 
 
 def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: str) -> int:

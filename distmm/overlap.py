@@ -8,7 +8,7 @@ from typing import Literal
 from distmm.cluster_spec import ClusterSpec
 from distmm.geometry import Blocking, Grid, Problem, accumulator_dtype
 
-__all__ = ["Resource", "leaving", "sum_seconds", "together"]
+__all__ = ["Resource", "leaving", "still_leaving", "sum_seconds", "together"]
 
 # What a product may be bound by; "storing" is C's way from the GPUs.
 Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
@@ -43,12 +43,7 @@ def together(
     """
     if result == "workers":
         return max(seconds.values())
-    m, k, n = blocking.largest
-    elements = m * n * math.prod(map(max, blocking.batch))
-    panels = min(blocking.panels, len(blocking.k))
-    per_panel = k * problem.element_flops / max(1, problem.k) / cluster.rate + sum_seconds(problem, cluster)
-    product = elements * panels * per_panel
-    block = leaving(blocking, result) * elements * problem.dtype.itemsize / cluster.load
+    product, block = _paces(problem, blocking, cluster, result)
     chains = max(1, math.ceil(blocking.whole.c_blocks / grid.rows / grid.columns / waves))
     steps = blocking.chain_steps(grid.layers)
     busy = max(each for resource, each in seconds.items() if resource != "storing")
@@ -58,6 +53,26 @@ def together(
     late = (chains - 1) * max(0.0, block - product)
     first = busy * (1 - 1 / steps) / waves + product
     return max(busy + block + late, first + seconds["storing"])
+
+
+def still_leaving(problem: Problem, blocking: Blocking, cluster: ClusterSpec, result: str, chains: int) -> int:
+    """Count the finished blocks of a wave that a worker needs room for beside those of the next, of at most `chains`.
+
+    With as many, the last chain of the next wave begins as soon as the others have. The first block leaves when one
+    product is done, and this chain begins ``2 * chains - 2`` products after that. One block more is on its way.
+    """
+    product, block = _paces(problem, blocking, cluster, result)
+    left = math.floor((2 * chains - 2) * product / block) if block else chains
+    return min(chains, 1 + max(0, chains - left))
+
+
+def _paces(problem: Problem, blocking: Blocking, cluster: ClusterSpec, result: str) -> tuple[float, float]:
+    """Seconds in which a worker makes a step of the largest block of C, and in which that leaves it when finished."""
+    m, k, n = blocking.largest
+    elements = m * n * math.prod(map(max, blocking.batch))
+    panels = min(blocking.panels, len(blocking.k))
+    per_panel = k * problem.element_flops / max(1, problem.k) / cluster.rate + sum_seconds(problem, cluster)
+    return elements * panels * per_panel, (leaving(blocking, result) * elements * problem.dtype.itemsize / cluster.load)
 
 
 def sum_seconds(problem: Problem, cluster: ClusterSpec) -> float:

@@ -118,7 +118,7 @@ class Gemm:
         """Return what makes C; given a wave, a C with its blocks alone in the graph: just those can be computed."""
         a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
         on, blocking = plan.cluster.device, plan.blocking
-        choice = KernelChoice(on, self.dtype, plan.precision, plan.kernel)
+        choice = KernelChoice(on, self.dtype, plan.precision, plan.kernel, plan.prepared_elements)
         kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)

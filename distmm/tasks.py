@@ -8,8 +8,9 @@ accumulation would then count a product twice.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -45,12 +46,16 @@ _loading = threading.BoundedSemaphore(2)
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """Which kernel the tasks of a product use: device, result type, precision, and a name if one is asked for."""
+    """Which kernel the tasks of a product use: device, result type, precision, and a name if one is asked for.
+
+    On a GPU a worker keeps `prepared` elements of A and B in the kernel's own format at most.
+    """
 
     device: Literal["cpu", "cuda"]
     dtype: np.dtype
     precision: str = "highest"
     name: str | None = None
+    prepared: float = field(default=math.inf, compare=False)  # the kernel is the same
 
 
 @dataclass(frozen=True)
@@ -126,10 +131,11 @@ def multiply(
 
     def on_gpu() -> Block:
         with gpu.working("product"):
+            a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
             operands = [
                 (
-                    gpu.prepared.get(a, ("A", kernel.name, kernel.dtype), partial(kernel.prepare_a, wait=False)),
-                    gpu.prepared.get(b, ("B", kernel.name, kernel.dtype, symmetry), partial(prepare_b, wait=False)),
+                    gpu.prepared.get(a, a_form, partial(kernel.prepare_a, wait=False), choice.prepared),
+                    gpu.prepared.get(b, b_form, partial(prepare_b, wait=False), choice.prepared),
                 )
                 for a, b in pairs
             ]

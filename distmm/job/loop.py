@@ -163,7 +163,7 @@ class Loop:
             b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
             c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
         product = f"distmm-matmul-{token}"
-        choice = KernelChoice(device, plan.problem.dtype, plan.precision, plan.kernel)
+        choice = KernelChoice(device, plan.problem.dtype, plan.precision, plan.kernel, plan.prepared_elements)
         epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
         chains = graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave)
         names = Names(a.name, b.name, product, None if c0 is None else c0.name)

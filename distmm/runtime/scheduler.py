@@ -17,6 +17,7 @@ from distributed.scheduler import Scheduler, TaskState
 from distmm.graph import Placed, Product
 from distmm.host import TOPIC
 from distmm.plan import LOOKAHEAD, Plan
+from distmm.runtime.places import Places
 from distmm.runtime.window import Window
 
 __all__ = ["PlacementPlugin"]
@@ -47,6 +48,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.home: dict[object, str] = {}  # operand key -> address that keeps its copy
         self.used_up: set[tuple[object, int]] = set()
         self.windows: dict[str, Window] = {}  # product -> its steps
+        self.places: dict[str, Places] = {}  # product -> who may hold its C, where blocks leave their workers in waves
         self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
         self.opening: set[str] = set()  # products that have finished a step
         self.resting = False  # Dask's Active Memory Manager, by our wish
@@ -92,8 +94,10 @@ class PlacementPlugin(SchedulerPlugin):
         # Ascending: an operand that several steps read waits for the first one, and has its priority.
         for ts in sorted(products, key=lambda ts: ts.run_spec.placement.order):
             where, plan = ts.run_spec.placement, ts.run_spec.plan
-            if plan is not None:
+            if plan is not None and where.product not in self.plans:
                 self.plans[where.product] = plan
+                if plan.places is not None:
+                    self.places[where.product] = Places(plan.places)
             window = self.windows.setdefault(where.product, Window(plan.lookahead if plan is not None else LOOKAHEAD))
             held = window.add(where.order, ts.key)
             rank = where.rank
@@ -126,6 +130,9 @@ class PlacementPlugin(SchedulerPlugin):
                     else:
                         self._place(maker, home)
             self.opening.add(where.product)
+        for ts in placed if self.places else ():
+            if (places := self.places.get(ts.run_spec.placement.product)) is not None:
+                places.expect(ts.run_spec)
         self.loop.call_soon(self._open)  # after Dask has handed out, in an order of its own, what does not wait
 
     def _rest_memory_manager(self) -> None:
@@ -190,17 +197,20 @@ class PlacementPlugin(SchedulerPlugin):
         """Place the tasks of steps that need wait no longer, and ask for the copies that they need."""
         ready, copied = {}, set()
         for product in self.opening:
-            for _, held in self.windows[product].opened() if product in self.windows else ():
-                for key, rank in held.tasks.items():
-                    ts = self.scheduler.tasks.get(key)
-                    if ts is None:
-                        continue
-                    self._place(ts, rank)
-                    if ts.state == "no-worker":
-                        ready[key] = "processing"
-                for operand, slot in held.copies:
-                    self.copies[operand].add(slot)
-                    copied.add(operand)
+            opened = self.windows[product].opened() if product in self.windows else []
+            tasks = [
+                (self.scheduler.tasks[key], rank)
+                for _, held in opened
+                for key, rank in held.tasks.items()
+                if key in self.scheduler.tasks
+            ]
+            for ts, rank in self.places[product].admit(tasks) if product in self.places else tasks:
+                self._place(ts, rank)
+                if ts.state == "no-worker":
+                    ready[ts.key] = "processing"
+            for operand, slot in (copy for _, held in opened for copy in held.copies):
+                self.copies[operand].add(slot)
+                copied.add(operand)
         self.opening.clear()
         self._copy(copied)
         # Dask takes the last one first, and a worker begins what comes first.
@@ -224,6 +234,8 @@ class PlacementPlugin(SchedulerPlugin):
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Count finished product tasks, open the step that waited for them, free the copies of operands used up."""
+        if self.places and finish in ("released", "forgotten", "erred"):
+            self._leave(self.scheduler.tasks[key], start, finish)
         if finish not in ("memory", "forgotten", "erred"):
             return
         ts = self.scheduler.tasks[key]
@@ -239,15 +251,25 @@ class PlacementPlugin(SchedulerPlugin):
             self.done[product].add(key)
             self._release_operands(ts.run_spec)
         if product in self.windows and self.windows[product].finish(ts.run_spec.placement.order, key):
-            if not self.opening:
-                self.loop.call_soon(self._open)  # after the copies of the finished step have been dropped
-            self.opening.add(product)
+            self._open_soon(product)
         if finish == "forgotten":
             self.known[product].discard(key)
             if not self.known[product]:
                 self.scheduler.log_event(TOPIC, list({operand[0] for operand in ts.run_spec.operands()}))
-                for table in (self.plans, self.total, self.done, self.known, self.windows):
+                for table in (self.plans, self.total, self.done, self.known, self.windows, self.places):
                     table.pop(product, None)
+
+    def _leave(self, ts: TaskState, start: str, finish: str) -> None:
+        """Give back the place of a block of C that is no more in memory, or will not be."""
+        if isinstance(ts.run_spec, Placed) and (start == "memory" or finish != "released"):
+            product = ts.run_spec.placement.product
+            if product in self.places and self.places[product].leave(ts.run_spec):
+                self._open_soon(product)
+
+    def _open_soon(self, product: str) -> None:
+        if not self.opening:
+            self.loop.call_soon(self._open)  # after the copies of a finished step have been dropped
+        self.opening.add(product)
 
     def _release_operands(self, task: Product) -> None:
         slot = self._slot(task.placement.rank)

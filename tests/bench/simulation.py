@@ -165,8 +165,12 @@ class VirtualWorker:
             else:
                 raise NotImplementedError(instruction)
         self.state.stimulus_log.clear()
+        self.hold()
+
+    def hold(self, others: int = 0) -> None:
+        """Note what is in memory now, and for a moment others beside it."""
         self.held = self.writing + sum(block.nbytes for block in self.state.data.values())
-        self.peak = max(self.peak, self.held)
+        self.peak = max(self.peak, self.held + others)
 
     def receive(self, message: dict[str, Any]) -> None:
         # The scheduler sends one dict to several workers, and takes a KeyError for a worker that has left.
@@ -183,10 +187,11 @@ class VirtualWorker:
             key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
             stimulus_id=f"done-{key}",
         )  # fmt: skip
-        self.writing += nbytes + others
+        self.writing += nbytes
+        self.hold(others)  # until the product that adds to them is queued
 
         def finish() -> None:
-            self.writing -= nbytes + others
+            self.writing -= nbytes
             self.handle(done)
 
         self.simulation.later(server.free - self.simulation.now, finish)

@@ -6,7 +6,10 @@ import gc
 import inspect
 import logging
 import sys
+import threading
+import time
 import types
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -43,6 +46,41 @@ def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: 
     del other
     gc.collect()
     assert len(prepared) == 0
+
+
+def test_what_was_used_longest_ago_makes_room_for_other_operands(prepared: gpu.Prepared) -> None:
+    made: list[int] = []
+    blocks = [np.full((2, 3), i) for i in range(4)]
+
+    def use(i: int, most: float) -> list[int]:
+        prepared.get(blocks[i], "A", lambda alias: made.append(i) or alias.copy(), most)
+        now, made[:] = list(made), []
+        return now
+
+    assert [use(i, 18) for i in (0, 1, 2, 0)] == [[0], [1], [2], []]
+    assert use(3, 18) == [3]  # in the place of 1, since 0 was used after it
+    assert [use(i, 18) for i in (2, 0, 3)] == [[], [], []]
+    assert use(1, 1) == [1]  # larger than the room: alone
+    assert len(prepared) == 1
+
+
+def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: gpu.Prepared) -> None:
+    block, made = np.ones((2, 3)), []
+    together = threading.Barrier(3)
+
+    def slowly(alias: np.ndarray) -> np.ndarray:
+        made.append(alias)
+        time.sleep(0.05)  # the others have asked meanwhile
+        return alias.copy()
+
+    def use(_: int) -> np.ndarray:
+        together.wait(60)
+        return prepared.get(block, "A", slowly)
+
+    with ThreadPoolExecutor(3) as pool:
+        operands = list(pool.map(use, range(3)))
+    assert len(made) == 1
+    assert all(operand is operands[0] for operand in operands)
 
 
 def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(prepared: gpu.Prepared) -> None:

@@ -160,15 +160,16 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
         return plan.shortfall, seconds * (1 + 0.01 * plan.lookahead)
 
     spec = replace(CPU, workers=workers, memory=memory)
-    scores, best = [], (math.inf, math.inf)
+    scores, best, fitted = [], (math.inf, math.inf), False
     for waves in candidates.waves(problem, spec, "out"):
         for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves):
             p = Plan(problem, s.blocking, s.grid, spec, result="out", lookahead=s.lookahead, wave_cuts=s.wave_cuts)
             assert p.least_seconds <= p.cost.seconds
             scores.append(score(p))
         best = min(scores)
-        if best[0] == 0:
+        if fitted:  # twice as many waves as fit are tried: fewer and deeper tasks may be faster
             break
+        fitted = best[0] == 0
     assert score(make_plan(problem, spec, result="out")) == best
 
 
