@@ -46,14 +46,14 @@ def prometheus() -> str:
 class Browser:
     """A page in headless Chromium, driven by its own remote debugging protocol."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, chromium: str, folder: Path) -> None:
         self.loop = asyncio.new_event_loop()
         self.errors: list[str] = []
         self.messages = 0
         self.log = (folder / "chromium.log").open("w")
         self.process = subprocess.Popen(
             [
-                program("chromium", "chromium-browser", "google-chrome"), "--headless=new", "--no-sandbox",
+                chromium, "--headless=new", "--no-sandbox",
                 "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
                 "--disable-features=BackForwardCache",  # in which pages that were left stay connected
                 "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "about:blank",
@@ -144,7 +144,8 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    browser = Browser(tmp_path_factory.mktemp("chromium"))
+    chromium = program("chromium", "chromium-browser", "google-chrome")  # before anything is open that must be closed
+    browser = Browser(chromium, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
 
