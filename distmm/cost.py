@@ -18,7 +18,7 @@ from distmm.geometry import Blocking, Grid, Problem, Wave, accumulator_dtype
 from distmm.layout import Layout, Traffic
 from distmm.overlap import Resource, leaving, sum_seconds
 
-__all__ = ["Cost", "Peak", "cost", "least_seconds"]
+__all__ = ["CHAIN_SECONDS", "Cost", "Peak", "cost", "least_seconds"]
 
 # Time that the scheduler takes to make a task of a new graph, before it hands out the first one: 60 to 90 us for making
 # and ordering them, and our plugin's part.

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from distmm.cluster_spec import ClusterSpec, Residence
-from distmm.cost import Peak
+from distmm.cost import CHAIN_SECONDS, Peak
 from distmm.geometry import Wave, accumulator_dtype
 from distmm.layout import Ints, Layout
 from distmm.overlap import still_leaving
@@ -39,7 +39,7 @@ def peak(
     of_operands = _of_operands(layout, largest, operands, lookahead)
     if several and result != "out":
         of_operands = np.maximum(of_operands, _of_kept_operands(layout, waves, largest, operands))
-    held = _of_c(layout, largest, several, result) + of_operands
+    held = _of_c(layout, largest, several, result) + of_operands + _loaded_early(layout, largest, cluster, operands)
     if cluster.prepared:
         held += int(prepared_elements(layout, waves) * layout.problem.dtype.itemsize * cluster.prepared)
     if (most := places(layout, waves, cluster, result)) is not None:
@@ -112,6 +112,17 @@ def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Resid
         if where != "resident":
             held += of_window if where == "streamed" else of_wave
     return held
+
+
+def _loaded_early(layout: Layout, largest: Wave, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:
+    """Bytes of A and B by rank that GPUs load before those are freed that the step before has used.
+
+    The scheduler asks for loads when it has heard of the step's end.
+    """
+    step = layout.operand_bytes(largest, slice(0, 1)).homes
+    loaded = sum(home for home, where in zip(step, operands, strict=True) if where == "streamed")
+    early: Ints = np.minimum(loaded, cluster.load * (RELEASE_SECONDS["cuda"] - CHAIN_SECONDS)).astype(np.int64)
+    return early * (cluster.device == "cuda" and layout.steps > 1)
 
 
 def _writing(layout: Layout, cluster: ClusterSpec) -> int:

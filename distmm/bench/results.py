@@ -130,6 +130,7 @@ class Results:
         unit = "GPUs" if self.experiment.device == "gpu" else "workers"
         for heading in (
             unit, "n", "seconds", "TFLOP/s", "efficiency", "of kernels", "GB moved", "2-D bound", "planned s", "off",
+            "GB peak", "planned GB",
         ):  # fmt: skip
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("check", no_wrap=True)
@@ -148,10 +149,12 @@ class Results:
                 _digits(row.rate and row.rate / 1e12),
                 _share(self.efficiency(row)),
                 _share(self.of_kernels(row)),
-                "" if row.moved is None else f"{row.moved / 1e9:.3g}",
-                "" if row.moved is None else f"{case.bound / 1e9:.3g}",
+                _giga(row.moved),
+                "" if row.moved is None else _giga(case.bound),
                 _digits(row.predicted),
                 "" if not (row.predicted and row.seconds) else f"{row.predicted / row.seconds - 1:+.0%}",
+                _giga(row.peak),
+                "" if row.peak is None else _giga(row.planned_peak),
                 "failed" if row.failure else {True: "right", False: "WRONG", None: ""}[row.ok],
             )
             previous = group
@@ -176,6 +179,10 @@ def _place_in_table(row: Row) -> tuple[Any, ...]:
 
 def _digits(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
+
+
+def _giga(nbytes: int | None) -> str:
+    return "" if nbytes is None else f"{nbytes / 1e9:.3g}"
 
 
 def _share(value: float | None) -> str:

@@ -51,7 +51,8 @@ def test_each_worker_has_places_for_every_wave(
 @pytest.mark.parametrize(("load", "more"), [(5e10, 1), (2.5e10, 2), (1e10, 7), (1e9, 8)])
 def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, more: int) -> None:
     text = "g1x1x1 b16384x8192x16384 p1 w1x2 l2"  # a product takes 22 ms; a block 21 ms to leave, at 5e10 bytes/s
-    p = make_plan(Problem(65536, 65536, 65536, F4), replace(H200, load=load), text=text, result="out")
+    square, resident = Problem(65536, 65536, 65536, F4), ("resident", "resident")
+    p = make_plan(square, replace(H200, load=load), text=text, operands=resident, result="out")
     assert p.places == 8 + more
     fewer = replace(p, cluster=replace(p.cluster, load=1e12))
     assert p.cost.peak_bytes - fewer.cost.peak_bytes == (more - 1) * 16384**2 * 4
