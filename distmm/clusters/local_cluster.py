@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import multiprocessing
 import os
 import signal
 import socket
@@ -96,8 +97,14 @@ def local(
     Raises
     ------
     InputError
-        For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size.
+        For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size; in a worker that
+        runs the script anew, as its import, because the script does not say which part is for the main process alone.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs both would wait for each other
+        raise InputError(
+            "this script starts a cluster while a worker imports it, as each worker does with the script that has "
+            "started it: put what the script does below the line  if __name__ == '__main__':"
+        )
     if device not in ("auto", "gpu", "cpu"):
         raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
     missing = missing_for_gpu() if device != "cpu" else "the CPU was asked for"

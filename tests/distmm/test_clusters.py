@@ -9,6 +9,7 @@ import logging
 import os
 import signal
 import socket
+import subprocess
 import sys
 import types
 import urllib.error
@@ -189,6 +190,14 @@ def test_a_cluster_that_does_not_answer_is_refused() -> None:
 def test_clusters_that_cannot_be_are_refused(where: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message), clusters.connect(where, **options):
         pass
+
+
+def test_a_script_without_main_guard_is_told_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from distmm import clusters\nwith clusters.local('cpu', dashboard=None) as client: pass\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "if __name__ == '__main__':" in done.stderr.partition("InputError: this script starts a cluster")[2]
 
 
 def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
