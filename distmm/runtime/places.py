@@ -5,8 +5,8 @@ C, which has then been written. There are places for the largest wave, and for s
 their way while the next wave begins (`distmm.memory.places`). Chains beyond wait: if the way of C is slow, products
 wait for it, and memory does not fill up.
 
-No chain waits for ever. Each worker has places for any wave, and gives them out in the order of waves: what a chain
-waits for are blocks of earlier waves, and those wait for none that come after them.
+No chain waits for ever: each worker has places for any wave, and a chain waits for those alone that come before it, in
+the order of waves. These wait for none that come after them, also where a product is wanted again meanwhile.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class Places:
     Parameters
     ----------
     most : int
-        Places of each worker.
+        Places of each worker; infinity where blocks do not leave, because a client keeps them, too.
     """
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: float) -> None:
         self.most = most
         self.results: defaultdict[Chain, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
-        self.taken: defaultdict[int, set[Chain]] = defaultdict(set)  # rank -> chains
+        self.taken: defaultdict[int, dict[Chain, int]] = defaultdict(dict)  # rank -> chains, and orders of their starts
         self.waiting: defaultdict[int, list[TaskState]] = defaultdict(list)  # rank -> first steps
 
     def expect(self, task: Placed) -> None:
@@ -55,10 +55,13 @@ class Places:
         for rank, waiting in self.waiting.items():
             waiting.sort(key=lambda ts: ts.priority, reverse=True)
             taken = self.taken[rank]
-            while waiting and len(taken) < self.most:
+            while waiting:
+                where = waiting[-1].run_spec.placement
+                if sum(order <= where.order for order in taken.values()) >= self.most:
+                    break
                 ts = waiting.pop()
                 if ts.state != "forgotten":
-                    taken.add(ts.run_spec.placement.chain)
+                    taken[where.chain] = where.order
                     may.append((ts, rank))
         return may
 
@@ -73,5 +76,5 @@ class Places:
             return False
         del self.results[chain]
         for taken in self.taken.values():  # of each layer
-            taken.discard(chain)
+            taken.pop(chain, None)
         return True

@@ -7,6 +7,7 @@ that are not yet running, and reads from each `Product` where it belongs.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -133,6 +134,9 @@ class PlacementPlugin(SchedulerPlugin):
         for ts in placed if self.places else ():
             if (places := self.places.get(ts.run_spec.placement.product)) is not None:
                 places.expect(ts.run_spec)
+        for product in {key[0] for key in keys if isinstance(key, tuple)} & self.places.keys():
+            self.places[product].most = math.inf  # a client keeps blocks of C, which then do not leave
+            self.opening.add(product)
         self.loop.call_soon(self._open)  # after Dask has handed out, in an order of its own, what does not wait
 
     def _rest_memory_manager(self) -> None:

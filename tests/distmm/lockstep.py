@@ -63,7 +63,10 @@ def gate(client: Client) -> Iterator[None]:
         client.unregister_worker_plugin(Gate.name)
 
 
-def look(dask_worker: Worker) -> tuple[int, bool, bool, int]:
+Look = tuple[int, bool, bool, int]
+
+
+def look(dask_worker: Worker) -> Look:
     """Moves so far; whether it is at rest; whether products wait; bytes of arrays, memory that several share once."""
     state, gate = dask_worker.state, dask_worker.plugins[Gate.name]
     memory = {}
@@ -91,16 +94,32 @@ def largest_held(client: Client, result: da.Array | Future, block: int) -> int:
 
     A task that multiplies adds the block that it writes, of `block` bytes, to what its worker holds.
     """
-    peak, before = 0, None
+    peak = 0
     while True:
         done = all(future.done() for future in (futures_of(result) if isinstance(result, da.Array) else [result]))
-        looks = client.run(look)
-        now = client.run_on_scheduler(scheduler_moves), [moves for moves, *_ in looks.values()]
-        if now != before or not all(rest for _, rest, *_ in looks.values()):
-            before = now
-            time.sleep(0.02)
-            continue
-        peak = max(peak, *(held + waiting * block for *_, waiting, held in looks.values()))
+        looks = at_rest(client)
+        peak = max(peak, *(held + waiting * block for *_, waiting, held in looks))
         if done:
             return peak
-        client.run(permit_one, "waiting" if any(waiting for *_, waiting, _ in looks.values()) else "leaving")
+        permit(client, looks)
+
+
+def step(client: Client) -> None:
+    """Let each worker multiply one block, or where none can, one block leave it."""
+    permit(client, at_rest(client))
+
+
+def at_rest(client: Client) -> list[Look]:
+    """Wait until nothing happens any more; return a look at each worker."""
+    before = None
+    while True:
+        looks = list(client.run(look).values())
+        now = client.run_on_scheduler(scheduler_moves), [moves for moves, *_ in looks]
+        if now == before and all(rest for _, rest, *_ in looks):
+            return looks
+        before = now
+        time.sleep(0.02)
+
+
+def permit(client: Client, looks: list[Look]) -> None:
+    client.run(permit_one, "waiting" if any(waiting for *_, waiting, _ in looks) else "leaving")

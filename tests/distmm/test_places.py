@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Scheduler, secede
@@ -101,6 +102,48 @@ def test_products_end_though_they_wait_for_blocks_that_leave_late(
     until(
         lambda: client.run_on_scheduler(nothing_left), "the scheduler's plugin keeps places of a product that is done"
     )
+
+
+def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -> None:
+    edge, shape = 16, (64, 96)
+    A, B = (da.random.default_rng(seed).random(size, chunks=edge) for seed, size in ((7, (64, 64)), (8, (64, 96))))
+    text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x3 l2"
+    cluster.install(client)
+    with lockstep.gate(client), ThreadPoolExecutor(1) as pool:
+        call = pool.submit(matmul, A, B, plan=text, out=lockstep.Shelf(shape, A.dtype), client=client)
+        until(lambda: client.run_on_scheduler(some_taken), "the product that is written does not begin")
+        kept = client.persist(matmul(A, B, plan=text, client=client))
+        lockstep.largest_held(client, call, 0)
+        lockstep.largest_held(client, kept, 0)
+        call.result()
+    np.testing.assert_allclose(client.compute(kept).result(), A.compute() @ B.compute())
+
+
+def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_for_him(client: Client) -> None:
+    A, B = (da.random.default_rng(seed).random((1024, 1024), chunks=256) for seed in (9, 10))
+    text = "g2x2x1 b256x256x256 p1 w1x2 l2"
+    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).places == 3  # a wave has two
+    cluster.install(client)
+    with lockstep.gate(client), ThreadPoolExecutor(2) as pool:
+        shelves = [lockstep.Shelf((1024, 1024), A.dtype) for _ in range(2)]
+        first = pool.submit(matmul, A, B, plan=text, out=shelves[0], client=client)
+        while not client.run_on_scheduler(first_wave_has_left):
+            client.run(lockstep.permit_one, "leaving")
+            lockstep.step(client)
+        second = pool.submit(matmul, A, B, plan=text, out=shelves[1], client=client)
+        for call in (first, second):
+            lockstep.largest_held(client, call, 0)
+            call.result()
+
+
+def first_wave_has_left(dask_scheduler: Scheduler) -> bool:
+    every = dask_scheduler.plugins[PlacementPlugin.name].places.values()
+    columns = [j for places in every for taken in places.taken.values() for _, _, j in taken]
+    return bool(columns) and min(columns) > 1
+
+
+def some_taken(dask_scheduler: Scheduler) -> bool:
+    return any(places.taken for places in dask_scheduler.plugins[PlacementPlugin.name].places.values())
 
 
 def nothing_left(dask_scheduler: Scheduler) -> bool:
