@@ -192,7 +192,7 @@ def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--workers", type=int, default=None)
+    parser.add_argument("--workers", type=int, help="two at least; by default two on the CPU, and all GPUs")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
     parser.add_argument("--kernel", default=None)
     parser.add_argument("--seed", type=int, default=0)
@@ -200,7 +200,8 @@ def main() -> int:
     options = parser.parse_args()
     started = time.perf_counter()
     gpu = options.device == "gpu"
-    with clusters.local(device=options.device, workers=options.workers, dashboard=None, quiet=True) as client:
+    workers = options.workers or (None if gpu else 2)  # a cluster's only worker is not killed
+    with clusters.local(device=options.device, workers=workers, dashboard=None, quiet=True) as client:
         outcome = run(
             client,
             kills=options.kills,
