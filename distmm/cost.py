@@ -40,7 +40,7 @@ CPU_TASK_SECONDS = 8e-3
 
 
 class Peak(NamedTuple):
-    """Bytes at the peak.
+    """Bytes at the peak, and what workers keep to so that there are no more.
 
     Attributes
     ----------
@@ -49,10 +49,17 @@ class Peak(NamedTuple):
         and B as far as they are there, and copies from other workers for as many steps as the lookahead.
     host : int
         On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
+    places : int or None
+        Blocks of C that a worker may have begun and not yet got rid of (`distmm.runtime.places`); None where they stay,
+        or one wave is all.
+    prepared : int
+        Elements of A and B that a GPU worker keeps in the kernel's own format (`distmm.gpu.Prepared`).
     """
 
     worker: int
     host: int
+    places: int | None
+    prepared: int
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from distmm import tasks
 from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
-__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build"]
+__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build", "kernel_choice"]
 
 Key = tuple[Any, ...]
 Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
@@ -40,7 +40,8 @@ Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
 class Placement:
     """Where and when one product task belongs: its product, chain ``(batch, i, j)`` and step, the grid of workers.
 
-    `order` counts the steps of all waves: those of earlier waves come first.
+    `order` counts the steps of all waves: those of earlier waves come first. Waves of one `run` share their workers'
+    memory, also where each is a product of its own, as those of jobs are.
     """
 
     product: str
@@ -51,6 +52,7 @@ class Placement:
     step: int
     order: int
     layer: int = 0
+    run: str = ""
 
     @property
     def chain(self) -> Chain:
@@ -129,14 +131,15 @@ class ProductLayer(Layer):
         choice: tasks.KernelChoice,
         epilogue: tasks.Epilogue,
         wave: Wave | None = None,
+        run: str | None = None,
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave = wave
+        self.wave, self.run = wave, run or name
         self._made: dict[Key, Placed] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave)
+        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave, self.run)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been made."""
@@ -177,7 +180,7 @@ class ProductLayer(Layer):
         def task(
             chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any, **kwargs: Any
         ) -> Product:
-            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer)
+            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer, self.run)
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
@@ -218,6 +221,12 @@ class ProductLayer(Layer):
                 yield Placed((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
 
 
+def kernel_choice(plan: Plan) -> tasks.KernelChoice:
+    """Return what the tasks of a plan need to know of their kernel."""
+    dtype, prepared = plan.problem.dtype, plan.peak.prepared
+    return tasks.KernelChoice(plan.cluster.device, dtype, plan.precision, plan.kernel, prepared)
+
+
 def build(
     name: str,
     plan: Plan,
@@ -227,6 +236,7 @@ def build(
     epilogue: tasks.Epilogue,
     c0: da.Array | None = None,
     wave: Wave | None = None,
+    run: str | None = None,
 ) -> HighLevelGraph:
     """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
 
@@ -243,7 +253,9 @@ def build(
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
     wave : Wave, optional
         Of ``plan.waves``: only its blocks of C; all waves by default, one after another by priority.
+    run : str, optional
+        What the waves of several calls have in common, if they have names of their own.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave)
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run)
     return HighLevelGraph.from_collections(name, layer, dependencies=[x for x in (a, b, c0) if x is not None])

@@ -16,10 +16,10 @@ import numpy as np
 from distmm.cluster_spec import ClusterSpec, Residence
 from distmm.cost import CHAIN_SECONDS, Peak
 from distmm.geometry import Wave, accumulator_dtype
-from distmm.layout import Ints, Layout
+from distmm.layout import Ints, Layout, Traffic
 from distmm.overlap import still_leaving
 
-__all__ = ["peak", "places", "prepared_elements"]
+__all__ = ["peak"]
 
 # Time until a block is freed after its last use. On CPU clusters 6 ms, and 25 seen where processes starve for CPU; on
 # one and two H200 up to 10 ms: with products of 1.6, 5, 13 and 20 ms, 6, 3, 2 and 2 blocks of C were there too many.
@@ -35,41 +35,37 @@ def peak(
     lookahead: int,
 ) -> Peak:
     """Predict the peak of a product on `cluster`; the parameters are those of `distmm.cost.cost`."""
-    largest, several = _largest(waves), len(waves) > 1
+    largest, several = max(waves, key=lambda wave: wave.c_blocks), len(waves) > 1  # the first of the largest
+    item = layout.problem.dtype.itemsize
     of_operands = _of_operands(layout, largest, operands, lookahead)
     if several and result != "out":
         of_operands = np.maximum(of_operands, _of_kept_operands(layout, waves, largest, operands))
-    held = _of_c(layout, largest, several, result) + of_operands + _loaded_early(layout, largest, cluster, operands)
-    if cluster.prepared:
-        held += int(prepared_elements(layout, waves) * layout.problem.dtype.itemsize * cluster.prepared)
-    if (most := places(layout, waves, cluster, result)) is not None:
+    held = _of_c(layout, largest, several, result) + of_operands
+    prepared, places = 0, None
+    if cluster.device == "cuda":
+        step = layout.operand_bytes(largest, slice(0, 1))
+        prepared = _prepared_elements(layout, step, several)
+        held += int(prepared * item * cluster.prepared)
+        if layout.steps > 1:
+            held += _loaded_early(step, cluster, operands)
+    if several and result == "out":
+        own = layout.chains(largest)
+        most = int(own.max())
+        places = most + still_leaving(layout.problem, layout.blocking, cluster, result, most)
         finished = _block_bytes(layout, layout.problem.dtype)[2] * (1 + (layout.problem.symmetry == "hermitian"))
-        held += (most - layout.chains(largest)) * finished
+        held += (places - own) * finished
     writing = _writing(layout, cluster) * _block_bytes(layout, accumulator_dtype(layout.problem.dtype))[2]
-    return Peak(int(held.max()) + writing, _on_host(layout, cluster, operands, result))
+    return Peak(int(held.max()) + writing, _on_host(layout, cluster, operands, result), places, prepared)
 
 
-def _largest(waves: tuple[Wave, ...]) -> Wave:
-    return max(waves, key=lambda wave: wave.c_blocks)  # the first of them
-
-
-def places(layout: Layout, waves: tuple[Wave, ...], cluster: ClusterSpec, result: str) -> int | None:
-    """Blocks of C that a worker may have begun and not yet got rid of; None where they stay, or one wave is all."""
-    if result != "out" or len(waves) == 1:
-        return None
-    most = int(layout.chains(_largest(waves)).max())
-    return most + still_leaving(layout.problem, layout.blocking, cluster, result, most)
-
-
-def prepared_elements(layout: Layout, waves: tuple[Wave, ...]) -> int:
+def _prepared_elements(layout: Layout, step: Traffic, several: bool) -> int:
     """Elements of A and B that a worker keeps in the kernel's own format: those of a step, and of one task of the next.
 
     Tasks of the next step begin while the last ones of a step are at work.
     """
-    step = layout.operand_bytes(_largest(waves), slice(0, 1))
     of_step = int((step.received + step.both + sum(step.homes)).max())
     a, b, _ = _block_bytes(layout, layout.problem.dtype)
-    of_task = layout.blocking.panels * (a + b) if len(waves) > 1 or layout.steps > 1 else 0
+    of_task = layout.blocking.panels * (a + b) if several or layout.steps > 1 else 0
     return (of_step + of_task) // layout.problem.dtype.itemsize
 
 
@@ -114,15 +110,14 @@ def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Resid
     return held
 
 
-def _loaded_early(layout: Layout, largest: Wave, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:
+def _loaded_early(step: Traffic, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:
     """Bytes of A and B by rank that GPUs load before those are freed that the step before has used.
 
     The scheduler asks for loads when it has heard of the step's end.
     """
-    step = layout.operand_bytes(largest, slice(0, 1)).homes
-    loaded = sum(home for home, where in zip(step, operands, strict=True) if where == "streamed")
+    loaded = sum(home for home, where in zip(step.homes, operands, strict=True) if where == "streamed")
     early: Ints = np.minimum(loaded, cluster.load * (RELEASE_SECONDS["cuda"] - CHAIN_SECONDS)).astype(np.int64)
-    return early * (cluster.device == "cuda" and layout.steps > 1)
+    return early
 
 
 def _writing(layout: Layout, cluster: ClusterSpec) -> int:

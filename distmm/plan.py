@@ -82,18 +82,8 @@ class Plan:
 
     @cached_property
     def peak(self) -> Peak:
-        """Bytes at the peak: part of `cost`, and much sooner known."""
+        """Bytes at the peak, and bounds for the runtime: part of `cost`, and much sooner known."""
         return memory.peak(self.layout, self.waves, self.cluster, self.operands, self.result, self.lookahead)
-
-    @property
-    def places(self) -> int | None:
-        """Blocks of C that a worker may hold, where finished ones leave it in waves (`distmm.runtime.places`)."""
-        return memory.places(self.layout, self.waves, self.cluster, self.result)
-
-    @property
-    def prepared_elements(self) -> int:
-        """Elements of A and B that a worker keeps in the kernel's own format (`distmm.gpu.Prepared`)."""
-        return memory.prepared_elements(self.layout, self.waves)
 
     @cached_property
     def cost(self) -> Cost:

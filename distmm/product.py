@@ -20,7 +20,7 @@ from distmm.operands import Operand, as_matrix
 from distmm.plan import Plan
 from distmm.planning import Chunks, Wishes, batch_chunks, plan_for
 from distmm.runtime import cluster
-from distmm.tasks import Epilogue, KernelChoice
+from distmm.tasks import Epilogue
 from distmm.telemetry import client as telemetry
 
 __all__ = ["Gemm"]
@@ -118,7 +118,7 @@ class Gemm:
         """Return what makes C; given a wave, a C with its blocks alone in the graph: just those can be computed."""
         a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
         on, blocking = plan.cluster.device, plan.blocking
-        choice = KernelChoice(on, self.dtype, plan.precision, plan.kernel, plan.prepared_elements)
+        choice = graph.kernel_choice(plan)
         kind = "cupy" if on == "cuda" and into.takes_gpu_blocks(to) else a.kind
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)

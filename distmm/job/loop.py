@@ -25,7 +25,7 @@ from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
 from distmm.operands import Operand
 from distmm.plan import Plan
-from distmm.tasks import Epilogue, KernelChoice
+from distmm.tasks import Epilogue
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
 from distmm.telemetry.scheduler import Telemetry
@@ -163,9 +163,9 @@ class Loop:
             b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
             c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
         product = f"distmm-matmul-{token}"
-        choice = KernelChoice(device, plan.problem.dtype, plan.precision, plan.kernel, plan.prepared_elements)
         epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
-        chains = graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave)
+        choice = graph.kernel_choice(plan)
+        chains = graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
         names = Names(a.name, b.name, product, None if c0 is None else c0.name)
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}

@@ -2,7 +2,7 @@
 
 A chain takes a place on its worker with its first step, and gives it back when the scheduler has let go of its block of
 C, which has then been written. There are places for the largest wave, and for some blocks more: as many as are still on
-their way while the next wave begins (`distmm.memory.places`). Chains beyond wait: if the way of C is slow, products
+their way while the next wave begins (`distmm.memory`). Chains beyond wait: if the way of C is slow, products
 wait for it, and memory does not fill up.
 
 No chain waits for ever: each worker has places for any wave, and a chain waits for those alone that come before it, in
@@ -11,6 +11,7 @@ the order of waves. These wait for none that come after them, also where a produ
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -24,19 +25,20 @@ Ranked = tuple[TaskState, int]  # a task and the rank of its worker
 
 
 class Places:
-    """Who has the places of one product.
+    """Who has the places of one run: of a product, or of a job, each wave of which is a product of its own.
 
     Parameters
     ----------
     most : int
-        Places of each worker; infinity where blocks do not leave, because a client keeps them, too.
+        Places of each worker.
     """
 
     def __init__(self, most: float) -> None:
         self.most = most
         self.results: defaultdict[Chain, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
         self.taken: defaultdict[int, dict[Chain, int]] = defaultdict(dict)  # rank -> chains, and orders of their starts
-        self.waiting: defaultdict[int, list[TaskState]] = defaultdict(list)  # rank -> first steps
+        self.waiting: defaultdict[int, list[TaskState]] = defaultdict(list)  # rank -> first steps, the next one last
+        self.changed: set[int] = set()  # ranks where a chain that waits may have got a place
 
     def expect(self, task: Placed) -> None:
         """Note a task that makes what a chain has in the end, if it is one."""
@@ -50,11 +52,12 @@ class Places:
         for ts, rank in tasks:
             if isinstance(ts.run_spec, Product) and ts.run_spec.is_first:
                 self.waiting[rank].append(ts)
+                self.changed.add(rank)
             else:
                 may.append((ts, rank))
-        for rank, waiting in self.waiting.items():
+        for rank in self.changed:
+            waiting, taken = self.waiting[rank], self.taken[rank]
             waiting.sort(key=lambda ts: ts.priority, reverse=True)
-            taken = self.taken[rank]
             while waiting:
                 where = waiting[-1].run_spec.placement
                 if sum(order <= where.order for order in taken.values()) >= self.most:
@@ -63,18 +66,29 @@ class Places:
                 if ts.state != "forgotten":
                     taken[where.chain] = where.order
                     may.append((ts, rank))
+        self.changed.clear()
         return may
 
-    def leave(self, task: Placed) -> bool:
-        """Note that what a task has made is let go, or never made; return whether that gives a place back."""
-        chain = task.placement.chain
-        results = self.results.get(chain, set())
+    def leave(self, task: Placed) -> set[str]:
+        """Note that what a task has made is let go, or never made; return the products whose chains wait for that."""
+        where = task.placement
+        results = self.results.get(where.chain, set())
         if task.key not in results:
-            return False
+            return set()
         results.discard(task.key)
         if results:
-            return False
-        del self.results[chain]
-        for taken in self.taken.values():  # of each layer
-            taken.pop(chain, None)
-        return True
+            return set()
+        del self.results[where.chain]
+        freed = {where.grid.owner(where.i, where.j, where.batch, layer) for layer in range(where.grid.layers)}
+        for rank in freed:
+            self.taken[rank].pop(where.chain, None)
+        return self._change(freed)
+
+    def lift(self) -> set[str]:
+        """Let all begin: a client keeps blocks of C, which then do not leave. Return the products that waited."""
+        self.most = math.inf
+        return self._change(set(self.waiting))
+
+    def _change(self, ranks: set[int]) -> set[str]:
+        self.changed |= ranks
+        return {ts.run_spec.placement.product for rank in ranks for ts in self.waiting.get(rank, ())}

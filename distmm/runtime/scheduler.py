@@ -7,10 +7,10 @@ that are not yet running, and reads from each `Product` where it belongs.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakValueDictionary
 
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
@@ -58,6 +58,7 @@ class PlacementPlugin(SchedulerPlugin):
         """Take the workers that are there as ranks, in the order of their names."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
+        self.runs: WeakValueDictionary[str, Places] = WeakValueDictionary()  # places of products that are one run
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 
@@ -97,8 +98,8 @@ class PlacementPlugin(SchedulerPlugin):
             where, plan = ts.run_spec.placement, ts.run_spec.plan
             if plan is not None and where.product not in self.plans:
                 self.plans[where.product] = plan
-                if plan.places is not None:
-                    self.places[where.product] = Places(plan.places)
+                if plan.peak.places is not None:
+                    self.places[where.product] = self.runs.setdefault(where.run, Places(plan.peak.places))
             window = self.windows.setdefault(where.product, Window(plan.lookahead if plan is not None else LOOKAHEAD))
             held = window.add(where.order, ts.key)
             rank = where.rank
@@ -135,8 +136,7 @@ class PlacementPlugin(SchedulerPlugin):
             if (places := self.places.get(ts.run_spec.placement.product)) is not None:
                 places.expect(ts.run_spec)
         for product in {key[0] for key in keys if isinstance(key, tuple)} & self.places.keys():
-            self.places[product].most = math.inf  # a client keeps blocks of C, which then do not leave
-            self.opening.add(product)
+            self.opening |= self.places[product].lift()
         self.loop.call_soon(self._open)  # after Dask has handed out, in an order of its own, what does not wait
 
     def _rest_memory_manager(self) -> None:
@@ -267,8 +267,9 @@ class PlacementPlugin(SchedulerPlugin):
         """Give back the place of a block of C that is no more in memory, or will not be."""
         if isinstance(ts.run_spec, Placed) and (start == "memory" or finish != "released"):
             product = ts.run_spec.placement.product
-            if product in self.places and self.places[product].leave(ts.run_spec):
-                self._open_soon(product)
+            if product in self.places:
+                for waiting in self.places[product].leave(ts.run_spec):
+                    self._open_soon(waiting)
 
     def _open_soon(self, product: str) -> None:
         if not self.opening:

@@ -14,7 +14,7 @@ import pytest
 import zarr
 from distributed import Client
 
-from distmm import job
+from distmm import graph, job
 from distmm.errors import DoesNotFitError, InputError
 from distmm.job.loop import Loop, Submitted
 from distmm.plan import Plan
@@ -102,6 +102,23 @@ def test_blocks_are_chosen_by_the_plan_and_become_the_chunks_of_c(client: Client
     np.testing.assert_array_equal(stored[...], expected)
     m, _, n = summary.plan.block_shape
     assert stored.chunks == (m, n)
+
+
+def test_waves_of_a_job_are_one_run_for_the_places_of_its_workers(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, expected = pair(tmp_path)
+    build, runs = graph.build, []
+
+    def noted(*args: Any, run: str, **kwargs: Any) -> Any:
+        runs.append(run)
+        return build(*args, run=run, **kwargs)
+
+    monkeypatch.setattr(graph, "build", noted)
+    job.multiply(a, b, tmp_path / "C.zarr", client=client, plan="g2x2x1 b16x32x16 p1 w2x2 l2")
+    np.testing.assert_array_equal(open_matrix(tmp_path / "C.zarr")[...], expected)
+    assert len(runs) == 4
+    assert len(set(runs)) == 1
 
 
 def test_transposes_are_read_in_place(client: Client, tmp_path: Path) -> None:

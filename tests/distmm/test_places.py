@@ -10,16 +10,18 @@ from pathlib import Path
 import dask.array as da
 import numpy as np
 import pytest
+from dask.delayed import Delayed
 from distributed import Client, Scheduler, secede
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm import gram, matmul, plan
+from distmm import gram, graph, matmul, plan
 from distmm.cluster_spec import ClusterSpec
-from distmm.geometry import Problem
+from distmm.geometry import Problem, Wave
 from distmm.plan import make_plan
 from distmm.runtime import cluster
 from distmm.runtime.scheduler import PlacementPlugin
+from distmm.tasks import Epilogue
 from tests.distmm import lockstep
 from tests.until import until
 
@@ -40,11 +42,11 @@ def test_each_worker_has_places_for_every_wave(
     text = f"g{rows}x{columns}x1 b{edges} p1 w{waves}x{wide} l2"
     p = make_plan(problem, replace(H200, workers=rows * columns), text=text, result="out")
     if len(p.waves) == 1:
-        assert p.places is None
+        assert p.peak.places is None
         return
     most = max(int(p.layout.chains(wave).max()) for wave in p.waves)
-    assert p.places is not None
-    assert most < p.places <= 2 * most
+    assert p.peak.places is not None
+    assert most < p.peak.places <= 2 * most
     whole = p.layout.chains(p.blocking.whole)
     assert whole.sum() == p.blocking.whole.c_blocks == sum(int(p.layout.chains(wave).sum()) for wave in p.waves)
 
@@ -54,7 +56,7 @@ def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, mo
     text = "g1x1x1 b16384x8192x16384 p1 w1x2 l2"  # a product takes 22 ms; a block 21 ms to leave, at 5e10 bytes/s
     square, resident = Problem(65536, 65536, 65536, F4), ("resident", "resident")
     p = make_plan(square, replace(H200, load=load), text=text, operands=resident, result="out")
-    assert p.places == 8 + more
+    assert p.peak.places == 8 + more
     fewer = replace(p, cluster=replace(p.cluster, load=1e12))
     assert p.cost.peak_bytes - fewer.cost.peak_bytes == (more - 1) * 16384**2 * 4
 
@@ -64,7 +66,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(clien
     a, b = np.ones((4 * edge, 4 * edge)), np.ones((4 * edge, 8 * edge))
     cluster.install(client)
     p = plan(a, b, out=np.empty((4 * edge, 8 * edge)), client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x2 l2")
-    assert (len(p.waves), p.places) == (2, 5)
+    assert (len(p.waves), p.peak.places) == (2, 5)
     shelf = lockstep.Shelf((4 * edge, 8 * edge), a.dtype)
     with lockstep.gate(client), ThreadPoolExecutor(1) as pool:
         call = pool.submit(matmul, a, b, plan=p, out=shelf, client=client)
@@ -122,7 +124,7 @@ def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -
 def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_for_him(client: Client) -> None:
     A, B = (da.random.default_rng(seed).random((1024, 1024), chunks=256) for seed in (9, 10))
     text = "g2x2x1 b256x256x256 p1 w1x2 l2"
-    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).places == 3  # a wave has two
+    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).peak.places == 3  # a wave has two
     cluster.install(client)
     with lockstep.gate(client), ThreadPoolExecutor(2) as pool:
         shelves = [lockstep.Shelf((1024, 1024), A.dtype) for _ in range(2)]
@@ -134,6 +136,36 @@ def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_
         for call in (first, second):
             lockstep.largest_held(client, call, 0)
             call.result()
+
+
+def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(client: Client) -> None:
+    edge, size, text = 256, 1024, "g2x2x1 b256x256x256 p1 w1x2 l2"
+    shelf = lockstep.Shelf((size, size), np.dtype("f8"))
+    p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
+    assert (len(p.waves), p.peak.places) == (2, 3)
+    cluster.install(client)
+    choice, epilogue = graph.kernel_choice(p), Epilogue(shelf.dtype, "numpy")
+
+    def stored(wave: Wave) -> Delayed:
+        a, b = (da.random.default_rng(seed).random((size, size), chunks=edge) for seed in (wave.index, 5 + wave.index))
+        name, region = f"distmm-matmul-places{wave.index}", p.blocking.region(wave)
+        layers = graph.build(name, p, a, b, choice, epilogue, wave=wave, run="a-run")
+        c = da.Array(layers, name, (p.blocking.m, p.blocking.n), dtype=shelf.dtype)
+        return da.store(c[region], shelf, regions=region, lock=False, compute=False)
+
+    with lockstep.gate(client), ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client.gather, [client.compute(stored(wave)) for wave in p.waves])
+        while any(waiting for *_, waiting, _ in lockstep.at_rest(client)):
+            lockstep.step(client)
+        taken = client.run_on_scheduler(most_taken)  # no product can go on, and nothing has left
+        lockstep.largest_held(client, call, 0)
+    assert taken == 3
+    until(lambda: client.run_on_scheduler(nothing_left), "the scheduler's plugin keeps places of a run that is done")
+
+
+def most_taken(dask_scheduler: Scheduler) -> int:
+    every = set(dask_scheduler.plugins[PlacementPlugin.name].places.values())
+    return max(sum(len(places.taken[rank]) for places in every) for rank in range(4))
 
 
 def first_wave_has_left(dask_scheduler: Scheduler) -> bool:
