@@ -17,10 +17,11 @@ from collections.abc import Iterable
 
 from distributed.scheduler import TaskState
 
-from distmm.graph import Chain, Key, Placed, Product
+from distmm.graph import Chain, Key, Placed, Placement, Product
 
 __all__ = ["Places"]
 
+Holder = tuple[str, Chain]  # a product and one of its chains: a job may make a block again, as another product
 Ranked = tuple[TaskState, int]  # a task and the rank of its worker
 
 
@@ -35,8 +36,10 @@ class Places:
 
     def __init__(self, most: float) -> None:
         self.most = most
-        self.results: defaultdict[Chain, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
-        self.taken: defaultdict[int, dict[Chain, int]] = defaultdict(dict)  # rank -> chains, and orders of their starts
+        self.results: defaultdict[Holder, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
+        self.taken: defaultdict[int, dict[Holder, int]] = defaultdict(
+            dict
+        )  # rank -> chains, and orders of their starts
         self.waiting: defaultdict[int, list[TaskState]] = defaultdict(list)  # rank -> first steps, the next one last
         self.changed: set[int] = set()  # ranks where a chain that waits may have got a place
 
@@ -44,7 +47,7 @@ class Places:
         """Note a task that makes what a chain has in the end, if it is one."""
         where = task.placement
         if task.key[0] == where.product:
-            self.results[where.chain].add(task.key)
+            self.results[_holder(where)].add(task.key)
 
     def admit(self, tasks: Iterable[Ranked]) -> list[Ranked]:
         """Return those of `tasks`, and of earlier calls, that may begin: all but chains without a place."""
@@ -64,24 +67,24 @@ class Places:
                     break
                 ts = waiting.pop()
                 if ts.state != "forgotten":
-                    taken[where.chain] = where.order
+                    taken[_holder(where)] = where.order
                     may.append((ts, rank))
         self.changed.clear()
         return may
 
     def leave(self, task: Placed) -> set[str]:
         """Note that what a task has made is let go, or never made; return the products whose chains wait for that."""
-        where = task.placement
-        results = self.results.get(where.chain, set())
+        where, holder = task.placement, _holder(task.placement)
+        results = self.results.get(holder, set())
         if task.key not in results:
             return set()
         results.discard(task.key)
         if results:
             return set()
-        del self.results[where.chain]
+        del self.results[holder]
         freed = {where.grid.owner(where.i, where.j, where.batch, layer) for layer in range(where.grid.layers)}
         for rank in freed:
-            self.taken[rank].pop(where.chain, None)
+            self.taken[rank].pop(holder, None)
         return self._change(freed)
 
     def lift(self) -> set[str]:
@@ -92,3 +95,7 @@ class Places:
     def _change(self, ranks: set[int]) -> set[str]:
         self.changed |= ranks
         return {ts.run_spec.placement.product for rank in ranks for ts in self.waiting.get(rank, ())}
+
+
+def _holder(where: Placement) -> Holder:
+    return where.product, where.chain

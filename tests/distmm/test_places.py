@@ -170,7 +170,7 @@ def most_taken(dask_scheduler: Scheduler) -> int:
 
 def first_wave_has_left(dask_scheduler: Scheduler) -> bool:
     every = dask_scheduler.plugins[PlacementPlugin.name].places.values()
-    columns = [j for places in every for taken in places.taken.values() for _, _, j in taken]
+    columns = [j for places in every for taken in places.taken.values() for _, (_, _, j) in taken]
     return bool(columns) and min(columns) > 1
 
 
