@@ -148,9 +148,10 @@ def operands(folder: Path) -> None:
     """Write A and B."""
     import zarr
 
-    rng = np.random.default_rng(0)
-    np.save(folder / "A.npy", rng.standard_normal((SIZE, SIZE), dtype="f4"))
-    zarr.create_array(folder / "B.zarr", data=rng.standard_normal((SIZE, SIZE), dtype="f4"), chunks=(64, 64))
+    rng = np.random.default_rng(0)  # whole numbers: every BLAS gives the same bits, with any number of threads
+    a, b = (rng.integers(-8, 9, (SIZE, SIZE)).astype("f4") for _ in "AB")
+    np.save(folder / "A.npy", a)
+    zarr.create_array(folder / "B.zarr", data=b, chunks=(64, 64))
 
 
 def markers(folder: Path, out: str) -> dict[str, int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from distmm import clusters
 from tests import forked
 from tests.bench import kills
 
 
+@pytest.mark.bits
 def test_products_keep_their_bits_while_workers_are_killed() -> None:
     with (
         forked.workers(),

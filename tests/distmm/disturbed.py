@@ -15,6 +15,7 @@ from distributed import Client
 from distmm import job
 from distmm.errors import InputError
 from distmm.storage import open_matrix
+from tests.exact_sums import in_panels, whole_numbers
 
 SIZE, BLOCKS = 120, (30, 60, 30)
 
@@ -25,8 +26,7 @@ PLAN = "g1x4x1 b30x60x30 p1 w4x1 l1"
 
 def operands(folder: Path) -> np.ndarray:
     """Write A and B; return their product."""
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((SIZE, SIZE)), rng.standard_normal((SIZE, SIZE))
+    a, b = in_panels(whole_numbers((SIZE, SIZE), "f8"), BLOCKS[1]), whole_numbers((SIZE, SIZE), "f8", 1)
     os.makedirs(folder)
     np.save(folder / "A.npy", a)
     zarr.create_array(folder / "B.zarr", data=b, chunks=(20, 30))

@@ -12,6 +12,7 @@ import pytest
 BENCH = Path(__file__).resolve().parents[1] / "bench" / "jobs_kills.py"
 
 
+@pytest.mark.bits
 @pytest.mark.slow
 def test_killed_jobs_end_with_the_right_bits() -> None:
     """A few kills; the benchmark itself does as many as it is asked for."""

@@ -39,6 +39,7 @@ def stopped(client: Client, out: str = "C.zarr") -> dict[str, int]:
     return before
 
 
+@pytest.mark.bits
 def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here: np.ndarray) -> None:
     multiply(client, "whole.zarr")
     before = stopped(client)

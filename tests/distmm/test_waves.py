@@ -11,19 +11,20 @@ from distmm import gemm, matmul, plan
 from distmm.errors import InputError
 from distmm.runtime import serial
 from distmm.tasks import Epilogue, KernelChoice
+from tests.exact_sums import in_panels, whole_numbers
 
 F4 = np.dtype("f4")
 
 
-def operands(m: int = 96, k: int = 160, n: int = 64) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(3)
-    return rng.random((m, k), dtype="f4"), rng.random((k, n), dtype="f4")
+def operands(m: int = 96, k: int = 160, n: int = 64, depth: int = 32) -> tuple[np.ndarray, np.ndarray]:
+    return in_panels(whole_numbers((m, k), "f4"), depth), whole_numbers((k, n), "f4", 1)
 
 
 def serially(text: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return serial.execute(plan(a, b, plan=text), a, b, KernelChoice("cpu", F4), Epilogue(F4, "numpy"))
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("waves", ["w1", "w3x2", "w100x100"])
 def test_waves_fill_out_with_the_bits_of_the_serial_executor(client: Client, waves: str) -> None:
     a, b = operands()
@@ -76,21 +77,22 @@ def test_few_waves_are_on_the_cluster_at_a_time(client: Client, tmp_path) -> Non
     assert 0 < most <= 3 * a_wave  # the last one's keys may not have been forgotten yet
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("layers", [2, 3, 4])
 def test_split_k_has_the_bits_of_its_tree_whatever_the_number_of_workers(client: Client, layers: int) -> None:
     a, b = operands(m=32, k=512, n=32)
-    text = f"g1x1x{layers} b32x32x16 p2 w1 l2"
+    text = f"g1x1x{layers} b32x32x32 p2 w1 l2"
     expected = serially(text, a, b)
     np.testing.assert_array_equal(client.compute(matmul(a, b, plan=text, client=client), sync=True), expected)
     np.testing.assert_array_equal(matmul(a, b, plan=text).compute(scheduler="synchronous"), expected)
-    np.testing.assert_allclose(expected, a @ b, rtol=1e-4)
+    np.testing.assert_allclose(expected, a @ b, atol=1e-5 * np.abs(expected).max())
 
 
 def test_layers_apply_the_epilogue_once(client: Client) -> None:
     a, b = operands(m=32, k=512, n=32)
     c = np.random.default_rng(5).random((32, 32), dtype="f4")
     product = gemm(2, a, b, 3, c, plan="g1x1x4 b32x32x32 p1 w1 l2", client=client)
-    np.testing.assert_allclose(client.compute(product, sync=True), 2 * (a @ b) + 3 * c, rtol=1e-4)
+    np.testing.assert_allclose(client.compute(product, sync=True), 2 * (a @ b) + 3 * c, atol=1e-5 * np.abs(a @ b).max())
 
 
 def test_a_small_c_and_a_long_k_use_all_workers(client: Client) -> None:
@@ -104,3 +106,13 @@ def test_a_plans_text_is_refused_for_a_product_of_other_dimensions() -> None:
     a, b = operands()
     with pytest.raises(InputError, match="grid, block edges"):
         matmul(a, b, plan="g1x1x1 b4x8x8x8 p1 w1 l2")
+
+
+def test_matrices_for_tests_of_bits_show_the_order_of_panels_and_no_other() -> None:
+    a, b = (x.astype("f8") for x in operands(m=16, k=96, n=16))
+    panels = [(a[:, p : p + 32], b[p : p + 32]) for p in range(0, 96, 32)]
+    exact = [x.astype("f4") @ y.astype("f4") for x, y in panels]
+    for (x, y), product in zip(panels, exact, strict=True):
+        np.testing.assert_array_equal(product, x @ y)
+    forwards, backwards = (first + second + third for first, second, third in (exact, exact[::-1]))
+    assert (forwards != backwards).any()

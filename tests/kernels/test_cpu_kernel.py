@@ -152,6 +152,7 @@ def test_read_only_unaligned_and_big_endian_operands_are_right():
     )
 
 
+@pytest.mark.bits
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_bits_do_not_depend_on_the_alignment_of_operands(dtype):
     a, b = matrix((32, 24), dtype, 0), matrix((40, 24), dtype, 1)
