@@ -1,7 +1,7 @@
 """Matrices whose products have the same bits by any BLAS: for tests that compare bits.
 
 A BLAS promises no bits. They differ between processors, numbers of threads and sizes of blocks. The elements here are
-whole numbers from -8 to 8, and each panel of A is multiplied by a power of two of its own. The sum over one panel is exact,
+whole numbers from -8 to 8, and each panel of A is multiplied by another power of two. The sum over one panel is exact,
 in whatever order a BLAS adds it. Sums over several panels are rounded. So the bits of C follow from the order in which
 the panels are added, which is what distmm promises, and from nothing else.
 """

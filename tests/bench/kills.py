@@ -56,8 +56,8 @@ def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
 
     def block(rows: np.ndarray, columns: np.ndarray, seed: int = 0) -> np.ndarray:
         time.sleep(delay)
-        # Blockings differ along m and n, where a BLAS adds in other orders. Whole numbers have the same sums in any order;
-        # sums over panels are rounded, since each panel of A (seed 1) is multiplied by a power of two of its own.
+        # Blockings differ along m and n, and a BLAS adds in another order for each. Whole numbers have the same sums in
+        # any order. Sums over panels are rounded: each panel of A (seed 1) is multiplied by another power of two.
         rng = np.random.default_rng((seed, int(rows[0, 0]), int(columns[0, 0])))
         exponent = (12, -12, 0)[int(columns[0, 0]) // EDGE % 3] if seed == 1 else 0
         made: np.ndarray = (rng.integers(-8, 9, (rows.shape[0], columns.shape[1])) * 2.0**exponent).astype("f4")
