@@ -270,6 +270,18 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
         if fitted:
             break
     assert best is not None
+    return best if multiples is None or not best.shortfall else _deeper(asked, multiples, best)
+
+
+def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
+    """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
+    problem, cluster = asked.problem, asked.cluster
+    for steps in candidates.DEEPER_STEPS:
+        for waves in candidates.waves(problem, cluster, asked.result):
+            shapes = candidates.free(problem, cluster, multiples, waves, (steps,))
+            best = _fastest((_shaped(asked, shape) for shape in shapes), best)
+            if not best.shortfall:
+                return best
     return best
 
 
