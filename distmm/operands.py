@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import uuid
@@ -18,6 +17,8 @@ from distmm import tasks
 from distmm.errors import InputError
 from distmm.geometry import accumulator_dtype
 from distmm.host import lend, segments
+from distmm.scalars import check_flags
+from distmm.sources import as_array
 
 __all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
 
@@ -167,23 +168,11 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     Raises
     ------
     InputError
-        For objects that are no arrays, types without a product, unknown chunk sizes, and sizes that are no whole
-        numbers.
+        For objects that are no arrays, types without a product, sizes that are unknown or no whole numbers, and a
+        `transposed` that is neither True nor False.
     """
-    if isinstance(source, (list, tuple, int, float, complex)):
-        source = np.asarray(source)
-    missing = [a for a in ("shape", "dtype", "__getitem__") if not hasattr(source, a)]
-    if missing:
-        raise InputError(
-            f"{name} is a {type(source).__name__} without {', '.join(missing)}: "
-            "give a Dask, NumPy or CuPy array, or an object like a Zarr array"
-        )
-    if any(isinstance(n, float) and math.isnan(n) for n in source.shape):
-        raise InputError(
-            f"{name} has unknown chunk sizes (shape {source.shape}): call {name}.compute_chunk_sizes() first"
-        )
-    if any(int(n) != n or n < 0 for n in source.shape):
-        raise InputError(f"{name} has shape {source.shape}: sizes must be whole numbers of at least 0")
+    source = as_array(source, name)
+    check_flags(**{f"trans{name.lower()}": transposed})
     if len(source.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
     dtype = np.dtype(source.dtype)
