@@ -42,7 +42,9 @@ def matmul(
     B : array-like of shape (*batch, k, n) or (k,)
         Dask arrays with NumPy or CuPy chunks, NumPy or CuPy arrays, or objects with ``shape``, ``dtype`` and
         ``__getitem__`` such as Zarr arrays, which the workers read block by block. Chunks of Dask arrays become the
-        blocks of the product.
+        blocks of the product. All are read when the product is computed, and not before: leave them as they are until
+        then. Of memory maps the file is read again, and refused if it was replaced by another one meanwhile. NumPy
+        arrays with gaps between the elements of their rows and of their columns alone are copied at the call.
     precision : {"highest", "high", "medium", "ieee"}
         Least accuracy of float32 products: "highest" is no worse than float32 arithmetic.
     kernel : str, optional
