@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numbers
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from distmm.plan import Plan
 from distmm.planning import Wishes
 from distmm.product import Gemm
 from distmm.runtime import cluster
+from distmm.scalars import check_flags, check_scalars
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
 
@@ -41,7 +42,9 @@ def matmul(
     B : array-like of shape (*batch, k, n) or (k,)
         Dask arrays with NumPy or CuPy chunks, NumPy or CuPy arrays, or objects with ``shape``, ``dtype`` and
         ``__getitem__`` such as Zarr arrays, which the workers read block by block. Chunks of Dask arrays become the
-        blocks of the product.
+        blocks of the product. All are read when the product is computed, and not before: leave them as they are until
+        then. Of memory maps the file is read again, and refused if it was replaced by another one meanwhile. NumPy
+        arrays with gaps between the elements of their rows and of their columns alone are copied at the call.
     precision : {"highest", "high", "medium", "ieee"}
         Least accuracy of float32 products: "highest" is no worse than float32 arithmetic.
     kernel : str, optional
@@ -126,7 +129,9 @@ def gemm(
     """
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
-    _check_scalars(alpha, beta, C)
+    check_scalars(alpha=alpha, beta=beta)
+    if beta != 0 and C is None:
+        raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
     c = wrap(C, "C") if beta != 0 else None
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
     return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
@@ -186,8 +191,9 @@ def gram(
     array([[20., 26.],
            [26., 35.]])
     """
+    check_flags(trans=trans, hermitian=hermitian)
     a, b, symmetry = _with_itself(A, trans, hermitian)
-    _check_scalars(alpha, 0, None)
+    check_scalars(alpha=alpha)
     if symmetry == "hermitian" and alpha.imag:
         raise InputError(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
@@ -206,9 +212,11 @@ def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand
 
 def _square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Block edges (m, k, m) of a symmetric product."""
-    if blocks is not None and len(blocks) != 2:
-        raise InputError(f"blocks {blocks}: give two positive edges, those of m and k")
-    return None if blocks is None else (blocks[0], blocks[1], blocks[0])
+    if blocks is None:
+        return None
+    if not isinstance(blocks, Sequence) or len(blocks) != 2:
+        raise InputError(f"blocks {blocks!r}: give two positive edges, those of m and k")
+    return blocks[0], blocks[1], blocks[0]
 
 
 def plan(
@@ -234,6 +242,7 @@ def plan(
     takes back as its `plan`; `Plan.validate` refuses what cannot fit.
     """
     symmetry: Symmetry | None = None
+    check_flags(hermitian=hermitian)
     if B is None:
         a, b, symmetry = _with_itself(A, transa, hermitian)
         blocks = _square(blocks)
@@ -242,11 +251,3 @@ def plan(
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
     return product.plan(Wishes(precision, kernel, device, blocks, plan), out, client or cluster.current_client())
-
-
-def _check_scalars(alpha: complex, beta: complex, C: Any) -> None:
-    for name, value in (("alpha", alpha), ("beta", beta)):
-        if not isinstance(value, numbers.Number):
-            raise InputError(f"{name} is {value!r}: it must be a number")
-    if beta != 0 and C is None:
-        raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")

@@ -18,6 +18,11 @@ __all__ = ["Shape", "cut", "free", "given", "parse"]
 CHAINS = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 
+# Steps that are tried where nothing fits with those: blocks of A and B become smaller, and tasks more. More panels than
+# MOST_PANELS are more than a scheduler can serve.
+DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
+MOST_PANELS = 1 << 17
+
 # Of a symmetric product, whose busiest workers have n (n + 1) / 2 blocks of C of n^2 / 2: what they have too many falls
 # with n.
 TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
@@ -120,9 +125,16 @@ def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tup
 
 
 def free(
-    problem: Problem, cluster: ClusterSpec, multiples: tuple[int, int, int], waves: tuple[int, int]
+    problem: Problem,
+    cluster: ClusterSpec,
+    multiples: tuple[int, int, int],
+    waves: tuple[int, int],
+    lengths: tuple[int, ...] = STEPS,
 ) -> Iterator[Shape]:
-    """Ways to cut a product into blocks of one size, at multiples of the kernel's tile or of a file's chunks."""
+    """Ways to cut a product into blocks of one size, at multiples of the kernel's tile or of a file's chunks.
+
+    `lengths` are the steps of a chain that are tried.
+    """
     seen = set()
     whole = (problem.m, problem.k, problem.n)
     triangle = problem.symmetry is not None
@@ -130,11 +142,11 @@ def free(
         wide = max(grid.rows, grid.columns)
         chains = [c for c in TRIANGLE_CHAINS if c[0] * wide <= TRIANGLE_ROWS] if triangle else CHAINS
         for down, across in ((0, 0), *chains):  # 0: one block of C, for products that are not worth spreading
-            for steps in STEPS:
+            for steps in lengths:
                 for panels in {1, min(wide, 64)}:
                     counts = (
                         down * (wide if triangle else grid.rows) * waves[0] or 1,
-                        steps * panels * grid.layers,
+                        min(steps * panels * grid.layers, max(MOST_PANELS, grid.layers)),
                         across * (wide if triangle else grid.columns) * waves[1] or 1,
                     )
                     edges = [

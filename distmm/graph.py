@@ -30,7 +30,7 @@ from distmm import tasks
 from distmm.geometry import Grid, Wave, operand_batch
 from distmm.plan import Plan
 
-__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build", "kernel_choice"]
+__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build", "calls", "kernel_choice"]
 
 Key = tuple[Any, ...]
 Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
@@ -219,6 +219,12 @@ class ProductLayer(Layer):
                 order += 1
             if symmetry is not None and i != j:
                 yield Placed((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+
+def calls(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:
+    """Return a graph with one task for each block of an array: what a function makes of that block's argument."""
+    made = {(name, *index): Task((name, *index), function, argument) for index, argument in arguments.items()}
+    return HighLevelGraph.from_collections(name, made)
 
 
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import mmap
-import os
 import uuid
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +14,11 @@ from distributed import Client, futures_of
 from distmm import tasks
 from distmm.errors import InputError
 from distmm.geometry import accumulator_dtype
-from distmm.host import lend, segments
+from distmm.host import has_gaps, lend, segments
+from distmm.mapped import MappedFile, is_mapped
+from distmm.scalars import check_flags
+from distmm.sources import as_array
+from distmm.travelling import travelling
 
 __all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
 
@@ -37,12 +38,15 @@ class Operand:
     transposed : bool
         The operand is the transpose of `source` in its last two dimensions; blocks are transposed as views, without a
         copy.
+    file : MappedFile, optional
+        What `source` is a memory map of.
     """
 
     source: Any
     name: str
     kind: Literal["numpy", "cupy"]
     transposed: bool = False
+    file: MappedFile | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,59 +87,32 @@ class Operand:
     ) -> da.Array:
         """Return it as a Dask array with exactly these chunks, its blocks on the device where they will be used.
 
-        Workers of `client` that run on this machine read a NumPy array where it lies.
+        Workers of `client` that run on this machine read a NumPy array where it lies. One whose rows and columns both
+        have gaps is copied here.
         """
-        if client is not None and isinstance(self.source, np.ndarray) and not _MappedFile.is_behind(self.source):
+        if isinstance(self.source, np.ndarray) and self.file is None:
+            # Of any size and on any cluster: what is read when is not to depend on them.
+            source = np.ascontiguousarray(self.source) if has_gaps(self.source) else self.source
             name = f"distmm-lent-{uuid.uuid4().hex}"
-            lent = lend(self.source.swapaxes(-1, -2) if self.transposed else self.source, client, name)
-            if lent is not None:
-                return _loaded(lent, chunks, device, name)
+            source = source.swapaxes(-1, -2) if self.transposed else source
+            lent = lend(source, client, name) if client is not None else None
+            return travelling(source, chunks, device, name) if lent is None else _loaded(lent, chunks, device, name)
         array = self._blocked(_swapped(chunks, self.transposed), device)
         return array.swapaxes(-1, -2) if self.transposed else array
 
     def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"]) -> da.Array:
-        source = _MappedFile.behind(self.source)
+        source = self.source
         # A new name each time: a token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
+        if self.file is not None:
+            return _loaded(self.file, chunks, device, name)
         if isinstance(source, da.Array):
             array = source if source.chunks == chunks else source.rechunk(chunks)
-        elif isinstance(source, np.ndarray) or self.kind == "cupy":
+        elif self.kind == "cupy":
             array = da.from_array(source, chunks=chunks, name=name, asarray=False)
         else:
             return _loaded(source, chunks, device, name)
         return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
-
-
-@dataclass(frozen=True)
-class _MappedFile:
-    """A memory-mapped file that workers map again: pickled as it is, `numpy.memmap` becomes a copy of all the data."""
-
-    filename: str
-    offset: int
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    order: Literal["C", "F"]
-
-    @classmethod
-    def behind(cls, source: Any) -> Any:
-        """Return the file behind a memory map of a whole array; anything else (a view of a map too) as it is."""
-        if not cls.is_behind(source):
-            return source
-        order: Literal["C", "F"] = "C" if source.flags.c_contiguous else "F"
-        return cls(os.path.abspath(source.filename), source.offset, source.shape, source.dtype, order)
-
-    @staticmethod
-    def is_behind(source: Any) -> bool:
-        """Whether `source` is a memory map of a whole array."""
-        return isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
-        whole = np.memmap(self.filename, self.dtype, "r", self.offset, self.shape, self.order)
-        return np.array(whole[index], order="K", subok=False)
 
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
@@ -167,23 +144,11 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     Raises
     ------
     InputError
-        For objects that are no arrays, types without a product, unknown chunk sizes, and sizes that are no whole
-        numbers.
+        For objects that are no arrays, types without a product, sizes that are unknown or no whole numbers, and a
+        `transposed` that is neither True nor False.
     """
-    if isinstance(source, (list, tuple, int, float, complex)):
-        source = np.asarray(source)
-    missing = [a for a in ("shape", "dtype", "__getitem__") if not hasattr(source, a)]
-    if missing:
-        raise InputError(
-            f"{name} is a {type(source).__name__} without {', '.join(missing)}: "
-            "give a Dask, NumPy or CuPy array, or an object like a Zarr array"
-        )
-    if any(isinstance(n, float) and math.isnan(n) for n in source.shape):
-        raise InputError(
-            f"{name} has unknown chunk sizes (shape {source.shape}): call {name}.compute_chunk_sizes() first"
-        )
-    if any(int(n) != n or n < 0 for n in source.shape):
-        raise InputError(f"{name} has shape {source.shape}: sizes must be whole numbers of at least 0")
+    source = as_array(source, name)
+    check_flags(**{f"trans{name.lower()}": transposed})
     if len(source.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
     dtype = np.dtype(source.dtype)
@@ -194,7 +159,8 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     meta = source._meta if isinstance(source, da.Array) else source
     if transposed and len(source.shape) < 2:
         raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed")
-    return Operand(source, name, kind_of(meta, name, isinstance(source, da.Array)), transposed)
+    file = MappedFile.behind(source) if is_mapped(source) else None
+    return Operand(source, name, kind_of(meta, name, isinstance(source, da.Array)), transposed, file)
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:

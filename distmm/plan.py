@@ -6,10 +6,11 @@ Pure: worker count, memory and rates are arguments; nothing here talks to a clus
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Literal
+from operator import index
+from typing import Literal, SupportsIndex
 
 from distmm import candidates, memory, picture
 from distmm.candidates import Shape
@@ -233,8 +234,8 @@ def make_plan(
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:
-        if len(edges) != 3 or any(int(e) != e or e < 1 for e in edges):
-            raise InputError(f"blocks {edges}: give three positive edges, those of m, k and n")
+        if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
+            raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
         blocking = candidates.cut(problem, edges)
 
     cut = blocking or candidates.cut(problem, [max(1, size) for size in (problem.m, problem.k, problem.n)])
@@ -243,6 +244,10 @@ def make_plan(
         return _shaped(asked, candidates.parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
     return _best(asked, multiples if blocking is None else None)
+
+
+def _is_edge(edge: object) -> bool:
+    return isinstance(edge, SupportsIndex) and index(edge) >= 1
 
 
 def _shaped(plan: Plan, shape: Shape) -> Plan:
@@ -270,6 +275,18 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
         if fitted:
             break
     assert best is not None
+    return best if multiples is None or not best.shortfall else _deeper(asked, multiples, best)
+
+
+def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
+    """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
+    problem, cluster = asked.problem, asked.cluster
+    for steps in candidates.DEEPER_STEPS:
+        for waves in candidates.waves(problem, cluster, asked.result):
+            shapes = candidates.free(problem, cluster, multiples, waves, (steps,))
+            best = _fastest((_shaped(asked, shape) for shape in shapes), best)
+            if not best.shortfall:
+                return best
     return best
 
 

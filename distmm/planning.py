@@ -65,6 +65,11 @@ def plan_for(
                 f"distmm.plan({'A, B' if problem.symmetry is None else 'A'})"
             )
         return wishes.plan
+    if wishes.plan is not None and not isinstance(wishes.plan, str):
+        raise InputError(
+            f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as "
+            "g2x1x1 b8192x8192x8192 p1 w1 l2"
+        )
     on_gpu = a.kind == "cupy"
     if on_gpu and wishes.device == "cpu":
         raise InputError(

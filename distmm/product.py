@@ -20,6 +20,8 @@ from distmm.operands import Operand, as_matrix
 from distmm.plan import Plan
 from distmm.planning import Chunks, Wishes, batch_chunks, plan_for
 from distmm.runtime import cluster
+from distmm.scalars import check_held, common_type
+from distmm.sources import check_sendable
 from distmm.tasks import Epilogue
 from distmm.telemetry import client as telemetry
 
@@ -57,9 +59,11 @@ class Gemm:
 
     @cached_property
     def dtype(self) -> np.dtype:
-        """NumPy's result type. Python's scalars are weak, as in NumPy 2; alpha = 1 and beta = 0 or 1 change nothing."""
-        scalars = [x for x in (self.alpha, self.beta) if x not in (0, 1)]
-        return np.result_type(self.a.dtype, self.b.dtype, *([] if self.c is None else [self.c.dtype]), *scalars)
+        """NumPy's result type."""
+        types = {x.name: x.dtype for x in (self.a, self.b, self.c) if x is not None}
+        dtype = common_type(types, alpha=self.alpha, beta=self.beta)
+        check_held(dtype, alpha=self.alpha, beta=self.beta)
+        return dtype
 
     @cached_property
     def problem(self) -> Problem:
@@ -96,6 +100,9 @@ class Gemm:
             into.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
         client = client or cluster.current_client()
+        if client is not None:
+            for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
+                check_sendable(operand.source, operand.name)
         plan = self.plan(wishes, out, client)
         if client is not None:
             if plan is not wishes.plan:

@@ -117,8 +117,9 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         # Whole multiples of a file's chunks, near the edge that a block should have.
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
-        if client is not None and type(operand.source) is np.ndarray:  # read where it lies, not sent with the graph
-            operand = replace(operand, source=lend(operand.source, client) or operand.source)
+        source = operand.source
+        if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
+            operand = replace(operand, source=lend(source, client) or source)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
         if operand.kind == "cupy" and not on_gpu:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))

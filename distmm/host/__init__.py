@@ -5,7 +5,7 @@ where they lie to the workers. `lent` says which array and which part, `segments
 `attach` reads and writes any other memory, `device` takes it to a GPU and back.
 """
 
-from distmm.host.lent import TOPIC, Lent, lend, release
+from distmm.host.lent import TOPIC, Lent, has_gaps, lend, release
 from distmm.host.segments import drop_freed, empty
 
-__all__ = ["TOPIC", "Lent", "drop_freed", "empty", "lend", "release"]
+__all__ = ["TOPIC", "Lent", "drop_freed", "empty", "has_gaps", "lend", "release"]

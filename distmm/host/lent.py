@@ -17,7 +17,7 @@ from distmm.beside import beside_products
 from distmm.everywhere import everywhere
 from distmm.host import attach, segments
 
-__all__ = ["TOPIC", "Lent", "lend", "release", "whole"]
+__all__ = ["TOPIC", "Lent", "has_gaps", "lend", "release", "whole"]
 
 # Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
 SMALLEST = 1 << 20
@@ -185,11 +185,16 @@ def lend(array: np.ndarray, client: Client, name: str | None = None, writable: b
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
-    if all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True)):
+    if has_gaps(array):
         if writable:
             return None
         array = np.ascontiguousarray(array)
     return whole(array, name or "")
+
+
+def has_gaps(array: np.ndarray) -> bool:
+    """Whether neither of the last two dimensions is contiguous: such an array cannot be read by rows."""
+    return all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True))
 
 
 def whole(array: np.ndarray, name: str = "") -> Lent:

@@ -15,6 +15,7 @@ from dask.base import tokenize
 from distmm.errors import InputError
 from distmm.geometry import Problem
 from distmm.operands import Operand, check_pair, wrap
+from distmm.scalars import check_held, common_type
 from distmm.storage import Matrix, open_matrix
 from distmm.verify import CHECKS
 
@@ -78,14 +79,14 @@ class Spec:
             raise InputError(f"C has shape {added.shape}, the product {shape}: beta needs a C of the product's shape")
         if check not in CHECKS:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
-        scalars = [x for x in (alpha, beta) if x not in (0, 1)]
-        types = [x.dtype for x in (left, right, added) if x is not None]
-        kept = np.dtype(dtype) if dtype is not None else np.result_type(*types, *scalars)
-        natural = np.result_type(*types, *scalars)
+        types = {x.name: x.dtype for x in (left, right, added) if x is not None}
+        natural = common_type(types, alpha=alpha, beta=beta)
+        kept = np.dtype(dtype) if dtype is not None else natural
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
                 f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
             )
+        check_held(kept, alpha=alpha, beta=beta)
         return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
 
     @property

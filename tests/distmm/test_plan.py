@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distmm import candidates
@@ -160,15 +160,18 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
         return plan.shortfall, seconds * (1 + 0.01 * plan.lookahead)
 
     spec = replace(CPU, workers=workers, memory=memory)
-    scores, best, fitted = [], (math.inf, math.inf), False
-    for waves in candidates.waves(problem, spec, "out"):
-        for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves):
+    best, fitted, done = (math.inf, math.inf), False, False
+    several = [(waves, candidates.STEPS) for waves in candidates.waves(problem, spec, "out")]
+    deeper = [(waves, (steps,)) for steps in candidates.DEEPER_STEPS for waves, _ in several]
+    for tried, (waves, steps) in enumerate(several + deeper):
+        # Twice as many waves as fit are tried, for fewer and deeper tasks may be faster; more steps where nothing fits.
+        if fitted and (tried >= len(several) or done):
+            break
+        done = fitted
+        for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves, steps):
             p = Plan(problem, s.blocking, s.grid, spec, result="out", lookahead=s.lookahead, wave_cuts=s.wave_cuts)
             assert p.least_seconds <= p.cost.seconds
-            scores.append(score(p))
-        best = min(scores)
-        if fitted:  # twice as many waves as fit are tried: fewer and deeper tasks may be faster
-            break
+            best = min(best, score(p))
         fitted = best[0] == 0
     assert score(make_plan(problem, spec, result="out")) == best
 
@@ -207,6 +210,34 @@ def test_blocks_shrink_until_they_fit() -> None:
     tight = make_plan(Problem(20_000, 20_000, 20_000, F4), replace(CPU, memory=700 * 10**6))
     tight.validate()
     assert np.prod(tight.block_shape) < np.prod(roomy.block_shape)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_deep_k_is_cut_until_it_fits(workers: int) -> None:
+    problem, spec = Problem(10, 10**9, 10, np.dtype("f8")), replace(CPU, workers=workers, memory=3 * 10**8)
+    assert make_plan(problem, spec, edges=(10, 10**5, 10)).shortfall == 0
+    make_plan(problem, spec).validate()
+
+
+sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(sizes, st.integers(0, 26).map(lambda doublings: 10 << doublings), sizes),
+    st.tuples(st.sampled_from([100, 1000, 5000]), st.sampled_from([100, 10**4, 10**6]), st.sampled_from([100, 3000])),
+    st.integers(1, 8),
+    st.integers(8, 9),
+    st.sampled_from(["workers", "out"]),
+)
+def test_where_blocks_given_by_hand_fit_the_planner_finds_some_that_do(
+    shape: tuple[int, int, int], edges: tuple[int, int, int], workers: int, memory: int, result: str
+) -> None:
+    edges = tuple(map(min, edges, shape))
+    assume(math.prod(-(-size // edge) for size, edge in zip(shape, edges, strict=True)) < 20_000)
+    problem, spec = Problem(*shape, F4), replace(CPU, workers=workers, memory=10**memory)
+    assume(not make_plan(problem, spec, edges=edges, result=result).shortfall)
+    assert make_plan(problem, spec, result=result).shortfall == 0
 
 
 def test_small_products_stay_whole() -> None:

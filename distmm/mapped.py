@@ -1,0 +1,98 @@
+"""Memory maps of whole files, which workers map again: pickled as it is, `numpy.memmap` becomes a copy of the data."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["MappedFile", "is_mapped"]
+
+
+def is_mapped(source: Any) -> bool:
+    """Whether `source` is a memory map of a whole array with the same elements as its file.
+
+    Changes to a copy-on-write map (mode "c") are in this process's memory alone: such a map is an array like others.
+    """
+    whole = isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
+    return whole and source.mode != "c"
+
+
+@dataclass(frozen=True)
+class MappedFile:
+    """A file that workers map when they read it, as long as it is the one that was there at the call.
+
+    Attributes
+    ----------
+    filename, offset, shape, dtype, order
+        As of `numpy.memmap`.
+    identity : tuple of int
+        The file's number (inode), its bytes and the time of its last change, at the call.
+    """
+
+    filename: str
+    offset: int
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    order: Literal["C", "F"]
+    identity: tuple[int, int, int]
+
+    @classmethod
+    def behind(cls, source: np.memmap) -> MappedFile:
+        """Return the file behind a memory map for which `is_mapped` holds.
+
+        Raises
+        ------
+        InputError
+            If there is no such file any more.
+        """
+        assert source.filename is not None
+        filename = os.path.abspath(source.filename)
+        order: Literal["C", "F"] = "C" if source.flags.c_contiguous else "F"
+        try:
+            identity = _identity(os.stat(filename))
+        except OSError as error:
+            raise InputError(f"{filename}: {error.strerror}; the operand that was mapped from it is gone") from error
+        return cls(filename, source.offset, source.shape, source.dtype, order, identity)
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.shape)
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        """Read a block.
+
+        Raises
+        ------
+        InputError
+            If another file has that name now, or none.
+        """
+        try:
+            with open(self.filename, "rb") as file:
+                self._check(_identity(os.fstat(file.fileno())))
+                whole = np.memmap(file, self.dtype, "r", self.offset, self.shape, self.order)
+        except (OSError, ValueError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{self.filename} cannot be mapped again, to read an operand: {error}") from error
+        return np.array(whole[index], order="K", subok=False)
+
+    def _check(self, now: tuple[int, int, int]) -> None:
+        # A file that is changed in place is still the operand; a copy on another machine has another number.
+        if now[0] != self.identity[0] and now[1:] != self.identity[1:]:
+            raise InputError(
+                f"{self.filename} is another file than at the call (file number {self.identity[0]}, {self.identity[1]} "
+                f"bytes; now {now[0]}, {now[1]} bytes): it was replaced before the product was computed; map it again, "
+                "with numpy.load or numpy.memmap, and call again. Copies on other machines need the same time of "
+                "change (cp --preserve=timestamps)"
+            )
+
+
+def _identity(facts: os.stat_result) -> tuple[int, int, int]:
+    return facts.st_ino, facts.st_size, facts.st_mtime_ns

@@ -1,0 +1,85 @@
+"""The scalars of a product, and the type that they and the operands give it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["check_flags", "check_held", "check_scalars", "common_type"]
+
+
+def check_flags(**flags: Any) -> None:
+    """Refuse what is neither True nor False: BLAS's letter "N" would count as true.
+
+    Raises
+    ------
+    InputError
+    """
+    for name, value in flags.items():
+        if not isinstance(value, (bool, np.bool_)):
+            raise InputError(f"{name} is {value!r}: give True or False (BLAS's 'T' is True, its 'N' False)")
+
+
+def check_scalars(**scalars: Any) -> None:
+    """Refuse what is no number of Python or NumPy.
+
+    Raises
+    ------
+    InputError
+    """
+    for name, value in scalars.items():
+        if not isinstance(value, (int, float, complex, np.number, np.bool_)):
+            raise InputError(
+                f"{name} is {value!r}, a {type(value).__name__}: it must be a number, int, float or complex; convert "
+                f"it, for example with float({name})"
+            )
+
+
+def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dtype[Any]:
+    """Return NumPy's result type of operands and scalars, given by their names.
+
+    Python's scalars are weak, as in NumPy 2; 0 and 1 change nothing.
+
+    Raises
+    ------
+    InputError
+        For scalars that are no numbers, and types that NumPy does not bring together.
+    """
+    check_scalars(**scalars)
+    try:
+        return np.result_type(*operands.values(), *(x for x in scalars.values() if x not in (0, 1)))
+    except TypeError:
+        types = ", ".join(f"{name} is {given}" for name, given in operands.items())
+        raise InputError(
+            f"{types}: NumPy has no type for the product; convert one first, for example with .astype('float32')"
+        ) from None
+
+
+def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
+    """Refuse Python's integers that a product of this type cannot hold: NumPy does, and they would wrap around.
+
+    Raises
+    ------
+    InputError
+    """
+    for name, value in scalars.items():
+        if type(value) is int and not _holds(dtype, value):
+            raise InputError(
+                f"{name} is {value}, and the product {dtype}, which cannot hold it: convert an operand to a wider type "
+                f"first, for example with .astype('int64')"
+            )
+
+
+def _holds(dtype: np.dtype[Any], value: int) -> bool:
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return int(limits.min) <= value <= int(limits.max)
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True

@@ -1,0 +1,83 @@
+"""What users give as an operand: as it is, taken out of its wrapping, or refused with what to give instead."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import dask.array as da
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["as_array", "check_sendable"]
+
+# What to do with tables and sparse matrices, by the package of their type.
+INSTEAD = {
+    "pandas": "a table: give its values, {name}.to_numpy()",
+    "polars": "a table: give its values, {name}.to_numpy()",
+    "cudf": "a table: give its values, {name}.to_cupy()",
+    "scipy": "a sparse matrix, and products here are dense: give {name}.toarray() where that fits into memory",
+    "cupyx": "a sparse matrix, and products here are dense: give {name}.toarray() where that fits into memory",
+    "sparse": "a sparse array, and products here are dense: give {name}.todense() where that fits into memory",
+}
+
+
+def as_array(source: Any, name: str) -> Any:
+    """Return what has the elements of an operand: the data of an xarray object, lists as arrays, else `source` itself.
+
+    Raises
+    ------
+    InputError
+        For objects that are no arrays, and sizes that are unknown or no whole numbers.
+    """
+    package = type(source).__module__.partition(".")[0]
+    kind = type(source).__name__
+    if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):
+        return as_array(source.data, name)
+    if package in INSTEAD:
+        raise InputError(f"{name} is a {kind} of {package}, {INSTEAD[package].format(name=name)}")
+    if type(source).__module__.startswith("dask.dataframe"):
+        raise InputError(f"{name} is a {kind} of Dask, a table: give {name}.to_dask_array(lengths=True)")
+    if isinstance(source, (list, tuple, int, float, complex)):
+        try:
+            source = np.asarray(source)
+        except ValueError as error:
+            raise InputError(f"{name} is a {kind} that is no array ({error}): give rows of one length") from None
+    missing = [a for a in ("shape", "dtype", "__getitem__") if not hasattr(source, a)]
+    if missing:
+        raise InputError(
+            f"{name} is a {kind} without {', '.join(missing)}: "
+            "give a Dask, NumPy or CuPy array, or an object like a Zarr array"
+        )
+    try:
+        np.dtype(source.dtype)
+    except TypeError:
+        raise InputError(
+            f"{name} is a {kind} of {package} with elements of {source.dtype}, a type that NumPy does not know: "
+            "give it as a NumPy or CuPy array"
+        ) from None
+    if any(isinstance(n, float) and math.isnan(n) for n in source.shape):
+        raise InputError(
+            f"{name} has unknown chunk sizes (shape {source.shape}): call {name}.compute_chunk_sizes() first"
+        )
+    if any(int(n) != n or n < 0 for n in source.shape):
+        raise InputError(f"{name} has shape {source.shape}: sizes must be whole numbers of at least 0")
+    return source
+
+
+def check_sendable(source: Any, name: str) -> None:
+    """Refuse what workers in other processes cannot open: an HDF5 dataset whose file is open for writing.
+
+    Raises
+    ------
+    InputError
+    """
+    if isinstance(source, da.Array) or type(source).__module__.partition(".")[0] != "h5py":
+        return
+    if source.file.mode != "r":
+        raise InputError(
+            f"{name} is the dataset {source.name} of {source.file.filename}, which is open for writing "
+            f"({source.file.mode}): workers cannot open it beside; close it and open it again with "
+            "h5py.File(path, 'r'), or give its path to distmm.multiply"
+        )

@@ -1,0 +1,140 @@
+"""What is no operand, no scalar and no wish is refused before any work, with the value and what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import h5py
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client
+
+import distmm
+from distmm.errors import InputError
+
+A = np.arange(12.0).reshape(4, 3)
+B = np.arange(15.0).reshape(3, 5)
+
+
+def made_by(module: str, name: str, **attributes: Any) -> Any:
+    """An object as another package makes it: `distmm` knows such by their types' names alone."""
+    return type(name, (), {"__module__": module, **attributes})()
+
+
+TABLE = {"shape": (4, 3), "__getitem__": lambda self, at: None, "dtypes": ["f8"] * 3}
+SPARSE = {"shape": (4, 3), "dtype": np.dtype("f8"), "nnz": 0, "__getitem__": lambda self, at: None}
+
+FOREIGN = [
+    (made_by("pandas.core.frame", "DataFrame", **TABLE), r"A is a DataFrame of pandas.*A\.to_numpy\(\)"),
+    (made_by("pandas.core.series", "Series", **SPARSE), r"A is a Series of pandas.*A\.to_numpy\(\)"),
+    (made_by("polars.dataframe.frame", "DataFrame", **TABLE), r"A is a DataFrame of polars.*A\.to_numpy\(\)"),
+    (made_by("dask.dataframe.dask_expr._collection", "DataFrame", **TABLE), r"A\.to_dask_array\(lengths=True\)"),
+    (made_by("scipy.sparse._csr", "csr_array", **SPARSE), r"A is a csr_array of scipy.*A\.toarray\(\)"),
+    (made_by("sparse.numba_backend._coo.core", "COO", **SPARSE), r"A is a COO of sparse.*A\.todense\(\)"),
+    (made_by("torch", "Tensor", **{**SPARSE, "dtype": "torch.float32"}), "torch.float32, a type that NumPy does not"),
+    ([[1, 2], [3]], "A is a list that is no array.*rows of one length"),
+]
+
+
+@pytest.mark.parametrize(("operand", "message"), FOREIGN, ids=[type(operand).__name__ for operand, _ in FOREIGN])
+def test_tables_and_sparse_matrices_are_refused_with_what_to_give_instead(operand: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        distmm.matmul(operand, B)
+    with pytest.raises(InputError, match=message.replace("A", "B", 1).replace(r"A\.", r"B\.")):
+        distmm.plan(A.T, operand)
+
+
+@pytest.mark.parametrize("data", [A, da.from_array(A, chunks=2)], ids=["numpy", "dask"])
+def test_the_data_of_xarray_objects_are_multiplied(data: Any) -> None:
+    labelled = made_by("xarray.core.dataarray", "DataArray", data=data, dims=("x", "y"), shape=(4, 3), dtype=A.dtype)
+    with dask.config.set(scheduler="synchronous"):
+        np.testing.assert_array_equal(distmm.matmul(labelled, B).compute(), A @ B)
+        np.testing.assert_array_equal(distmm.gemm(1, A, B, 1, A[:, :1] * 0 + 1).compute(), A @ B + 1)
+        np.testing.assert_array_equal(distmm.gram(labelled).compute(), A @ A.T)
+
+
+def test_a_file_that_is_open_for_writing_is_no_operand_of_a_cluster(client: Client, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"], file["y"] = A, A @ B
+        refused = r"dataset /[xy] of .*a\.h5, which is open for writing \(r\+\).*h5py\.File"
+        for operands in ((file["x"], B), (B.T, file["x"], 0), (A, B, 1, file["y"])):
+            with pytest.raises(InputError, match=refused):
+                distmm.gemm(1, *operands, transb=len(operands) == 3, client=client)
+        with dask.config.set(scheduler="synchronous"):  # this process reads it itself
+            np.testing.assert_array_equal(distmm.matmul(file["x"], B).compute(), A @ B)
+    with h5py.File(tmp_path / "a.h5", "r") as file, client.as_current():
+        np.testing.assert_array_equal(distmm.matmul(file["x"], B).compute(), A @ B)
+
+
+@pytest.mark.parametrize("letter", ["N", "T", "C", 1, None])
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("transa", lambda flag: distmm.gemm(1, A, B, transa=flag)),
+        ("transb", lambda flag: distmm.gemm(1, A, B, transb=flag)),
+        ("transb", lambda flag: distmm.plan(A, B, transb=flag)),
+        ("trans", lambda flag: distmm.gram(A, trans=flag)),
+        ("hermitian", lambda flag: distmm.gram(A, hermitian=flag)),
+        ("transa", lambda flag: distmm.verify(A, B, A @ B, transa=flag)),
+    ],
+)
+def test_letters_of_blas_are_no_flags(name: str, call: Callable[[Any], Any], letter: Any) -> None:
+    with pytest.raises(InputError, match=f"{name} is {letter!r}: give True or False"):
+        call(letter)
+
+
+BYTES = np.ones((2, 2), "i1")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: distmm.gemm(1000, BYTES, BYTES), "alpha is 1000, and the product int8, which cannot hold it"),
+        (lambda: distmm.gemm(-1, BYTES.astype("u1"), BYTES.astype("u1")), "alpha is -1, and the product uint8"),
+        (lambda: distmm.gemm(2, BYTES, BYTES, 300, BYTES), "beta is 300, and the product int8"),
+        (lambda: distmm.gram(BYTES, alpha=128), "alpha is 128, and the product int8"),
+        (lambda: distmm.gemm(10**400, A, B), "alpha is 1000"),
+        (lambda: distmm.gemm(Fraction(1, 3), A, B), r"alpha is Fraction\(1, 3\), a Fraction.*float\(alpha\)"),
+        (lambda: distmm.gemm(1, A, B, Fraction(1, 3), A @ B), r"beta is Fraction\(1, 3\).*float\(beta\)"),
+        (lambda: distmm.gemm(np.ones(3), A, B), "alpha is array.*must be a number"),
+    ],
+)
+def test_scalars_that_the_product_cannot_hold_are_refused(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+
+
+def test_scalars_of_a_wider_type_make_the_product_wider() -> None:
+    with dask.config.set(scheduler="synchronous"):
+        c = distmm.gemm(np.int64(1000), BYTES, BYTES).compute()
+        assert (distmm.gemm(127, BYTES, BYTES).compute() == np.int8(-2)).all()  # 127 * 2, as in NumPy
+    np.testing.assert_array_equal(c, np.full((2, 2), 2000))
+
+
+@pytest.mark.parametrize("other", ["i4", "i2", "f2"])
+def test_types_without_a_common_one_are_refused(other: str) -> None:
+    a, b = np.ones((2, 2), ml_dtypes.bfloat16), np.ones((2, 2), other)
+    with pytest.raises(InputError, match=f"A is bfloat16, B is {np.dtype(other)}: NumPy has no type.*astype"):
+        distmm.matmul(a, b)
+    with pytest.raises(InputError, match="A is bfloat16, B is"):
+        distmm.plan(a, b)
+
+
+@pytest.mark.parametrize("blocks", [16, 16.0, "abc", (1.5, 1, 1), (2.0, 2.0, 2.0), (1, None, 1), (1, 2, 3, 4)])
+def test_blocks_that_are_no_edges_are_refused(blocks: Any) -> None:
+    with pytest.raises(InputError, match=r"blocks .*: give three positive edges"):
+        distmm.matmul(A, B, blocks=blocks)
+    with pytest.raises(InputError, match=r"blocks .*: give two positive edges"):
+        distmm.gram(A, blocks=blocks)
+
+
+@pytest.mark.parametrize("plan", [5, ("g1x1x1",), b"g1x1x1"])
+def test_what_is_no_plan_is_refused(plan: Any) -> None:
+    with pytest.raises(InputError, match=r"plan is .*: give one that distmm\.plan has made, or its text"):
+        distmm.matmul(A, B, plan=plan)
