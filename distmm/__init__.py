@@ -7,6 +7,11 @@
 True
 """
 
+from distmm import interrupts
+
+interrupts.while_imported()
+
+# ruff: noqa: E402  what follows takes a second
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 

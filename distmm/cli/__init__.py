@@ -11,8 +11,11 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command that the arguments name; the process exits with its code."""
+    from distmm.cli import readers
     from distmm.cli.app import app
 
+    readers.outlive()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     # Batch systems end jobs by SIGTERM: leave as after an interrupt, removing what is half-written.
     signal.signal(signal.SIGTERM, _terminate)
     app()

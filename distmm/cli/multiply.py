@@ -63,14 +63,17 @@ def multiply(
     distmm multiply weights.h5:/layer1/W X.npy -o Y.npy --transa --cluster tcp://10.0.0.1:8786 --deadline 55m
     ```
     """
+    from distmm import interrupts
     from distmm.cli import session
     from distmm.job import multiply as job
+    from distmm.storage import check_output
 
     edges = options.edges(blocks) if blocks else None
     element = options.element(dtype) if dtype else None
     stop = options.stop(deadline)
     with stop.on_signals():
-        session.pair(a, b, transa, transb)  # a missing file is not worth the start of a cluster
+        with interrupts.while_started():  # what is refused is not worth the start of a cluster
+            check_output(output, session.pair(a, b, transa, transb), overwrite or beta != 0)
         with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,

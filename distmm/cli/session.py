@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import typer
@@ -60,7 +60,7 @@ def cluster(
     tls: str = "none",
 ) -> Iterator[Client]:
     """Connect to a cluster or start one, and say what it is and where its dashboard is."""
-    from distmm import clusters
+    from distmm import clusters, interrupts
 
     console = out(stderr=True)
     if where == "local" and device == "auto" and clusters.gpu_count():
@@ -72,9 +72,11 @@ def cluster(
     if quiet:
         logging.getLogger("distributed").setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
-    with clusters.connect(
-        where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet
-    ) as client:
+    with ExitStack() as stack:
+        with interrupts.while_started():
+            client = stack.enter_context(
+                clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet)
+            )
         count = len(client.scheduler_info(n_workers=-1)["workers"])
         console.print(
             f"Cluster with {count} worker{'s' * (count != 1)}, dashboard {client.dashboard_link}", markup=False

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import dask
-from distributed import Client
+from distributed import Client, Security
+from distributed import comm as comms
 
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
 from distmm.errors import InputError
@@ -65,13 +68,18 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
     if given:
         raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
+    address, secured = _address(where), security(tls) or Security()
+    if address.startswith("tls://") and secured.get_connection_args("client").get("ssl_context") is None:
+        raise InputError(f"{where} is encrypted: give the folder with its certificates (ca.pem, ...) with --tls FOLDER")
     try:
+        _knock(address, secured, timeout)
         # Not as Dask's default: a client that fails to connect would stay that until it is collected.
-        client = Client(_address(where), timeout=timeout, security=security(tls), set_as_default=False)
+        client = Client(address, timeout=timeout, security=secured, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"no scheduler answers at {where} within {timeout:g} s ({error}); is it running (dask scheduler), and can "
-            f"this machine reach it? A longer timeout may help"
+            f"no scheduler answers at {where} within {timeout:g} s ({str(error) or type(error).__name__}); is it running "
+            f"(dask scheduler), does it speak {address.partition(':')[0]}, and can this machine reach it? A longer "
+            f"timeout may help"
         ) from error
     with client, client.as_current():
         try:
@@ -82,6 +90,18 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
                 f"with dask cuda worker"
             ) from error
         yield client
+
+
+def _knock(address: str, secured: Security, timeout: float) -> None:
+    """Raise OSError if no Dask process answers: a client that fails to connect takes another 20 s to close."""
+
+    async def knock() -> None:
+        arguments = secured.get_connection_args("client")
+        comm = await asyncio.wait_for(comms.connect(address, timeout=timeout, **arguments), timeout)
+        comm.abort()
+
+    with ThreadPoolExecutor(1) as thread:  # notebooks have an event loop in this one
+        thread.submit(asyncio.run, knock()).result()
 
 
 def _address(where: str) -> str:

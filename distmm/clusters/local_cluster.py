@@ -6,21 +6,20 @@ import importlib.util
 import logging
 import multiprocessing
 import os
-import signal
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import dask
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
-from distributed import Client, LocalCluster, Worker, WorkerPlugin
+from distributed import Client, LocalCluster
 from distributed.system import MEMORY_LIMIT
 
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.errors import InputError
+from distmm.interrupts import held_back
 from distmm.runtime import cluster
 from distmm.submit import pages
 from distmm.submit.schema import GPU_THREADS
@@ -56,6 +55,11 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "N
 # sends none, where two processes on two cores took 1.4 times the CPU seconds. With more cores each process has one: in
 # one process OpenBLAS makes a product that takes several threads wait for the one before it.
 MOST_CPU_TASKS = 4
+
+
+# Host memory of a worker that has imported what it needs; at 95 % of its limit Dask ends it. One with a limit of 100 MB
+# was gone before its first task, one with 200 MB multiplied small matrices.
+LEAST_MEMORY = 200_000_000
 
 
 @contextmanager
@@ -116,6 +120,11 @@ def local(
         limit = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as error:
         raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
+    if limit is not None and limit < LEAST_MEMORY:
+        raise InputError(
+            f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker takes by itself: "
+            f"Dask would end it as soon as it has started; give a gigabyte or more"
+        )
     make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
     # The scheduler's web server is always there (it answers /health and /metrics), also without any pages.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
@@ -131,22 +140,13 @@ def local(
 
     with (
         dask.config.set({**SCHEDULER_CONFIG, **LOCAL_CONFIG, **config}),
-        started() as local_cluster,
-        Client(local_cluster) as client,
+        ExitStack() as start,
     ):
-        client.register_plugin(_IgnoreInterrupts())
-        cluster.warm_up(client)
-        yield client
-
-
-class _IgnoreInterrupts(WorkerPlugin):  # type: ignore[misc]
-    """Ctrl-C on a terminal goes to every process started there; the client alone decides what it means."""
-
-    name = "distmm-ignore-interrupts"
-
-    def setup(self, worker: Worker) -> None:
-        if threading.current_thread() is threading.main_thread():  # always, in a process of its own
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        start.enter_context(held_back())
+        with started() as local_cluster, Client(local_cluster) as client:
+            start.close()
+            cluster.warm_up(client)
+            yield client
 
 
 Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration

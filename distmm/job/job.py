@@ -24,7 +24,7 @@ from distmm.job.summary import Made, Summary
 from distmm.job.wave import Writer
 from distmm.plan import Plan
 from distmm.runtime import cluster
-from distmm.storage import create_output, open_matrix, reopen_output
+from distmm.storage import check_output, create_output, open_matrix, reopen_output
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -99,7 +99,11 @@ class Job:
         else:
             _clear(folder, lock)
             m, _, n = plan.block_shape
-            create_output(self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft)
+            try:
+                create_output(self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft)
+            except InputError:
+                folder.remove()  # a refused job leaves nothing behind
+                raise
             manifest = new_manifest(self.spec, self.out, self.overwrite, plan, self.seed)
         manifest["runs"].append(run_of(plan, client))
         write_json(folder.manifest, manifest)
@@ -189,6 +193,7 @@ class Job:
             write_json(folder.pending_certificate, content)
         content = read_json(folder.pending_certificate)
         if os.path.lexists(folder.draft):
+            check_output(self.out, spec.inputs, self.overwrite)  # somebody may have put something else there meanwhile
             Output(folder.target, folder.draft, self.overwrite).commit()
         if spec.check == "none":
             if os.path.exists(folder.certificate):  # of the C that has been replaced

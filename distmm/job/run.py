@@ -17,6 +17,7 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.plan import Plan
 from distmm.runtime import cluster
+from distmm.storage import check_output
 from distmm.telemetry.record import Figures
 from distmm.verify import check_possible
 
@@ -112,6 +113,7 @@ def multiply(
         raise InputError("a full check knows no beta: use check freivalds, or none")
     folder = Folder.of(out)
     replaces = overwrite or (beta != 0 and c is None)
+    check_output(out, spec.inputs, replaces)
     if not overwrite and not folder.exists():
         finished = _finished(folder, spec)
         if finished is not None:

@@ -95,6 +95,11 @@ class Spec:
         wide = np.result_type(self.a.dtype, self.b.dtype, self.dtype)
         return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
 
+    @property
+    def inputs(self) -> list[Matrix]:
+        """A and B as far as they are on disk. They must outlive C, which may replace C0."""
+        return [x.source for x in (self.a, self.b) if isinstance(x.source, Matrix)]
+
     def json(self) -> Json:
         """Describe it for the manifest; what is named here may not change while the job goes on."""
         return {

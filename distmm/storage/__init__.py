@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Any
 
 from distmm.errors import InputError
@@ -10,9 +11,12 @@ from distmm.storage import flat, hdf5, npy
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.output import Output, Target, fsync
+from distmm.storage.replaceable import check_place, check_replaceable
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 
-__all__ = ["Matrix", "Target", "create_output", "fsync", "locate", "open_matrix", "reopen_output"]
+__all__ = [
+    "Matrix", "Target", "check_output", "create_output", "fsync", "locate", "open_matrix", "reopen_output",
+]  # fmt: skip
 
 FORMATS = (
     "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary as "
@@ -83,6 +87,30 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     return file, dataset
 
 
+def check_output(path: str | os.PathLike[str], inputs: Iterable[Matrix], overwrite: bool) -> None:
+    """Refuse an output that would damage something else, before anything is made.
+
+    Parameters
+    ----------
+    path : str or path
+        Final name.
+    inputs : iterable of Matrix
+        Those that the product reads, and that must outlive it.
+    overwrite : bool
+        Whether an existing matrix may be replaced.
+
+    Raises
+    ------
+    InputError
+        For an output that is an input or lies inside a Zarr array; with `overwrite`, for one that takes the place of
+        anything but one matrix of its own format: a pipe, a device, a symbolic link, a text, several matrices.
+    """
+    file, dataset = locate(path)
+    check_place(file, inputs)
+    if overwrite:
+        check_replaceable(file, dataset)
+
+
 def create_output(
     path: str | os.PathLike[str],
     shape: tuple[int, int],
@@ -123,10 +151,7 @@ def create_output(
     """
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
-    if overwrite and os.path.isdir(file):
-        ZarrTarget.check_replaceable(file)
-    elif overwrite and os.path.lexists(file) and hdf5.split(file):
-        hdf5.check_replaceable(file)
+    check_output(path, (), overwrite)
     output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
         if hdf5.split(file):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage.matrix import Matrix, check_dtype, modified, stripes
 from distmm.storage.output import Target
+from distmm.storage.regular import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
 
@@ -74,6 +75,10 @@ class RawMatrix(FlatMatrix):
             dtype = check_dtype(path, ml_dtypes.bfloat16 if name == "bfloat16" else name)
         except TypeError as error:
             raise InputError(f"{path}: {name!r} is no type of elements; write it as {EXAMPLE}") from error
+        try:
+            check_regular(file)
+        except OSError as error:
+            raise InputError(f"{path}: {error}") from error
         need, have = rows * columns * dtype.itemsize, os.path.getsize(file)
         if need != have:
             raise InputError(
@@ -87,6 +92,7 @@ class RawMatrix(FlatMatrix):
         return {**super().fingerprint(), **modified(self.file)}
 
     def _stored(self) -> np.memmap[Any, Any]:
+        check_regular(self.file)
         return np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
 
 

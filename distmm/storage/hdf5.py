@@ -14,8 +14,12 @@ from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix
 from distmm.storage.output import Output
+from distmm.storage.regular import check_regular
 
 __all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split"]
+
+# Soft links that lead to a dataset at most; more are a circle.
+MOST_LINKS = 16
 
 
 def split(path: str) -> tuple[str, str | None] | None:
@@ -37,8 +41,52 @@ def datasets(file: h5py.File) -> dict[str, tuple[int, ...]]:
 
 
 def _open(file: str) -> h5py.File:
+    check_regular(file)
     # Read-only mounts and some network file systems refuse the lock that HDF5 asks for even when reading.
     return h5py.File(file, "r", locking="best-effort")
+
+
+def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
+    """Return a dataset whose elements lie in this file; None if there is none of this name.
+
+    Links are followed by hand, because HDF5 opens whatever file an external link names, with this user's rights.
+
+    Raises
+    ------
+    InputError
+        For an external link, external storage and a virtual dataset.
+    """
+    group, ahead = opened["/"], name.split("/")
+    found: Any = group
+    links = 0
+    while ahead:
+        part = ahead.pop(0)
+        if part in ("", "."):
+            continue
+        if not isinstance(found, h5py.Group) or (link := found.get(part, getlink=True)) is None:
+            return None
+        if isinstance(link, h5py.ExternalLink):
+            raise InputError(
+                f"{opened.filename}:{name}: is a link to {link.path} in another file, {link.filename}, and is not "
+                f"followed; name that file and dataset"
+            )
+        if isinstance(link, h5py.SoftLink):
+            links += 1
+            if links > MOST_LINKS:
+                return None
+            ahead = link.path.split("/") + ahead
+            found = group if link.path.startswith("/") else found
+        else:
+            found = found[part]
+    if not isinstance(found, h5py.Dataset):
+        return None
+    if found.external or found.is_virtual:
+        kind = "external storage" if found.external else "a virtual dataset"
+        raise InputError(
+            f"{opened.filename}:{name}: is {kind}, whose elements lie in other files, which are not read; copy the "
+            f"elements into a dataset of its own, as with h5py: file['copy'] = file['{name}'][...]"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -55,9 +103,10 @@ class Hdf5Matrix(Matrix):
             with _open(file) as opened:
                 shapes = datasets(opened)
                 name = dataset or only_matrix(file, shapes, "HDF5 file", ":")
-                if name not in opened or not isinstance(opened[name], h5py.Dataset):
+                found = _dataset(opened, name)
+                if found is None:
                     raise InputError(f"{file}: no dataset {name!r}; it holds {', '.join(shapes) or 'none'}")
-                shape, dtype, chunks = opened[name].shape, opened[name].dtype, opened[name].chunks
+                shape, dtype, chunks = found.shape, found.dtype, found.chunks
         except OSError as error:
             raise InputError(f"{file}: not a readable HDF5 file: {error}; copy or write it again") from error
         path = f"{file}:{name}"
@@ -69,19 +118,29 @@ class Hdf5Matrix(Matrix):
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         with _open(self.file) as opened:
-            return np.asarray(opened[self.dataset][rows, cols], dtype=self.dtype)
+            found = _dataset(opened, self.dataset)
+            if found is None:
+                raise OSError(f"there is no dataset {self.dataset} any more")
+            return np.asarray(found[rows, cols], dtype=self.dtype)
 
 
-def check_replaceable(path: str) -> None:
-    """Refuse to delete a file that holds more than one dataset."""
+def check_replaceable(path: str, dataset: str | None) -> None:
+    """Refuse to delete a file that holds more than one matrix, or one of another name than the new one's."""
+    held: dict[str, bool] = {}  # every name, and whether it is a matrix or a group on the way to one
     try:
         with _open(path) as file:
-            shapes = datasets(file)
+
+            def visit(name: str, link: Any) -> None:
+                item = file[name] if isinstance(link, h5py.HardLink) else None
+                held[f"/{name}"] = isinstance(item, h5py.Group) or (isinstance(item, h5py.Dataset) and item.ndim == 2)
+
+            file.visititems_links(visit)
+            names = list(datasets(file))
     except OSError as error:
         raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
-    if len(shapes) > 1:
+    if len(names) != 1 or not all(held.values()) or (dataset or names[0]).lstrip("/") != names[0].lstrip("/"):
         raise InputError(
-            f"{path}: holds {len(shapes)} datasets ({', '.join(shapes)}), and all would be lost; choose another file"
+            f"{path}: holds {', '.join(held) or 'no matrix'}, and all of the file would be lost; choose another file"
         )
 
 

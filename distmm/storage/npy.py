@@ -11,6 +11,7 @@ from distmm.errors import InputError
 from distmm.storage.flat import FlatMatrix, FlatTarget
 from distmm.storage.matrix import check_dtype, check_shape, modified
 from distmm.storage.output import Output
+from distmm.storage.regular import check_regular
 
 __all__ = ["NpyMatrix", "create", "reopen"]
 
@@ -40,6 +41,7 @@ class NpyMatrix(FlatMatrix):
 
 
 def _map(path: str) -> np.memmap[Any, Any]:
+    check_regular(path)
     # Unlike numpy.load, this neither unpickles nor takes a zip for an archive of arrays.
     return np.lib.format.open_memmap(path, mode="r")
 

@@ -18,9 +18,11 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage import bfloat16
+from distmm.storage.bounded import bounded, open_zarr
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.output import Output, Target, fsync
+from distmm.storage.regular import check_regular
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
 
@@ -46,7 +48,7 @@ class ZarrMatrix(Matrix):
     def open(cls, path: str) -> Self:
         """Check the metadata; a group that holds exactly one matrix stands for that matrix."""
         try:
-            stored = zarr.open(path, mode="r")
+            stored = open_zarr(path)
             members = dict(stored.arrays()) if isinstance(stored, zarr.Group) else {}
         except Exception as error:  # damaged metadata surfaces as any of a dozen kinds
             raise InputError(
@@ -84,7 +86,7 @@ class ZarrMatrix(Matrix):
             block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
             self._fill(rows, cols, block)
             return block
-        return np.asarray(zarr.open_array(self.path, mode="r")[rows, cols], dtype=self.dtype)
+        return np.asarray(bounded(open_zarr(self.path))[rows, cols], dtype=self.dtype)
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Read plain chunks straight into the block: 1.6 ms of CPU for 8 MB where Zarr, by way of copies, takes 5."""
@@ -94,18 +96,20 @@ class ZarrMatrix(Matrix):
         try:
             for (i, top, bottom), (j, left, right) in itertools.product(self._cut(0, rows), self._cut(1, cols)):
                 part = block[top - rows.start : bottom - rows.start, left - cols.start : right - cols.start]
-                with open(os.path.join(self.path, self.plain.format(i, j)), "rb", buffering=0) as file:
+                name = os.path.join(self.path, self.plain.format(i, j))
+                check_regular(name)
+                with open(name, "rb", buffering=0) as file:
                     need, have = height * width * self.dtype.itemsize, os.fstat(file.fileno()).st_size
                     if have != need:
                         raise ValueError(f"chunk {self.plain.format(i, j)} has {have} bytes, not {need}")
                     read_into(file, 0, width, top - i * height, left - j * width, part)
         except FileNotFoundError:  # chunks that were never written: Zarr knows what stands for them
-            block[...] = zarr.open_array(self.path, mode="r")[rows, cols]
+            block[...] = bounded(open_zarr(self.path))[rows, cols]
 
     def _check(self) -> None:
         # A chunk that is not there reads as zeros, so that of a mount that goes meanwhile some chunks would be: what
         # has been read counts if the array is still there, and the same.
-        if _digest(zarr.open_array(self.path, mode="r")) != self.metadata:
+        if _digest(open_zarr(self.path)) != self.metadata:
             raise OSError("the array has been replaced since it was opened")
 
     def _cut(self, axis: int, part: slice) -> Iterator[tuple[int, int, int]]:
@@ -166,17 +170,6 @@ class ZarrTarget(Target):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
 
     chunks: tuple[int, int]
-
-    @staticmethod
-    def check_replaceable(path: str) -> None:
-        """Refuse to delete a folder that is anything but one Zarr array."""
-        try:
-            zarr.open_array(path, mode="r")
-        except Exception as error:
-            raise InputError(
-                f"{path}: is a folder, but not a Zarr array ({error}), and is not replaced; choose another name, or "
-                f"remove it yourself"
-            ) from error
 
     @classmethod
     def create(cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int]) -> Self:

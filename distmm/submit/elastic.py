@@ -31,6 +31,9 @@ __all__ = ["arguments", "connect", "start"]
 # Between two looks at the queue for nodes that are lost: one question to slurmctld, which serves the whole site.
 LOOK_SECONDS = 15.0
 
+# Slurm's commands try to reach slurmctld for 10 s (MessageTimeout), and then its backup.
+ANSWER_SECONDS = 60.0
+
 
 @contextmanager
 def connect(
@@ -145,6 +148,7 @@ def start(
         raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
+    _check_slurm()
     from distributed import Client
 
     with (
@@ -166,6 +170,21 @@ def start(
                     f"distmm submit waits in the queue instead"
                 ) from error
         yield client
+
+
+def _check_slurm() -> None:
+    """Refuse a Slurm that does not answer: dask-jobqueue would try again and again, and workers be waited for."""
+    asked = ["sinfo", "--noheader", "--format=%P"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+        said = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {ANSWER_SECONDS:.0f} s"
+    if said:
+        raise InputError(
+            f"Slurm does not work here: {' '.join(asked)} says: {said}; is this a login node of a cluster, and is Slurm "
+            f"configured and running? Without it: --cluster local"
+        )
 
 
 @contextmanager

@@ -140,9 +140,14 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
         (["resume", "P.npy"], "no unfinished job"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "words"], "is no type"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "bfloat16"], "no type bfloat16"),
+        (["multiply", "A.npy", "B.npy", "-o", "pipe.npy", "--overwrite"], "is a pipe"),
+        (["multiply", "A.npy", "B.npy", "-o", "A.npy", "--overwrite"], "is read by this product"),
+        (["multiply", "pipe.npy", "B.npy", "-o", "C.npy"], "is a pipe"),
     ],
 )
 def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: str, where: list[str]) -> None:
+    os.mkfifo("pipe.npy")
     before = sorted(os.listdir("."))
     result = run(*arguments, *where)
     assert (result.exit_code, message in result.output) == (2, True), result.output

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import shutil
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import create_output, locate, open_matrix, reopen_output
+from distmm.storage import check_output, create_output, locate, open_matrix, reopen_output
 from tests.distmm.samples import DTYPES, sample
 
 TARGETS = ["C.npy", "C", "C.zarr", "C.h5", "C.hdf5", "C.h5:/results/C"]
@@ -162,16 +164,98 @@ def test_wrong_results_get_names_that_say_so(tmp_path: Path) -> None:
     assert not os.path.exists(tmp_path / "C.zarr")
 
 
-def test_overwriting_never_deletes_more_than_one_matrix(tmp_path: Path) -> None:
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter1").write_text("text")
-    zarr.open_group(tmp_path / "group.zarr", mode="w").create_array("A", data=sample())
-    with h5py.File(tmp_path / "two.h5", "w") as file:
+def not_matrices(folder: Path) -> dict[str, str]:
+    """What stands where an output is to go, and what is said of it."""
+    (folder / "thesis").mkdir()
+    (folder / "thesis" / "chapter1").write_text("text")
+    zarr.open_group(folder / "group.zarr", mode="w").create_array("A", data=sample())
+    zarr.create_array(folder / "notes.zarr", data=sample())
+    (folder / "notes.zarr" / "notes.txt").write_text("text")
+    zarr.create_array(folder / "cube.zarr", data=sample()[None])
+    with h5py.File(folder / "two.h5", "w") as file:
         file["A"], file["B"] = sample(), sample()
-    (tmp_path / "text.h5").write_text("text")
-    for name in ["thesis", "group.zarr", "two.h5", "two.h5:/A", "text.h5"]:
-        with pytest.raises(InputError, match=r"not replaced|would be lost"):
+    with h5py.File(folder / "other.h5", "w") as file:
+        file["A"] = sample()
+    with h5py.File(folder / "linked.h5", "w") as file:
+        file["A"], file["B"] = sample(), h5py.ExternalLink("other.h5", "/A")
+    for name in ("text.h5", "text.npy", "text.zarr"):
+        (folder / name).write_text("text")
+    np.save(folder / "vector.npy", sample()[0])
+    np.save(folder / "real.npy", sample())
+    (folder / "link.npy").symlink_to("real.npy")
+    (folder / "broken.zarr").symlink_to("nothing")
+    for name in ("pipe", "pipe.npy", "pipe.zarr", "pipe.h5"):
+        os.mkfifo(folder / name)
+    with socket.socket(socket.AF_UNIX) as server, contextlib.chdir(folder):
+        server.bind("socket.zarr")
+    (folder / "folder.npy").mkdir()
+    return {
+        "thesis": "not a Zarr array",
+        "group.zarr": "not a Zarr array",
+        "notes.zarr": "notes.txt",
+        "cube.zarr": "3 dimensions",
+        "two.h5": "would be lost",
+        "two.h5:/A": "would be lost",
+        "other.h5:/B": "holds /A, and all of the file would be lost",
+        "linked.h5": "would be lost",
+        "text.h5": "not an HDF5 file",
+        "text.npy": "not a readable .npy",
+        "text.zarr": "is a file",
+        "vector.npy": "1 dimensions",
+        "link.npy": "symbolic link to real.npy",
+        "broken.zarr": "symbolic link to nothing",
+        "pipe": "is a pipe",
+        "pipe.npy": "is a pipe",
+        "pipe.zarr": "is a pipe",
+        "pipe.h5": "is a pipe",
+        "socket.zarr": "is a socket",
+        "folder.npy": "is a folder",
+    }
+
+
+def test_overwriting_replaces_nothing_but_a_matrix_of_the_same_format(tmp_path: Path) -> None:
+    cases = not_matrices(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message) as caught:
             create_output(tmp_path / name, (2, 2), "float32", (2, 2), overwrite=True)
+        assert "choose another" in str(caught.value) or "remove it yourself" in str(caught.value), name
+    assert sorted(tmp_path.rglob("*")) == before
+    np.testing.assert_array_equal(np.load(tmp_path / "link.npy"), sample())
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_zarr_arrays_of_others_can_be_replaced(version: int, separator: str, tmp_path: Path) -> None:
+    names = {"name": "v2" if version == 2 else "default", "separator": separator}
+    zarr.create_array(
+        tmp_path / "C.zarr", data=sample(), chunks=(5, 4), zarr_format=version, chunk_key_encoding=names,
+        attributes={"by": "others"},
+    )  # fmt: skip
+    create_output(tmp_path / "C.zarr", (2, 2), "float32", (2, 2), overwrite=True).output.discard()
+
+
+@pytest.mark.parametrize("name", ["A.zarr/C.zarr", "A.zarr/c/0/C.npy", "B.zarr/C"])
+def test_nothing_is_written_into_an_array(name: str, tmp_path: Path) -> None:
+    for version, array in ((3, "A"), (2, "B")):
+        zarr.create_array(tmp_path / f"{array}.zarr", data=sample(), zarr_format=version)
+    with pytest.raises(InputError, match=r"lies inside the Zarr array .*[AB]\.zarr, which it would damage"):
+        create_output(tmp_path / name, (2, 2), "float32", (2, 2))
+
+
+@pytest.mark.parametrize("name", ["A.npy", "A.zarr", "A.h5", "A.bin:13x9:float64"])
+def test_an_input_is_not_an_output(name: str, tmp_path: Path) -> None:
+    sample().tofile(tmp_path / "A.bin")
+    np.save(tmp_path / "A.npy", sample())
+    zarr.create_array(tmp_path / "A.zarr", data=sample())
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        file["A"] = sample()
+    out = tmp_path / ("A.npy" if name.startswith("A.bin") else name)
+    if name.startswith("A.bin"):  # another name of the same file
+        out.unlink()
+        os.link(tmp_path / "A.bin", out)
+    with pytest.raises(InputError, match="is read by this product"):
+        check_output(out, [open_matrix(tmp_path / name)], overwrite=True)
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(

@@ -6,16 +6,19 @@ import json
 import os
 import pickle
 import shutil
+import tracemalloc
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
 import ml_dtypes
+import numcodecs
 import numpy as np
 import pytest
 import zarr
 
 from distmm.errors import InputError
+from distmm.job.checksum import checksum
 from distmm.storage import Matrix, open_matrix
 from distmm.storage.flat import read_rows
 from tests.distmm.samples import DTYPES, sample
@@ -322,6 +325,102 @@ def test_a_file_that_loses_its_end_while_it_is_read_kills_nobody(order: Literal[
     os.truncate(tmp_path / "A.bin", 8 * 1000)
     with pytest.raises(EOFError, match="the file ends at byte 8000"):
         read_rows(mapped, slice(0, 1000, 1), slice(0, 900, 1))
+
+
+@pytest.mark.parametrize("name", ["A.npy", "A.h5", "A.h5:/A", "A.bin:1x1:float64", "A.zarr"])
+def test_a_pipe_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    for file in ("A.npy", "A.h5", "A.bin"):
+        os.mkfifo(tmp_path / file)
+    (tmp_path / "A.zarr").mkdir()
+    os.mkfifo(tmp_path / "A.zarr" / "zarr.json")
+    with pytest.raises(InputError, match="is a pipe, not a file with data"):
+        open_matrix(tmp_path / name)
+
+
+@pytest.mark.parametrize(("form", "chunk"), [("zarr2", "0.0"), ("zarr3", "c/0/0"), ("plain3", "c/0/0")])
+def test_a_pipe_among_chunks_is_refused_and_not_waited_for(form: str, chunk: str, tmp_path: Path) -> None:
+    matrix = open_matrix(stored(form, tmp_path, sample()))
+    (Path(matrix.path) / chunk).unlink()
+    os.mkfifo(Path(matrix.path) / chunk)
+    with pytest.raises(InputError, match="is a pipe, not a file with data"):
+        matrix[2:4]
+
+
+def bomb(codec: str, length: int) -> bytes:
+    """A few kilobytes that unpack to `length` bytes; zstd without the length in its header."""
+    if codec != "zstd":
+        return bytes(numcodecs.get_codec({"id": codec}).encode(bytes(length)))
+    blocks = [min(1 << 17, length - at) for at in range(0, length, 1 << 17)]
+    runs = [(2 | size << 3 | (n == len(blocks) - 1)).to_bytes(3, "little") + b"\0" for n, size in enumerate(blocks)]
+    return bytes.fromhex("28b52ffd 0038") + b"".join(runs)
+
+
+OF_3 = {"gzip": zarr.codecs.GzipCodec, "zstd": zarr.codecs.ZstdCodec, "blosc": zarr.codecs.BloscCodec}
+
+
+@pytest.mark.parametrize(
+    ("codec", "version"), [(name, 2) for name in (*OF_3, "zlib", "bz2", "lzma", "lz4")] + [(name, 3) for name in OF_3]
+)
+def test_a_chunk_unpacks_to_no_more_than_a_chunk(codec: str, version: int, tmp_path: Path) -> None:
+    values = sample()
+    compressor = OF_3[codec]() if version == 3 else numcodecs.get_codec({"id": codec})
+    path = tmp_path / "A.zarr"
+    zarr.create_array(path, data=values, chunks=(13, 9), zarr_format=version, compressors=compressor)
+    matrix, chunk = open_matrix(path), path / ("c/0/0" if version == 3 else "0.0")
+    np.testing.assert_array_equal(matrix[...], values)
+    if codec == "zstd":  # as other writers have it, who do not say how long the content is
+        chunk.write_bytes(bomb("zstd", values.nbytes))
+        assert not matrix[...].any()
+    chunk.write_bytes(bomb(codec, 1 << 26))
+    tracemalloc.start()
+    with pytest.raises(InputError, match=r"unpack to \d+ bytes or more|Destination buffer is too small"):
+        matrix[...]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 25  # lzma has a dictionary of 8 MiB
+
+
+def test_chunks_inside_shards_are_bounded_too(tmp_path: Path) -> None:
+    values = np.zeros((64, 64))
+    gzip = zarr.codecs.GzipCodec()
+    zarr.create_array(tmp_path / "A.zarr", data=values + 1, chunks=(64, 64), shards=(64, 64), compressors=gzip)
+    matrix, shard = open_matrix(tmp_path / "A.zarr"), tmp_path / "A.zarr" / "c" / "0" / "0"
+    np.testing.assert_array_equal(matrix[...], values + 1)
+    inner = bomb("gzip", 1 << 26)
+    index = np.array([0, len(inner)], "<u8").tobytes()
+    shard.write_bytes(inner + index + checksum(np.frombuffer(index, "u1")).to_bytes(4, "little"))
+    with pytest.raises(InputError, match="the gzip data unpack to"):
+        matrix[...]
+
+
+def test_hdf5_data_in_other_files_are_not_read(tmp_path: Path) -> None:
+    values = sample()
+    values.tofile(tmp_path / "raw.bin")
+    with h5py.File(tmp_path / "B.h5", "w") as file:
+        file["B"] = values
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        file["group/A"] = values
+        file["soft"] = h5py.SoftLink("/group")
+        file["circle"] = h5py.SoftLink("circle")
+        file["out"] = h5py.ExternalLink("B.h5", "/")
+        file["around"] = h5py.SoftLink("out/B")
+        file.create_dataset("raw", values.shape, values.dtype, external=[(str(tmp_path / "raw.bin"), 0, values.nbytes)])
+        layout = h5py.VirtualLayout(values.shape, values.dtype)
+        layout[...] = h5py.VirtualSource(str(tmp_path / "B.h5"), "B", values.shape)
+        file.create_virtual_dataset("virtual", layout)
+    for name in ("group/A", "/soft/A"):
+        np.testing.assert_array_equal(open_matrix(tmp_path / f"A.h5:{name}")[2:5], values[2:5])
+    (tmp_path / "B.h5").unlink()  # a link is refused before the other file is looked for
+    cases = {
+        "out/B": "a link to / in another file, B.h5",
+        "around": "a link to / in another file, B.h5",
+        "raw": "external storage.*copy the elements",
+        "virtual": "a virtual dataset.*copy the elements",
+        "circle": "no dataset 'circle'",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            open_matrix(tmp_path / f"A.h5:{name}")
 
 
 def test_matrices_are_abstract() -> None:

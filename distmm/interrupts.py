@@ -1,0 +1,71 @@
+"""Ctrl-C where nothing has begun yet, and nothing is lost: while the command line is imported, and a cluster started."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
+from types import FrameType
+from typing import NoReturn
+
+__all__ = ["held_back", "while_imported", "while_started"]
+
+INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+
+
+def while_imported() -> None:
+    """End the process at Ctrl-C, without a traceback, if it is the command ``distmm``; its imports take a second."""
+    script = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
+    if script == "distmm" or sys.orig_argv[1:3] == ["-m", "distmm"]:
+        signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    os.write(2, b"interrupted\n")
+    os._exit(INTERRUPTED)
+
+
+@contextmanager
+def while_started() -> Iterator[None]:
+    """Raise KeyboardInterrupt at Ctrl-C, also if that has become another error on its way through Dask's event loop."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard = False
+
+    def handle(number: int, frame: FrameType | None) -> NoReturn:
+        nonlocal heard
+        heard = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, handle)
+    try:
+        yield
+    except Exception:
+        if heard:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Have Ctrl-C wait for the end of the block, and never reach threads and processes that are started in it.
+
+    A terminal sends it to every process started there. They would end with a traceback each, and the client alone
+    decides what an interrupt means.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it is started with the first process, and allows the signal again meanwhile
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
