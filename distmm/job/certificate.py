@@ -22,7 +22,7 @@ from distmm.storage import Matrix, open_matrix
 from distmm.tolerance import SIGMAS, Tolerance
 from distmm.verify import Verdict, verify
 
-__all__ = ["certificate", "damaged", "recheck"]
+__all__ = ["certificate", "damaged", "holds", "recheck"]
 
 
 def certificate(
@@ -55,6 +55,7 @@ def certificate(
         }  # fmt: skip
     return {
         "format": FORMAT,
+        "job": manifest["id"],
         "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
         **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
         "vectors": VECTORS if tolerance is not None else 0,
@@ -63,7 +64,7 @@ def certificate(
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
         "rejected": rejected,
         "seconds": seconds,
-        "done": blocks,
+        "done": [{name: value for name, value in block.items() if name != "job"} for block in blocks],
     }
 
 
@@ -108,6 +109,20 @@ def damaged(
     else:
         found = client.gather(client.map(check, regions, sums, pure=False, batch_size=1000))
     return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
+
+
+def holds(path: str, content: Json) -> bool:
+    """Whether a file or folder is the C of a certificate: each block is what was written; this process reads them."""
+    output = content["output"]
+    if not os.path.lexists(path):
+        return False
+    try:
+        c = open_matrix(path)
+    except InputError:  # an old C of another kind, or one that is half removed
+        return False
+    if [list(c.shape), c.dtype.name] != [output["shape"], output["dtype"]]:
+        return False
+    return not damaged(None, c, _edges(content), content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:

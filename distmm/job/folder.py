@@ -1,11 +1,15 @@
 """What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker a finished block.
 
-    C.zarr.job/manifest.json      what is computed, from what, how it is cut; one entry for each run
-    C.zarr.job/lock.3             who works on it (see `distmm.job.lock`)
-    C.zarr.job/C.zarr             C as far as it is written
-    C.zarr.job/done/2.5.json      block C[2, 5] is written, on the disk, and right
-    C.zarr.certificate.json       what is left when C is complete and has its name
-    C.zarr.report.html            who worked when in the last run, at which rate
+    C.zarr.job/manifest.json          what is computed, from what, how it is cut; one entry for each run
+    C.zarr.job/lock.3                 who works on it (see `distmm.job.lock`)
+    C.zarr.job/ID/C.zarr              C as far as it is written
+    C.zarr.job/ID/done/2.5.json       block C[2, 5] is written, on the disk, and right
+    C.zarr.job/ID/certificate.json    C is complete, and gets its name
+    C.zarr.certificate.json           what is left when C has its name
+    C.zarr.report.html                who worked when in the last run, at which rate
+
+ID is random, made when a job is begun, and in the manifest, each marker and the certificate too. What is left of
+another job, a worker that was only asleep for example, so finds no folder to write to.
 
 All of it is JSON: nothing that is read here can run code. Each file appears under its name only when it is whole and
 on the disk.
@@ -16,13 +20,14 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import uuid
-from dataclasses import dataclass
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from distmm.errors import InputError
 from distmm.storage import fsync, locate
+from distmm.storage.durability import remove
 
 __all__ = ["Folder", "Json", "read_json", "write_json"]
 
@@ -31,14 +36,27 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Folder:
-    """The names of one job. `target` is the absolute path of the file or folder that C will be."""
+    """The names of one job.
+
+    Attributes
+    ----------
+    target : str
+        Absolute path of the file or folder that C will be.
+    id : str
+        Of the job; empty as long as it is not known, where only names that all jobs of an output share are asked for.
+    """
 
     target: str
+    id: str = ""
 
     @classmethod
-    def of(cls, path: str | os.PathLike[str]) -> Folder:
-        """Return the job of an output, as the user names it."""
+    def of(cls, path: str | os.PathLike[str]) -> Self:
+        """Return the folder of an output, as the user names it."""
         return cls(locate(path)[0])
+
+    def of_job(self, id: str) -> Self:  # noqa: A002
+        """Return the names of one job on this output."""
+        return replace(self, id=id)
 
     @property
     def _stem(self) -> str:
@@ -68,9 +86,16 @@ class Folder:
         return os.path.join(self.path, "report.html")
 
     @property
+    def work(self) -> str:
+        """The folder in which this job alone writes."""
+        if not self.id:
+            raise ValueError(f"{self.path}: the id of the job is not known yet")
+        return os.path.join(self.path, self.id)
+
+    @property
     def pending_certificate(self) -> str:
         """Where it waits for C to get its name."""
-        return os.path.join(self.path, "certificate.json")
+        return os.path.join(self.work, "certificate.json")
 
     @property
     def manifest(self) -> str:
@@ -80,43 +105,65 @@ class Folder:
     @property
     def draft(self) -> str:
         """Where C is written."""
-        return os.path.join(self.path, os.path.basename(self.target))
+        return os.path.join(self.work, os.path.basename(self.target))
 
     @property
     def done(self) -> str:
         """The folder of the markers."""
-        return os.path.join(self.path, "done")
+        return os.path.join(self.work, "done")
 
     def exists(self) -> bool:
         """Whether a job has been begun: without a manifest there is nothing to go on with."""
         return os.path.exists(self.manifest)
 
     def make(self) -> None:
-        """Make the folder, in one that must exist."""
-        try:
-            os.makedirs(self.done, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{self.path}: cannot be made: {error}; choose another place for C") from error
+        """Make the folders of a new job, under the lock, on the disk."""
+        os.makedirs(self.done)
+        fsync(self.work)
+        fsync(self.path)
 
-    def remove(self) -> None:
-        """Remove the job with all that has been done; the manifest first, so that half of a job is none."""
+    def clear(self) -> None:
+        """Remove all that jobs have left but the lock, under it; the manifest first, so that half of a job is none."""
         if self.exists():
             os.unlink(self.manifest)
-        shutil.rmtree(self.path)
+            fsync(self.path)
+        for name in os.listdir(self.path):
+            if not re.fullmatch(r"lock\.\d+", name):
+                with suppress(FileNotFoundError):  # another one that looks for the lock makes a file, and removes it
+                    remove(os.path.join(self.path, name))
 
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
         return os.path.join(self.done, f"{i}.{j}.json")
 
     def markers(self) -> dict[tuple[int, int], Json]:
-        """Read the markers of all finished blocks."""
-        found = (re.fullmatch(r"(\d+)\.(\d+)\.json", name) for name in os.listdir(self.done))
-        return {(int(at[1]), int(at[2])): read_json(os.path.join(self.done, at[0])) for at in found if at}
+        """Read the markers of all finished blocks; those of no job, where none has been begun."""
+        return self.read_markers()[0] if self.id else {}
+
+    def read_markers(self) -> tuple[dict[tuple[int, int], Json], list[str]]:
+        """Read the markers of all finished blocks, and name the files that are none of this job, for their blocks."""
+        markers, strays = {}, []
+        for name in os.listdir(self.done):
+            at = re.fullmatch(r"(\d+)\.(\d+)\.json", name)
+            if at is None:
+                continue  # a draft that a kill has left
+            path, block = os.path.join(self.done, name), (int(at[1]), int(at[2]))
+            try:
+                content = read_json(path)
+            except InputError as error:
+                if isinstance(error.__cause__, OSError):  # the disk, and not what is on it
+                    raise
+                content = {}
+            if content.get("job") == self.id and (content.get("i"), content.get("j")) == block and "crc32c" in content:
+                markers[block] = content
+            else:
+                strays.append(path)
+        return markers, strays
 
 
-def write_json(path: str, content: Json) -> None:
-    """Write a file that is either whole and on the disk, or not there."""
-    draft = f"{path}.{uuid.uuid4().hex}.draft"
+def write_json(path: str, content: Json, draft: str | None = None) -> None:
+    """Write a file that is either whole and on the disk, or not there; `draft` is where it is written until then."""
+    draft = draft or f"{path}.{uuid.uuid4().hex}.draft"
     try:
         with open(draft, "w") as file:
             json.dump(content, file, indent=1)

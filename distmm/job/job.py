@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from distributed import Client
 
 from distmm import clusters
 from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
-from distmm.job import planning
+from distmm.job import ending, planning
 from distmm.job.certificate import certificate, damaged
-from distmm.job.folder import Folder, Json, read_json, write_json
-from distmm.job.lock import Lock
+from distmm.job.completeness import complete_markers, refuse_another_draft
+from distmm.job.folder import Folder, Json
+from distmm.job.lock import Lock, locked
 from distmm.job.loop import Loop
-from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of
-from distmm.job.spec import Spec
+from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
+from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.job.wave import Writer
 from distmm.plan import Plan
 from distmm.runtime import cluster
-from distmm.storage import check_output, create_output, open_matrix, reopen_output
+from distmm.storage import Target, check_output, create_output, open_matrix, reopen_output
+from distmm.storage.durability import remove
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -41,11 +44,12 @@ Progress = Callable[[Figures], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One output and what it shall be."""
+    """One output and what it shall be; `asked` describes the matrices as they were when the call began."""
 
     folder: Folder
     out: str
     spec: Spec
+    asked: Json
     overwrite: bool
     blocks: tuple[int, int, int] | None
     seed: int | None
@@ -63,20 +67,35 @@ class Job:
             if client is None:
                 client = cluster.current_client() or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
-            begun = folder.exists() and not anew
-            plan = self._plan(client, device, read_manifest(folder) if begun else None)
+            begun = read_manifest(folder) if folder.exists() and not anew else None
+            plan = self._plan(client, device, begun)
             plan.validate()
-            if not begun:
+            if begun is None:
                 Output.reserve(folder.target, _bytes(self.spec), self.overwrite)
-            folder.make()
+            job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
             try:
-                lock = Lock.take(folder.path)
-                held.callback(lock.release)
-                manifest = self._begin(plan, client, lock, anew)
-                made = self._compute(client, plan, manifest, lock, stop, announce, progress)
-                return self._finish(plan, manifest, made)
+                lock = held.enter_context(locked(folder.path))
+                self._refuse_meanwhile(begun, anew)
+                manifest = self._begin(plan, client, begun)
+                job = replace(self, folder=folder.of_job(manifest["id"]))
+                return job._made(client, plan, manifest, lock, stop, announce, progress)
             except OSError as error:
-                raise self._explained(error, plan.blocking.c_blocks) from error
+                raise job._explained(error, plan.blocking.c_blocks) from error
+
+    def _refuse_meanwhile(self, begun: Json | None, anew: bool) -> None:
+        """Raise `InputError`, under the lock, if something has changed since this call looked without it."""
+        folder = self.folder
+        if not anew:
+            now = read_manifest(folder) if folder.exists() else None
+            if (begun and begun["id"]) != (now and now["id"]):
+                raise InputError(f"{folder.path}: another call has begun or ended this job meanwhile: call again")
+            if now is not None:
+                refuse_changes(folder, self.spec, self.blocks, self.plan)
+                if os.path.exists(folder.of_job(now["id"]).pending_certificate):
+                    raise InputError(f"{folder.path}: another call has completed this job meanwhile: call again")
+        changed = list(differences(self.asked, self.spec.now()))
+        if changed:
+            raise InputError(f"{'; '.join(changed)}, since this call began: call again, once nobody writes there")
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
@@ -91,23 +110,40 @@ class Job:
             )
         return plan
 
-    def _begin(self, plan: Plan, client: Client, lock: Lock, anew: bool) -> Json:
+    def _begin(self, plan: Plan, client: Client, begun: Json | None) -> Json:
         """Write the manifest and the empty draft of a new job, or note one more run of an old one."""
-        folder, problem = self.folder, plan.problem
-        if folder.exists() and not anew:
-            manifest = read_manifest(folder)
+        folder, (m, _, n) = self.folder, plan.block_shape
+        if begun is not None:
+            manifest = begun
         else:
-            _clear(folder, lock)
-            m, _, n = plan.block_shape
+            folder.clear()
+            folder = folder.of_job(secrets.token_hex(8))
             try:
-                create_output(self.out, (problem.m, problem.n), self.spec.dtype, (m, n), self.overwrite, folder.draft)
-            except InputError:
-                folder.remove()  # a refused job leaves nothing behind
+                folder.make()
+                shape = plan.problem.m, plan.problem.n
+                target = create_output(
+                    self.out, shape, self.spec.dtype, (m, n), self.overwrite, folder.draft, folder.id
+                )
+            except BaseException:
+                with suppress(OSError):  # of a job that has not begun nothing is left; the next one clears up too
+                    remove(folder.work)
                 raise
-            manifest = new_manifest(self.spec, self.out, self.overwrite, plan, self.seed)
+            manifest = new_manifest(
+                folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
+            )
         manifest["runs"].append(run_of(plan, client))
-        write_json(folder.manifest, manifest)
+        write_manifest(folder, manifest)
         return manifest
+
+    def _made(
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None,
+        progress: Progress,
+    ) -> Summary:  # fmt: skip
+        """Make the missing blocks, and end the job."""
+        target = reopen_output(self.out, self.folder.draft, self.overwrite)
+        refuse_another_draft(self.folder, manifest, target)
+        made = self._compute(client, plan, manifest, lock, target, stop, announce, progress)
+        return self._finish(plan, manifest, lock, target, made)
 
     @property
     def _tolerance(self) -> Tolerance | None:
@@ -118,19 +154,16 @@ class Job:
         return Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
 
     def _compute(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None,
-        progress: Progress,
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target, stop: Stop,
+        announce: Announce | None, progress: Progress,
     ) -> Made:  # fmt: skip
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
         blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
-        if os.path.exists(folder.pending_certificate):  # killed while C was getting its name
-            return Made(kept=len(blocks))
-        target = reopen_output(self.out, folder.draft, self.overwrite)
         cluster.install(client)
         telemetry.install(client)
-        done = self._trusted(client, plan)
-        writer = Writer(folder, lock.number, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
+        done = self._trusted(client, plan, target)
+        writer = Writer(folder, lock.token, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
         loop = Loop(client, spec, plan, writer, stop, progress)
         missing = blocks - done
 
@@ -151,21 +184,27 @@ class Job:
         finally:
             if loop.rejected:
                 manifest["rejected"] += len(loop.rejected)
-                write_json(folder.manifest, manifest)
+                Lock.check(folder.path, lock.token)
+                write_manifest(folder, manifest)
             _report(client, folder, loop)
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(loop.rejected), seconds, flops(len(loop.records)), moved)
 
-    def _trusted(self, client: Client, plan: Plan) -> set[tuple[int, int]]:
+    def _trusted(self, client: Client, plan: Plan, target: Target) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""
-        folder, markers = self.folder, self.folder.markers()
-        draft = open_matrix(folder.draft) if markers else None
-        bad = {} if draft is None else damaged(client, draft, (plan.blocking.m, plan.blocking.n), markers.values())
+        folder, (markers, strays) = self.folder, self.folder.read_markers()
+        for path in strays:
+            os.unlink(path)
+        blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
+        bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
+        there = [marker for at, marker in markers.items() if at not in bad]
+        if there:
+            bad |= damaged(client, open_matrix(folder.draft), (plan.blocking.m, plan.blocking.n), there).keys()
         for i, j in bad:
             client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
             os.unlink(folder.marker(i, j))
-        return set(markers) - set(bad)
+        return markers.keys() - bad
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""
@@ -182,38 +221,30 @@ class Job:
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 
-    def _finish(self, plan: Plan, manifest: Json, made: Made) -> Summary:
-        """Certify C and give it its name; each step can be repeated after a kill."""
-        folder, spec = self.folder, self.spec
-        if not os.path.exists(folder.pending_certificate):
-            if spec.check == "full":
-                self._check_fully()
-            markers = folder.markers().values()
-            content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
-            write_json(folder.pending_certificate, content)
-        content = read_json(folder.pending_certificate)
-        if os.path.lexists(folder.draft):
-            check_output(self.out, spec.inputs, self.overwrite)  # somebody may have put something else there meanwhile
-            Output(folder.target, folder.draft, self.overwrite).commit()
-        if spec.check == "none":
-            if os.path.exists(folder.certificate):  # of the C that has been replaced
-                os.unlink(folder.certificate)
-        else:
-            write_json(folder.certificate, content)
-        if os.path.exists(folder.pending_report):
-            os.replace(folder.pending_report, folder.report)
-        folder.remove()
-        return Summary.of(folder, content, plan, made)
+    def _finish(self, plan: Plan, manifest: Json, lock: Lock, target: Target, made: Made) -> Summary:
+        """Certify C, if all of it is there, and give it its name."""
+        blocks = [(i, j) for _, i, j in plan.blocking.c_indices()]
+        try:
+            markers = complete_markers(self.folder, manifest, target, blocks)
+        except InputError as error:
+            raise self._explained(error, len(blocks)) from error
+        if self.spec.check == "full":
+            self._check_fully(lock)
+        content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
+        check_output(self.out, self.spec.inputs, self.overwrite)  # something else may be there by now
+        ending.finish(self.folder, content, lock)
+        return Summary.of(self.folder, content, plan, made)
 
-    def _check_fully(self) -> None:
+    def _check_fully(self, lock: Lock) -> None:
         spec, folder = self.spec, self.folder
         verdict = verify(
             spec.a.source, spec.b.source, open_matrix(folder.draft), check="full", transa=spec.a.transposed,
             transb=spec.b.transposed, alpha=spec.alpha, precision=spec.precision,
         )  # fmt: skip
         if not verdict.ok:
+            Lock.check(folder.path, lock.token)
             kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
-            folder.remove()
+            folder.clear()
             raise WrongResultError(f"{verdict.message}; the result is kept as {kept}")
 
 
@@ -234,19 +265,6 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
                 ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
             ]
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)
-
-
-def _clear(folder: Folder, lock: Lock) -> None:
-    """Remove what an earlier job has left, but not the lock: its manifest first, so that half of it is none."""
-    for path in (
-        folder.manifest,
-        folder.pending_certificate,
-        folder.pending_report,
-        *(folder.marker(*at) for at in folder.markers()),
-    ):
-        if os.path.exists(path):
-            os.unlink(path)
-    Output(folder.target, folder.draft, True).discard()
 
 
 def _bytes(spec: Spec) -> int:

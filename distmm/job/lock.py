@@ -6,8 +6,10 @@ too; its owner touches it every `BEAT_SECONDS`. A lock is *stale* if
 - its owner ran on this machine (same host name, boot and process namespace) and that process is gone, or
 - it ran elsewhere, and has not touched the file for `STALE_SECONDS`, by the clock of the file system.
 
-A stale ``lock.N`` is never removed first: whoever makes ``lock.N+1`` has taken over, and two who try cannot both. So an
-owner that was only asleep finds a larger number and stops, and each worker looks at the lock before it writes a block.
+A stale ``lock.N`` is never removed first: whoever makes ``lock.N+1`` has taken over, and two who try cannot both.
+Numbers begin at 0 again when a lock was released, but each file holds a random token that is never used again. So an
+owner that was only asleep, and its workers, find another token and stop: workers look before they write a block and
+before they mark it, and the client before C gets its name.
 """
 
 from __future__ import annotations
@@ -19,14 +21,16 @@ import socket
 import threading
 import time
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
 from distmm.processes import born, machine
+from distmm.storage import fsync
 
-__all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder"]
+__all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]
 
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
@@ -52,12 +56,9 @@ def holder(folder: str) -> Holder | None:
     path = _path(folder, max(numbers))
     try:
         age = _now(folder) - os.stat(path).st_mtime
-        with open(path) as file:
-            content: dict[str, Any] = json.loads(file.read() or "{}")
+        content = _content(path)
     except FileNotFoundError:  # released meanwhile
         return None
-    except ValueError:
-        content = {}
     pid, token = int(content.get("pid", 0)), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
@@ -106,6 +107,8 @@ class Lock:
             descriptor = os.open(_path(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
+        except FileNotFoundError:  # it had nothing to do, or came to its end, and has removed the folder
+            raise InputError(f"{folder}: another job has left this output at this moment; call again") from None
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump(content, file)
@@ -123,10 +126,10 @@ class Lock:
         return lock
 
     @staticmethod
-    def check(folder: str, number: int) -> None:
-        """Raise unless lock `number` is still the one that counts: called before anything is written."""
+    def check(folder: str, token: str) -> None:
+        """Raise unless the lock with this token is still the one that counts: called before anything is written."""
         numbers = _numbers(folder)
-        if not numbers or max(numbers) != number:
+        if not numbers or not _is(_path(folder, max(numbers)), token):
             raise InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
 
     def release(self) -> None:
@@ -134,15 +137,60 @@ class Lock:
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
-        with suppress(FileNotFoundError):  # the job is complete, and its folder gone
-            os.unlink(_path(self.folder, self.number))
+        path = _path(self.folder, self.number)
+        with suppress(FileNotFoundError):  # another job has taken over, and was complete
+            if _is(path, self.token):
+                os.unlink(path)
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
+            path = _path(self.folder, self.number)
             try:
-                os.utime(_path(self.folder, self.number))
+                if _is(path, self.token):
+                    os.utime(path)
             except OSError:
                 continue  # the mount may come back; if it does not, writing a block fails and says so
+
+
+@contextmanager
+def locked(folder: str) -> Iterator[Lock]:
+    """Hold the lock of a job's folder, which is made for it, and removed if nothing is in it afterwards.
+
+    Raises
+    ------
+    InputError
+        If the folder cannot be made, or another job holds the lock.
+    """
+    try:
+        os.makedirs(folder, exist_ok=True)
+        fsync(os.path.dirname(folder))
+    except OSError as error:
+        raise InputError(f"{folder}: cannot be made: {error}; choose another place for C") from error
+    lock = Lock.take(folder)
+    try:
+        yield lock
+    finally:
+        lock.release()
+        with suppress(OSError):  # it holds a job that is not complete, or its mount is gone
+            os.rmdir(folder)
+
+
+def _content(path: str) -> dict[str, Any]:
+    """Read a lock; a file that is empty, or no lock at all, says nothing."""
+    with open(path, "rb") as file:
+        try:
+            content = json.loads(file.read())
+        except ValueError:
+            return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _is(path: str, token: str) -> bool:
+    """Whether a file is the lock with this token."""
+    try:
+        return _content(path).get("token") == token
+    except FileNotFoundError:
+        return False
 
 
 def _path(folder: str, number: int) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import secrets
 import socket
@@ -13,25 +15,26 @@ from distmm import gpu
 from distmm.candidates import parse
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
-from distmm.job.folder import Folder, Json, read_json
+from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.spec import Spec, differences
 from distmm.plan import Plan
 from distmm.storage import locate
 from distmm.versions import installed
 
-__all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of"]
+__all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
-# Of manifest and certificate.
-FORMAT = 1
+# Of manifest and certificate. 1: without an id of the job, and without a hash of the manifest.
+FORMAT = 2
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
 
-def new_manifest(spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | None) -> Json:
-    """Describe a job that has no runs yet."""
+def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | None, draft: Json) -> Json:
+    """Describe a job that has no runs yet, and a `draft` without blocks."""
     file, dataset = locate(out)
     return {
         "format": FORMAT,
+        "id": job,
         "spec": spec.json(),
         "output": {
             "name": file if dataset is None else f"{file}:{dataset}",
@@ -39,6 +42,7 @@ def new_manifest(spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | 
             "dtype": spec.dtype.name,
             "overwrite": overwrite,
         },
+        "draft": draft,
         "blocks": list(plan.block_shape),
         "layers": plan.grid.layers,
         "plan": str(plan),
@@ -62,13 +66,24 @@ def run_of(plan: Plan, client: Client) -> Json:
     }
 
 
+def write_manifest(folder: Folder, manifest: Json) -> None:
+    """Write the manifest, with its own hash."""
+    manifest["sha256"] = _digest(manifest)
+    write_json(folder.manifest, manifest)
+
+
 def read_manifest(folder: Folder) -> Json:
-    """Read the manifest of a job; raise `InputError` for one of another format."""
+    """Read the manifest of a job; raise `InputError` for one of another format, or that is not as it was written."""
     manifest = read_json(folder.manifest)
     if manifest.get("format") != FORMAT:
         raise InputError(
             f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
             f"the version that began it, or begin anew with --overwrite"
+        )
+    if manifest.get("sha256") != _digest(manifest):
+        raise InputError(
+            f"{folder.manifest}: has been changed since distmm wrote it: bring back what was there, or begin anew with "
+            f"--overwrite"
         )
     return manifest
 
@@ -76,7 +91,7 @@ def read_manifest(folder: Folder) -> Json:
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
     """Refuse to go on with a job whose inputs or options have changed."""
     manifest = read_manifest(folder)
-    changed = list(differences(manifest["spec"], spec.json()))
+    changed = list(differences(manifest["spec"], spec.now()))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
@@ -91,6 +106,11 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
             f"{folder.path}: holds an unfinished job that differs: {'; '.join(changed)}; give what was given then, or "
             f"begin anew with --overwrite (overwrite=True), which discards its finished blocks"
         )
+
+
+def _digest(manifest: Json) -> str:
+    content = {name: value for name, value in manifest.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _device(kind: str) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 from distributed import Client
 
 from distmm.errors import InputError
+from distmm.job.certificate import holds
+from distmm.job.ending import refuse_twice, same_call, settle
 from distmm.job.folder import Folder, read_json
 from distmm.job.job import Announce, Job, Progress
-from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
-from distmm.job.spec import Check, Spec, differences
+from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.plan import Plan
@@ -104,21 +105,28 @@ def multiply(
     --------
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
+    folder = Folder.of(out)
+    ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
         precision=precision, kernel=kernel, check=check,
     )  # fmt: skip
+    asked = spec.json()
     check_possible(check, spec.problem)
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")
-    folder = Folder.of(out)
     replaces = overwrite or (beta != 0 and c is None)
+    if ended is not None and same_call(folder, ended, spec):
+        if not overwrite:
+            return Summary.of_complete(folder, ended)
+        if spec.reads(folder.target):
+            refuse_twice(folder, spec)
     check_output(out, spec.inputs, replaces)
     if not overwrite and not folder.exists():
         finished = _finished(folder, spec)
         if finished is not None:
             return finished
-    job = Job(folder, os.fspath(out), spec, replaces, blocks, seed, None if plan is None else str(plan))
+    job = Job(folder, os.fspath(out), spec, asked, replaces, blocks, seed, None if plan is None else str(plan))
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
 
 
@@ -141,24 +149,37 @@ def resume(
         If there is no job, or A or B has changed since; else as `multiply`.
     """
     folder = Folder.of(out)
+    ended = settle(folder, anew=False)
+    if ended is not None:
+        return Summary.of_complete(folder, ended)
     if not folder.exists():
         if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
-            if os.path.isdir(folder.path) and holder(folder.path) is None:
-                folder.remove()  # what a kill at the very end has left
             return Summary.of_complete(folder, read_json(folder.certificate))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
-    job = Job(folder, manifest["output"]["name"], spec, manifest["output"]["overwrite"], None, None)
+    job = Job(folder, manifest["output"]["name"], spec, spec.json(), manifest["output"]["overwrite"], None, None)
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
 
 
 def _finished(folder: Folder, spec: Spec) -> Summary | None:
-    """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do."""
-    if spec.beta != 0 or not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
+    """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do.
+
+    Raises
+    ------
+    InputError
+        If the product reads C, and C is its result already.
+    """
+    if not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
         return None
     content = read_json(folder.certificate)
-    return None if any(differences(content["spec"], spec.json())) else Summary.of_complete(folder, content)
+    if not same_call(folder, content, spec):
+        return None
+    if spec.reads(folder.target):
+        if not holds(folder.target, content):
+            return None
+        refuse_twice(folder, spec)
+    return Summary.of_complete(folder, content)
 
 
 def _unseen(figures: Figures) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -102,10 +102,29 @@ class Spec:
 
     def json(self) -> Json:
         """Describe it for the manifest; what is named here may not change while the job goes on."""
+        return self._described(_facts)
+
+    def now(self) -> Json:
+        """Describe it by the matrices that are there at this moment, which may be others than those that were opened.
+
+        Raises
+        ------
+        InputError
+            If one is gone.
+        """
+        return self._described(_facts_now)
+
+    def reads(self, path: str) -> list[str]:
+        """Name the operands that lie in the file or folder `path`."""
+        named = {"A": self.a, "B": self.b, "C0": self.c0}
+        sources = {name: x.source for name, x in named.items() if x is not None and isinstance(x.source, Matrix)}
+        return [name for name, x in sources.items() if x.path == path or x.path.startswith(f"{path}:")]
+
+    def _described(self, facts: Callable[[Operand], Json]) -> Json:
         return {
-            "A": _described(self.a),
-            "B": _described(self.b),
-            "C0": None if self.c0 is None else _described(self.c0),
+            "A": facts(self.a),
+            "B": facts(self.b),
+            "C0": None if self.c0 is None else facts(self.c0),
             "alpha": _number(self.alpha),
             "beta": _number(self.beta),
             "dtype": self.dtype.name,
@@ -162,7 +181,12 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
     return operand
 
 
-def _described(operand: Operand) -> Json:
+def _facts_now(operand: Operand) -> Json:
+    source = operand.source
+    return _facts(replace(operand, source=open_matrix(source.path)) if isinstance(source, Matrix) else operand)
+
+
+def _facts(operand: Operand) -> Json:
     source = operand.source
     if isinstance(source, Matrix):
         facts = source.fingerprint()

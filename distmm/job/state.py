@@ -11,6 +11,7 @@ from distmm.errors import InputError
 from distmm.geometry import even_edges
 from distmm.job.folder import Folder, read_json
 from distmm.job.lock import holder
+from distmm.job.manifest import read_manifest
 from distmm.telemetry import units
 from distmm.telemetry.pace import Pace
 
@@ -75,7 +76,8 @@ def status(out: str | os.PathLike[str]) -> Status:
     """
     folder = Folder.of(out)
     if folder.exists():
-        manifest, markers = read_json(folder.manifest), folder.markers()
+        manifest = read_manifest(folder)
+        markers = folder.of_job(manifest["id"]).markers()
         (m, n), (edge_m, _, edge_n) = manifest["output"]["shape"], manifest["blocks"]
         total = len(even_edges(m, edge_m)) * len(even_edges(n, edge_n))
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]

@@ -52,7 +52,7 @@ class Summary:
     residual : float or None
         Largest error of a block over its bound; None where nothing was checked.
     certificate : str or None
-        Where the certificate is; None where nothing was checked.
+        Where the certificate is; None where nothing was checked, unless the product was added to a C.
     report : str or None
         Where the report of this run is; None where it had nothing to do.
     """
@@ -103,7 +103,7 @@ class Summary:
             plan=plan,
             blocks=len(certificate["done"]),
             residual=certificate["largest_residual"] or 0.0 if checked else None,
-            certificate=folder.certificate if checked else None,
+            certificate=folder.certificate if os.path.exists(folder.certificate) else None,
             report=folder.report if plan is not None and os.path.exists(folder.report) else None,
             **asdict(made),
         )

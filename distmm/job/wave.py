@@ -49,8 +49,8 @@ class Writer:
     Attributes
     ----------
     folder : Folder
-    lock : int
-        Number of the lock under which blocks may be written.
+    lock : str
+        Token of the lock under which blocks may be written.
     target : Target
     plan : Plan
     tolerance : Tolerance or None
@@ -66,7 +66,7 @@ class Writer:
     """
 
     folder: Folder
-    lock: int
+    lock: str
     target: Target
     plan: Plan
     tolerance: Tolerance | None
@@ -114,6 +114,7 @@ class Writer:
                 about = self.tolerance, left, position, block, x, self.alpha, self.beta, added
                 judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda")
         record: Json = {
+            "job": self.folder.id,
             "i": where.i,
             "j": where.j,
             "crc32c": crc.result(),
@@ -136,6 +137,7 @@ class Writer:
             if block.size:
                 self.target.sync(rows, columns)
             record["time"] = time.time()
+            Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
             write_json(self.folder.marker(where.i, where.j), record)
         return {**record, "written": accepted}
 

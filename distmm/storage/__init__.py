@@ -8,9 +8,10 @@ from typing import Any
 
 from distmm.errors import InputError
 from distmm.storage import flat, hdf5, npy
+from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
-from distmm.storage.output import Output, Target, fsync
+from distmm.storage.output import Output, Target
 from distmm.storage.replaceable import check_place, check_replaceable
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 
@@ -118,6 +119,7 @@ def create_output(
     chunks: tuple[int, int],
     overwrite: bool = False,
     draft: str | None = None,
+    job: str | None = None,
 ) -> Target:
     """Make the file or folder that a product is written to.
 
@@ -138,6 +140,8 @@ def create_output(
         Whether an existing matrix may be replaced.
     draft : str, optional
         Where to write until then; by default a hidden sibling.
+    job : str, optional
+        Id of the job that makes it, which Zarr arrays keep as an attribute.
 
     Returns
     -------
@@ -155,10 +159,14 @@ def create_output(
     output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
         if hdf5.split(file):
-            return hdf5.create(output, dataset or "/C", shape, dtype)
-        if file.lower().endswith(".npy"):
-            return npy.create(output, shape, dtype)
-        return ZarrTarget.create(output, shape, dtype, chunks)
+            target: Target = hdf5.create(output, dataset or "/C", shape, dtype)
+        elif file.lower().endswith(".npy"):
+            target = npy.create(output, shape, dtype)
+        else:
+            target = ZarrTarget.create(output, shape, dtype, chunks, job)
+        fsync_tree(output.draft)
+        fsync(os.path.dirname(output.draft))
+        return target
     except OSError as error:
         output.discard()
         raise InputError(f"{file}: cannot be written: {error}; choose another folder") from error

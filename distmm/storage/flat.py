@@ -5,6 +5,7 @@ Many processes fill one such file, each its own blocks: no two write the same by
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from abc import abstractmethod
@@ -17,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage.durability import fsync
 from distmm.storage.matrix import Matrix, check_dtype, modified, stripes
 from distmm.storage.output import Target
 from distmm.storage.regular import check_regular
@@ -166,7 +168,13 @@ class FlatTarget(Target):
         with open(self.output.draft, "r+b") as file:
             write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 
+    def description(self) -> dict[str, Any]:
+        """Describe the file by its size, and by the hash of what stands before the elements."""
+        with open(self.output.draft, "rb") as file:
+            head = hashlib.sha256(file.read(self.offset)).hexdigest()
+        facts = {"shape": list(self.shape), "dtype": self.dtype.name, "offset": self.offset}
+        return {**facts, "bytes": os.path.getsize(self.output.draft), "head": head}
+
     def sync(self, rows: slice, cols: slice) -> None:
         """Return once what was written is on the disk."""
-        with open(self.output.draft, "rb") as file:
-            os.fsync(file.fileno())
+        fsync(self.output.draft)

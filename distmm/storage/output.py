@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
 
-__all__ = ["Output", "Target", "fsync"]
+__all__ = ["Output", "Target"]
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,28 @@ class Output:
         return os.path.join(folder, f"{'.' * hidden}{stem}.{word}{suffix}")
 
     def commit(self) -> str:
-        """Give the draft its final name, and return that."""
+        """Give the draft its final name, which is on the disk then, and return it; can be repeated after a kill."""
+        old = f"{self.draft}.old"
         if not os.path.lexists(self.path):
             os.rename(self.draft, self.path)
         elif not self.overwrite:
             raise InputError(f"{self.path}: appeared while the product was computed; it is not replaced")
         elif os.path.isfile(self.path) and os.path.isfile(self.draft):
             os.replace(self.draft, self.path)
-        else:  # a folder cannot be renamed onto another one: the old one steps aside, and back if that fails
-            old = self._sibling(self.path, f"old-{uuid.uuid4().hex[:8]}", hidden=True)
+        elif exchange(self.draft, self.path):  # a folder cannot be renamed onto another one
+            old = self.draft
+        else:  # the old one steps aside, and back if that fails
             os.rename(self.path, old)
             try:
                 os.rename(self.draft, self.path)
             except OSError:
                 os.rename(old, self.path)
                 raise
-            _remove(old)
+        # The new name first: between the two, power may fail, and C has both names then rather than none.
+        fsync(os.path.dirname(self.path))
+        fsync(os.path.dirname(self.draft))
+        if os.path.lexists(old):
+            remove(old)
         return self.path
 
     def set_aside(self) -> str:
@@ -98,23 +105,7 @@ class Output:
     def discard(self) -> None:
         """Remove the draft, if there is one."""
         if os.path.lexists(self.draft):
-            _remove(self.draft)
-
-
-def fsync(path: str) -> None:
-    """Return once a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _remove(path: str) -> None:
-    if os.path.isdir(path) and not os.path.islink(path):
-        shutil.rmtree(path)
-    else:
-        os.unlink(path)
+            remove(self.draft)
 
 
 @dataclass(frozen=True)
@@ -147,6 +138,14 @@ class Target(ABC):
             raise ValueError(f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}")
         if block.size:
             self._write(rows, cols, block)
+
+    @abstractmethod
+    def description(self) -> dict[str, Any]:
+        """Describe, as JSON, what of the draft does not change while blocks are written."""
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Chunks, by their row and column, that are not there in full size; none where the format has no chunks."""
+        return []
 
     @abstractmethod
     def sync(self, rows: slice, cols: slice) -> None:

@@ -19,9 +19,10 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage import bfloat16
 from distmm.storage.bounded import bounded, open_zarr
+from distmm.storage.durability import fsync
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
-from distmm.storage.output import Output, Target, fsync
+from distmm.storage.output import Output, Target
 from distmm.storage.regular import check_regular
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
@@ -172,14 +173,20 @@ class ZarrTarget(Target):
     chunks: tuple[int, int]
 
     @classmethod
-    def create(cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int]) -> Self:
-        """Write the metadata; chunks are in elements."""
+    def create(
+        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], job: str | None
+    ) -> Self:
+        """Write the metadata; chunks are in elements.
+
+        The id of a job becomes an attribute: C then has other metadata, and another fingerprint, than any C before it.
+        """
         chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
         zarr.create_array(
             output.draft,
             shape=shape,
             chunks=chunks,
             dtype=dtype,
+            attributes=None if job is None else {"distmm_job": job},
             compressors=None,  # the mantissas of a product do not compress: raw chunks go at the speed of the disk
         )
         return cls(output, shape, dtype, chunks)
@@ -213,9 +220,33 @@ class ZarrTarget(Target):
             write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return once the chunks written are on the disk, and their names."""
+        """Return once the chunks written are on the disk, and all names on the way to them.
+
+        The names of `c` and of its folders too, whoever has made these: another worker may not be so far.
+        """
+        chunks = os.path.join(self.output.draft, "c")
         for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
-            folder = os.path.join(self.output.draft, "c", str(i))
+            folder = os.path.join(chunks, str(i))
             for j in range(cols.start // self.chunks[1], -(-cols.stop // self.chunks[1])):
                 fsync(os.path.join(folder, str(j)))
             fsync(folder)
+        fsync(chunks)
+        fsync(self.output.draft)
+
+    def description(self) -> dict[str, Any]:
+        """Describe the array by the hash of its metadata."""
+        with open(os.path.join(self.output.draft, "zarr.json"), "rb") as file:
+            metadata = hashlib.sha256(file.read()).hexdigest()
+        facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
+        return {**facts, "metadata": metadata}
+
+    def missing(self) -> list[tuple[int, int]]:
+        """Chunks whose file is not there, or of another size than all chunks have."""
+        need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
+        rows, columns = (range(-(-side // edge)) for side, edge in zip(self.shape, self.chunks, strict=True))
+        for i in rows:
+            found = {}
+            with suppress(FileNotFoundError), os.scandir(os.path.join(self.output.draft, "c", str(i))) as entries:
+                found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
+            missing += [(i, j) for j in columns if found.get(str(j)) != need]
+        return missing

@@ -66,12 +66,37 @@ def test_a_lock_of_another_machine_is_free_when_nobody_has_touched_it_for_a_minu
 
 def test_an_owner_that_was_only_asleep_finds_that_it_has_lost_the_lock(tmp_path: Path) -> None:
     foreign(tmp_path, 1000, number=3)
-    Lock.check(str(tmp_path), 3)
+    Lock.check(str(tmp_path), "x")
     taken = Lock.take(str(tmp_path))
-    Lock.check(str(tmp_path), taken.number)
+    Lock.check(str(tmp_path), taken.token)
     with pytest.raises(InputError, match="taken over"):
-        Lock.check(str(tmp_path), 3)
+        Lock.check(str(tmp_path), "x")
     taken.release()
+
+
+def test_an_owner_that_sleeps_for_a_whole_job_does_not_take_the_next_one_for_its_own(tmp_path: Path) -> None:
+    """Numbers begin at 0 again when a lock is released; tokens are never used again."""
+    asleep = Lock.take(str(tmp_path))
+    os.unlink(tmp_path / f"lock.{asleep.number}")  # taken over, and released
+    other = Lock.take(str(tmp_path))
+    assert other.number == asleep.number
+    with pytest.raises(InputError, match="taken over"):
+        Lock.check(str(tmp_path), asleep.token)
+    asleep.release()
+    Lock.check(str(tmp_path), other.token)
+    other.release()
+
+
+def test_a_locks_folder_is_made_and_goes_with_it_unless_something_is_in_it(tmp_path: Path) -> None:
+    folder = tmp_path / "C.job"
+    with lock.locked(str(folder)):
+        assert os.listdir(folder) == ["lock.0"]
+    assert not folder.exists()
+    with lock.locked(str(folder)):
+        (folder / "manifest.json").touch()
+    assert os.listdir(folder) == ["manifest.json"]
+    with pytest.raises(InputError, match="cannot be made"), lock.locked(str(folder / "manifest.json" / "C.job")):
+        pytest.fail("there is no folder")
 
 
 def test_of_two_that_find_a_stale_lock_one_gets_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

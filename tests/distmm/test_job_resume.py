@@ -15,8 +15,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.job import folder, lock
-from distmm.job import job as one_run
+from distmm.job import ending, folder, lock
 from distmm.job.stop import seconds
 from distmm.plan import Plan
 from tests.distmm.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
@@ -157,7 +156,7 @@ def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np
 def test_a_finished_block_that_was_damaged_meanwhile_is_made_again(client: Client, here: np.ndarray) -> None:
     before = stopped(client)
     i, j, _ = next(iter(before)).split(".")
-    chunk = Path(f"C.zarr.job/C.zarr/c/{i}/{j}")
+    (chunk,) = Path("C.zarr.job").glob(f"*/C.zarr/c/{i}/{j}")
     content = bytearray(chunk.read_bytes())
     content[17] ^= 8
     chunk.write_bytes(content)
@@ -175,13 +174,18 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
     def die(*_: Any) -> None:
         raise Killed
 
-    def never_beside_c(path: str, content: Any) -> None:
-        die() if path.endswith("C.zarr.certificate.json") else folder.write_json(path, content)
+    def never_beside_c(path: str, *rest: Any) -> None:
+        die() if path.endswith("C.zarr.certificate.json") else folder.write_json(path, *rest)
+
+    clear = folder.Folder.clear
+
+    def with_c_in_its_place(job: folder.Folder) -> None:
+        die() if os.path.exists(job.target) else clear(job)
 
     where, name, instead = {
-        "before C has its name": (one_run.Output, "commit", die),
-        "before the certificate has": (one_run, "write_json", never_beside_c),
-        "before the folder goes": (folder.Folder, "remove", die),
+        "before C has its name": (ending.Output, "commit", die),
+        "before the certificate has": (ending, "write_json", never_beside_c),
+        "before the folder goes": (folder.Folder, "clear", with_c_in_its_place),
     }[moment]
     with monkeypatch.context() as patch:
         patch.setattr(where, name, instead)
@@ -224,7 +228,7 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     manifest = Path("C.zarr.job/manifest.json")
     content = json.loads(manifest.read_text())
     for bad, message in [
-        (json.dumps({**content, "format": 99}), "knows 1"),
+        (json.dumps({**content, "format": 99}), "knows 2"),
         ("[1]", "no JSON object"),
         ("{", "cannot be read"),
     ]:
