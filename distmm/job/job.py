@@ -15,6 +15,7 @@ from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
 from distmm.job import planning
 from distmm.job.certificate import certificate, damaged
 from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.inputs import orders, unchanged
 from distmm.job.lock import Lock
 from distmm.job.loop import Loop
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of
@@ -96,6 +97,7 @@ class Job:
         folder, problem = self.folder, plan.problem
         if folder.exists() and not anew:
             manifest = read_manifest(folder)
+            manifest["stamps"] = self._unchanged(client, plan, manifest)
         else:
             _clear(folder, lock)
             m, _, n = plan.block_shape
@@ -126,8 +128,13 @@ class Job:
         cluster.install(client)
         telemetry.install(client)
         done = self._trusted(client, plan)
-        writer = Writer(folder, lock.number, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
+        writer = Writer(
+            folder, lock.number, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
+            orders(spec, plan.cluster.device),
+        )  # fmt: skip
         loop = Loop(client, spec, plan, writer, stop, progress)
+        for marker in folder.markers().values():
+            loop.seen.add(marker)
         missing = blocks - done
 
         def flops(count: int) -> float:
@@ -138,6 +145,7 @@ class Job:
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             loop.run(missing)
+            self._unchanged(client, plan, manifest)
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
         except BaseException:
@@ -152,6 +160,13 @@ class Job:
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(loop.rejected), seconds, flops(len(loop.records)), moved)
+
+    def _unchanged(self, client: Client, plan: Plan, manifest: Json) -> dict[str, str]:
+        """Raise `InputError` if finished blocks were made from other inputs than are there; return their stamps."""
+        if os.path.exists(self.folder.pending_certificate):  # C may have replaced one of them
+            return dict(manifest["stamps"])
+        markers = self.folder.markers().values()
+        return unchanged(client, self.spec, plan.blocking, plan.cluster.device, manifest["stamps"], markers)
 
     def _trusted(self, client: Client, plan: Plan) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""

@@ -20,6 +20,7 @@ from distmm.errors import Stopped, WrongResultError
 from distmm.everywhere import everywhere
 from distmm.geometry import Wave
 from distmm.job.folder import Json
+from distmm.job.inputs import Seen
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
@@ -79,6 +80,7 @@ class Loop:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
         self.progress = progress
         self.job = uuid.uuid4().hex[:12]
+        self.seen = Seen()  # what all blocks were made from, those of earlier runs too
         self.records: dict[Block, Json] = {}  # what the writing tasks said of blocks that are on the disk
         self.rejected: list[Json] = []  # and of blocks that were not right
         self.waves: list[Submitted] = []
@@ -181,6 +183,7 @@ class Loop:
     def _take(self, future: Future) -> None:
         """Take what a writing task says; a block that it rejected is made again, on other workers."""
         record = future.result()
+        self.seen.add(record)
         wave, block, submitted = self.pending.pop(future)
         submitted.pending.discard(future)
         if record.pop("written"):

@@ -14,6 +14,7 @@ from distmm.candidates import parse
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.job.folder import Folder, Json, read_json
+from distmm.job.inputs import stamps
 from distmm.job.spec import Spec, differences
 from distmm.plan import Plan
 from distmm.storage import locate
@@ -22,7 +23,7 @@ from distmm.versions import installed
 __all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of"]
 
 # Of manifest and certificate.
-FORMAT = 1
+FORMAT = 2
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
@@ -44,6 +45,7 @@ def new_manifest(spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | 
         "plan": str(plan),
         "seed": secrets.randbits(32) if seed is None else seed,
         "rejected": 0,
+        "stamps": stamps(spec),
         "runs": [],
     }
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.matrix import Matrix, check_dtype, modified, stripes
+from distmm.storage.matrix import Matrix, check_dtype, modified, stamp_of, stripes
 from distmm.storage.output import Target
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
@@ -40,6 +40,11 @@ class FlatMatrix(Matrix):
     @abstractmethod
     def _stored(self) -> np.memmap[Any, Any]:
         """Map the file."""
+
+    @property
+    def columns_first(self) -> bool:
+        """Whether the file is in Fortran order."""
+        return not self._stored().flags.c_contiguous
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region into ranges of rows, if these are contiguous in the file."""
@@ -85,6 +90,10 @@ class RawMatrix(FlatMatrix):
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
         return {**super().fingerprint(), **modified(self.file)}
+
+    def stamp(self) -> str:
+        """Hash what the file system says of the file."""
+        return stamp_of([(self.file, os.stat(self.file))])
 
     def _stored(self) -> np.memmap[Any, Any]:
         return np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
