@@ -17,6 +17,7 @@ from distmm.job import ending, planning
 from distmm.job.certificate import certificate, damaged
 from distmm.job.completeness import complete_markers, refuse_another_draft
 from distmm.job.folder import Folder, Json
+from distmm.job.inputs import orders, unchanged
 from distmm.job.lock import Lock, locked
 from distmm.job.loop import Loop
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
@@ -76,7 +77,7 @@ class Job:
             try:
                 lock = held.enter_context(locked(folder.path))
                 self._refuse_meanwhile(begun, anew)
-                manifest = self._begin(plan, client, begun)
+                manifest = job._begin(plan, client, begun)
                 job = replace(self, folder=folder.of_job(manifest["id"]))
                 return job._made(client, plan, manifest, lock, stop, announce, progress)
             except OSError as error:
@@ -115,6 +116,7 @@ class Job:
         folder, (m, _, n) = self.folder, plan.block_shape
         if begun is not None:
             manifest = begun
+            manifest["stamps"] = self._unchanged(client, plan, manifest)
         else:
             folder.clear()
             folder = folder.of_job(secrets.token_hex(8))
@@ -163,8 +165,13 @@ class Job:
         cluster.install(client)
         telemetry.install(client)
         done = self._trusted(client, plan, target)
-        writer = Writer(folder, lock.token, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta)
+        writer = Writer(
+            folder, lock.token, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
+            orders(spec, plan.cluster.device),
+        )  # fmt: skip
         loop = Loop(client, spec, plan, writer, stop, progress)
+        for marker in folder.markers().values():
+            loop.seen.add(marker)
         missing = blocks - done
 
         def flops(count: int) -> float:
@@ -175,6 +182,7 @@ class Job:
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             loop.run(missing)
+            self._unchanged(client, plan, manifest)
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
         except BaseException:
@@ -190,6 +198,11 @@ class Job:
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(loop.rejected), seconds, flops(len(loop.records)), moved)
+
+    def _unchanged(self, client: Client, plan: Plan, manifest: Json) -> dict[str, str]:
+        """Raise `InputError` if finished blocks were made from other inputs than are there; return their stamps."""
+        markers = self.folder.markers().values()
+        return unchanged(client, self.spec, plan.blocking, plan.cluster.device, manifest["stamps"], markers)
 
     def _trusted(self, client: Client, plan: Plan, target: Target) -> set[tuple[int, int]]:
         """Blocks that are finished: marked, and still what was written. Markers of others are removed."""

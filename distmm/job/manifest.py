@@ -16,6 +16,7 @@ from distmm.candidates import parse
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.inputs import stamps
 from distmm.job.spec import Spec, differences
 from distmm.plan import Plan
 from distmm.storage import locate
@@ -23,7 +24,7 @@ from distmm.versions import installed
 
 __all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
-# Of manifest and certificate. 1: without an id of the job, and without a hash of the manifest.
+# Of manifest and certificate. 1: without an id of the job, a hash of the manifest, and checksums of the inputs.
 FORMAT = 2
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
@@ -48,6 +49,7 @@ def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, se
         "plan": str(plan),
         "seed": secrets.randbits(32) if seed is None else seed,
         "rejected": 0,
+        "stamps": stamps(spec),
         "runs": [],
     }
 

@@ -3,7 +3,7 @@
 Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
 
     Y[p,j]   sketches of B[p,j]           at their home, one task for all j that have the same
-    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
+    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]; Y and S with checksums of what they have read
     W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
 Only the results of W come to the client: some hundred bytes a block.
@@ -30,8 +30,9 @@ from distmm.beside import beside_products
 from distmm.geometry import Wave, slices
 from distmm.graph import Placed, Placement
 from distmm.job import sketch
-from distmm.job.checksum import checksum
+from distmm.job.checksum import checksum, checksum_of_input
 from distmm.job.folder import Folder, Json, write_json
+from distmm.job.inputs import Order, fold
 from distmm.job.lock import Lock
 from distmm.plan import Plan
 from distmm.storage import Target
@@ -40,6 +41,9 @@ from distmm.tolerance import Tolerance
 __all__ = ["Writer", "WritingLayer"]
 
 Key = tuple[Any, ...]
+
+Right = tuple[list[sketch.Sketch], list[int]]  # sketches of blocks of B, and their checksums
+Left = tuple[sketch.Sketch | None, np.ndarray]  # S[i], and the folded checksums of A[i, :] and of each B[:, j]
 
 
 @dataclass(frozen=True)
@@ -58,6 +62,8 @@ class Writer:
     seed : int
         Of the random vectors.
     alpha, beta : scalars
+    orders : dict
+        How checksums of A, B and C0 are made.
     attempt : int
         0, or how often the block has been rejected before.
     confirm : int or None
@@ -73,6 +79,7 @@ class Writer:
     seed: int
     alpha: complex
     beta: complex
+    orders: dict[str, Order]
     attempt: int = 0
     confirm: int | None = None
 
@@ -85,9 +92,7 @@ class Writer:
         """Rows and columns of a block."""
         return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
 
-    def write(
-        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
-    ) -> Json:
+    def write(self, where: Placement, block: np.ndarray, left: Left, position: int, added: np.ndarray | None) -> Json:
         """Judge one block; write and mark it if it is right. Runs on workers, beside their products.
 
         Returns
@@ -104,20 +109,26 @@ class Writer:
             return self._written(where, np.ascontiguousarray(block), left, position, added)
 
     def _written(
-        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
+        self, where: Placement, block: np.ndarray, left: Left, position: int, added: np.ndarray | None
     ) -> Json:
+        sketches, sums = left
+        inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
+        if added is not None:
+            order = self.orders["C0"]
+            inputs["C0"] = f"{checksum_of_input(added, *order):016x}"
         with ThreadPoolExecutor(1) as beside:
             crc = beside.submit(checksum, block)
             judged = None
-            if self.tolerance is not None and left is not None:
+            if self.tolerance is not None and sketches is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
-                about = self.tolerance, left, position, block, x, self.alpha, self.beta, added
+                about = self.tolerance, sketches, position, block, x, self.alpha, self.beta, added
                 judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda")
         record: Json = {
             "job": self.folder.id,
             "i": where.i,
             "j": where.j,
             "crc32c": crc.result(),
+            "inputs": inputs,
             "host": socket.gethostname(),
             "worker": str(get_worker().name),
             "attempt": self.attempt,
@@ -143,9 +154,29 @@ class Writer:
 
 
 def _write(
-    where: Placement, writer: Writer, block: np.ndarray, left: Any, position: int, added: np.ndarray | None
+    where: Placement, writer: Writer, block: np.ndarray, left: Left, position: int, added: np.ndarray | None
 ) -> Json:
     return writer.write(where, block, left, position, added)
+
+
+def _of_b(
+    where: object, order: Order, blocks: list[Any], seed: int, columns: tuple[int, ...], work: np.dtype | None
+) -> Right:
+    """Sketches, if blocks are judged, and checksums of blocks of a panel of B at one home."""
+    sums = [checksum_of_input(block, *order) for block in blocks]
+    return [] if work is None else sketch.of_b(where, blocks, seed, columns, work), sums
+
+
+def _of_a(
+    where: object, order: Order, before: Left | None, block: Any, right: list[Right], work: np.dtype | None
+) -> Left:
+    """Add the sketch of one block of A, if blocks are judged, and the checksums of the panel to those before."""
+    sketches, sums = before or (None, None)
+    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b in right)
+    sums = fold(sums, new)
+    if work is None:
+        return None, sums
+    return sketch.of_a(where, sketches, block, [made for made, _ in right], work), sums
 
 
 @dataclass(frozen=True)
@@ -194,8 +225,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
     @cached_property
     def made(self) -> dict[Key, Placed]:
         """The tasks."""
-        judged = self._sketches() if self.writer.tolerance is not None else ()
-        return {task.key: task for tasks in (judged, self._writing()) for task in tasks}
+        return {task.key: task for tasks in (self._sketches(), self._writing()) for task in tasks}
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
@@ -224,14 +254,14 @@ class WritingLayer(Layer):  # type: ignore[misc]
 
     def _sketches(self) -> Iterator[Placed]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
-        assert writer.tolerance is not None
-        work = writer.tolerance.work
+        work = None if writer.tolerance is None else writer.tolerance.work
         for p in panels:
             for columns in self.groups:
                 yield Placed(
                     (f"{self.name}-b", p, columns[0]),
-                    sketch.of_b,
+                    _of_b,
                     self._place(p, columns[0], p),
+                    writer.orders["B"],
                     List(*(TaskRef((names.b, p, j)) for j in columns)),
                     writer.seed,
                     columns,
@@ -242,8 +272,9 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 yield Placed(
                     (f"{self.name}-a", i, p),
-                    sketch.of_a,
+                    _of_a,
                     self._place(i, p, p),
+                    writer.orders["A"],
                     before,
                     TaskRef((names.a, i, p)),
                     right,
@@ -252,7 +283,6 @@ class WritingLayer(Layer):  # type: ignore[misc]
 
     def _writing(self) -> Iterator[Placed]:
         last = len(self.writer.plan.blocking.k) - 1
-        judged = self.writer.tolerance is not None
         for i, j in self.blocks:
             yield Placed(
                 self.key(i, j),
@@ -260,7 +290,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 self._place(i, j, 0),  # before any product of the wave: it makes room
                 self.writer,
                 TaskRef((self.names.c, i, j)),
-                TaskRef((f"{self.name}-a", i, last)) if judged else None,
+                TaskRef((f"{self.name}-a", i, last)),
                 self.columns.index(j),
-                TaskRef((self.names.c0, i, j)) if judged and self.names.c0 is not None else None,
+                TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
             )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.durability import fsync
-from distmm.storage.matrix import Matrix, check_dtype, modified, stripes
+from distmm.storage.matrix import Matrix, check_dtype, modified, stamp_of, stripes
 from distmm.storage.output import Target
 from distmm.storage.regular import check_regular
 
@@ -43,6 +43,11 @@ class FlatMatrix(Matrix):
     @abstractmethod
     def _stored(self) -> np.memmap[Any, Any]:
         """Map the file."""
+
+    @property
+    def columns_first(self) -> bool:
+        """Whether the file is in Fortran order."""
+        return not self._stored().flags.c_contiguous
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region into ranges of rows, if these are contiguous in the file."""
@@ -92,6 +97,10 @@ class RawMatrix(FlatMatrix):
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
         return {**super().fingerprint(), **modified(self.file)}
+
+    def stamp(self) -> str:
+        """Hash what the file system says of the file."""
+        return stamp_of([(self.file, os.stat(self.file))])
 
     def _stored(self) -> np.memmap[Any, Any]:
         check_regular(self.file)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix, stamp_of
 from distmm.storage.output import Output
 from distmm.storage.regular import check_regular
 
@@ -115,6 +116,10 @@ class Hdf5Matrix(Matrix):
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
         return {**super().fingerprint(), **modified(self.file)}
+
+    def stamp(self) -> str:
+        """Hash what the file system says of the file."""
+        return stamp_of([(self.file, os.stat(self.file))])
 
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
         with _open(self.file) as opened:

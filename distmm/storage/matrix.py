@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 
-__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix", "stripes"]
+__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix", "stamp_of", "stripes"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,18 @@ class Matrix(ABC):
         """
         chunks = None if self.chunks is None else list(self.chunks)
         return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
+
+    @property
+    def columns_first(self) -> bool:
+        """Whether the blocks that are read lie in memory column by column."""
+        return False
+
+    def stamp(self) -> str | None:
+        """Tell by what any write to the files since is recognised; None where the store does not say.
+
+        It may change without a write, by a copy or a new name. `fingerprint` does not change then.
+        """
+        return None
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region, of steps 1, into parts of `most` bytes or less that threads may read at the same time.
@@ -203,6 +216,17 @@ def modified(file: str) -> dict[str, Any]:
     """Size and time of last change of a file, in bytes and nanoseconds."""
     found = os.stat(file)
     return {"bytes": found.st_size, "modified_ns": found.st_mtime_ns}
+
+
+def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
+    """Hash what a file system says of files when they change: times can be set back, but not that of the last change.
+
+    A file that takes the place of another has another number.
+    """
+    found = hashlib.sha256()
+    for name, facts in files:
+        found.update(f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n".encode())
+    return found.hexdigest()
 
 
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:

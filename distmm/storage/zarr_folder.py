@@ -21,9 +21,10 @@ from distmm.storage import bfloat16
 from distmm.storage.bounded import bounded, open_zarr
 from distmm.storage.durability import fsync
 from distmm.storage.flat import read_into, write_rows
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
 from distmm.storage.output import Output, Target
 from distmm.storage.regular import check_regular
+from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
 
@@ -40,10 +41,13 @@ class ZarrMatrix(Matrix):
         SHA-256 of its metadata.
     plain : str or None
         Names of its chunks, such as ``c/{}/{}``, where these are files of nothing but elements in C order.
+    present : Present
+        Which of its files were there when it was opened.
     """
 
     metadata: str = field(kw_only=True)
     plain: str | None = field(kw_only=True)
+    present: Present = field(kw_only=True, repr=False)
 
     @classmethod
     def open(cls, path: str) -> Self:
@@ -66,11 +70,20 @@ class ZarrMatrix(Matrix):
             )
         _check_codecs(path, stored.metadata.to_dict())
         dtype, digest = check_dtype(path, stored.dtype), _digest(stored)
-        return cls(path, shape, dtype, (chunks[0], chunks[1]), metadata=digest, plain=_plain(path, stored))
+        present = Present.of(path, stored)
+        return cls(
+            path, shape, dtype, (chunks[0], chunks[1]), metadata=digest, plain=_plain(path, stored), present=present
+        )
 
     def fingerprint(self) -> dict[str, Any]:
         """Return the hash of the metadata too."""
         return {**super().fingerprint(), "metadata": self.metadata}
+
+    def stamp(self) -> str:
+        """Hash what the file system, or the object store, says of each file."""
+        if "://" in self.path:
+            return stamp_of_objects(self.path)
+        return stamp_of(files(self.path))
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region at the edges of plain chunks, and these into rows where they are larger."""
@@ -87,25 +100,32 @@ class ZarrMatrix(Matrix):
             block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
             self._fill(rows, cols, block)
             return block
-        return np.asarray(bounded(open_zarr(self.path))[rows, cols], dtype=self.dtype)
+        block = np.asarray(bounded(open_zarr(self.path))[rows, cols], dtype=self.dtype)
+        self.present.check(self.path, rows, cols)
+        return block
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Read plain chunks straight into the block: 1.6 ms of CPU for 8 MB where Zarr, by way of copies, takes 5."""
         assert self.chunks is not None
         assert self.plain is not None
         height, width = self.chunks
-        try:
-            for (i, top, bottom), (j, left, right) in itertools.product(self._cut(0, rows), self._cut(1, cols)):
-                part = block[top - rows.start : bottom - rows.start, left - cols.start : right - cols.start]
-                name = os.path.join(self.path, self.plain.format(i, j))
+        for (i, top, bottom), (j, left, right) in itertools.product(self._cut(0, rows), self._cut(1, cols)):
+            part = block[top - rows.start : bottom - rows.start, left - cols.start : right - cols.start]
+            name = os.path.join(self.path, self.plain.format(i, j))
+            try:
                 check_regular(name)
-                with open(name, "rb", buffering=0) as file:
-                    need, have = height * width * self.dtype.itemsize, os.fstat(file.fileno()).st_size
-                    if have != need:
-                        raise ValueError(f"chunk {self.plain.format(i, j)} has {have} bytes, not {need}")
-                    read_into(file, 0, width, top - i * height, left - j * width, part)
-        except FileNotFoundError:  # chunks that were never written: Zarr knows what stands for them
-            block[...] = bounded(open_zarr(self.path))[rows, cols]
+                file = open(name, "rb", buffering=0)  # noqa: SIM115
+            except FileNotFoundError:
+                if self.present.at(i, j):
+                    raise
+                # It was never written: Zarr knows what stands for it.
+                part[...] = bounded(open_zarr(self.path))[top:bottom, left:right]
+                continue
+            with file:
+                need, have = height * width * self.dtype.itemsize, os.fstat(file.fileno()).st_size
+                if have != need:
+                    raise ValueError(f"chunk {self.plain.format(i, j)} has {have} bytes, not {need}")
+                read_into(file, 0, width, top - i * height, left - j * width, part)
 
     def _check(self) -> None:
         # A chunk that is not there reads as zeros, so that of a mount that goes meanwhile some chunks would be: what

@@ -274,13 +274,12 @@ def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_writte
     assert loop._at_the_tail()
     for product in ("first", "second"):
         futures: list[Any] = [f"{product}-{i}" for i in range(4)]
-        wave = Submitted(product, 4, pending=set(futures))
-        loop.waves.append(wave)
+        loop.waves[product] = Submitted(4, pending=set(futures))
         loop.pending |= dict.fromkeys(futures, unused)
         for i in (0, 0, 1):  # the first one twice: its worker was lost
             loop._made((0.0, (product, i, 0)))
         assert not loop._at_the_tail()
         loop._made((0.0, (product, 2, 0)))  # one is to come, for one worker
         assert loop._at_the_tail() == (product == "first")
-    loop.waves[0].pending.clear()
+    loop.waves["first"].pending.clear()
     assert loop._at_the_tail()

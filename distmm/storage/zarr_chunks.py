@@ -1,0 +1,93 @@
+"""The files of a Zarr array: which of its chunks are there, and by what it is recognised that one has been written."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Self
+
+import numpy as np
+import zarr
+
+__all__ = ["Present", "files", "stamp_of_objects"]
+
+
+@dataclass(frozen=True)
+class Present:
+    """Which files of a local array are there: of chunks, or of shards, if it has any. Without one, it counts as zeros.
+
+    Attributes
+    ----------
+    names : str
+        Such as ``c/{}/{}``.
+    edges : tuple of int
+        Elements of a file.
+    wide : int
+        Files from left to right.
+    absent : bytes
+        One bit a file, compressed; empty where none is missing.
+    """
+
+    names: str
+    edges: tuple[int, int]
+    wide: int
+    absent: bytes
+
+    @classmethod
+    def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
+        """Look which files are there; those of object stores count as absent, for they are not looked for."""
+        edges = stored.shards or stored.chunks
+        names = stored.metadata.encode_chunk_key((0, 0)).replace("0", "{}")
+        high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
+        there = set() if "://" in path else {name for name, _ in files(path)}
+        absent = np.array([names.format(*at) not in there for at in itertools.product(range(high), range(wide))], bool)
+        packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
+        return cls(names, (edges[0], edges[1]), wide, packed)
+
+    def at(self, i: int, j: int) -> bool:
+        """Whether a file was there."""
+        if not self.absent:
+            return True
+        byte, bit = divmod(i * self.wide + j, 8)
+        return not _unpacked(self.absent)[byte] << bit & 128
+
+    def check(self, path: str, rows: slice, cols: slice) -> None:
+        """Raise FileNotFoundError for a file of a region that was there, and is not."""
+        sides = (range(s.start // edge, -(-s.stop // edge)) for s, edge in zip((rows, cols), self.edges, strict=True))
+        for i, j in itertools.product(*sides):
+            if self.at(i, j):
+                os.stat(os.path.join(path, self.names.format(i, j)))
+
+
+@lru_cache(maxsize=8)
+def _unpacked(bits: bytes) -> bytes:
+    return zlib.decompress(bits)
+
+
+def files(folder: str, inside: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Yield all files of a folder and of those in it, in the order of their names."""
+    with os.scandir(folder) as found:
+        for entry in sorted(found, key=lambda entry: entry.name):
+            if entry.is_dir():
+                yield from files(entry.path, f"{inside}{entry.name}/")
+                continue
+            with suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+                yield f"{inside}{entry.name}", entry.stat()
+
+
+def stamp_of_objects(url: str) -> str:
+    """Hash what an object store says of its objects: their tags, or else their sizes and times."""
+    import fsspec
+
+    store, folder = fsspec.url_to_fs(url)
+    found = store.find(folder, detail=True)
+    facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
+    told = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
