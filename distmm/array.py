@@ -250,4 +250,4 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, client or cluster.current_client())
+    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, cluster.usable(client))

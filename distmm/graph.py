@@ -110,6 +110,11 @@ class Product(Placed):
             for blocks in self.args[3:5]:
                 yield from (ref.key for ref in blocks.args)
 
+    @property
+    def operand_names(self) -> set[str]:
+        """Names of the arrays of which this step reads blocks."""
+        return {blocks.args[0].key[0] for blocks in self.args[3:5]} if self.func is tasks.multiply else set()
+
     def home(self, operand: Key) -> int:
         """Rank of the worker at which a block of A or B that this step reads lives."""
         *batch, row, column = operand[1:]

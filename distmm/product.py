@@ -99,7 +99,9 @@ class Gemm:
             given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
             into.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
-        client = client or cluster.current_client()
+        client = cluster.usable(client)
+        if client is None and written:
+            cluster.refuse_asynchronous()
         if client is not None:
             for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
                 check_sendable(operand.source, operand.name)

@@ -7,6 +7,7 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
+from dask.array.core import Array as PlainArray
 
 from distmm.errors import InputError
 
@@ -31,6 +32,11 @@ def as_array(source: Any, name: str) -> Any:
     InputError
         For objects that are no arrays, and sizes that are unknown or no whole numbers.
     """
+    if da.Array is not PlainArray:
+        raise InputError(
+            "Dask's configuration has array.query-planning: True, and products are no arrays of that kind: set it to "
+            "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
+        )
     package = type(source).__module__.partition(".")[0]
     kind = type(source).__name__
     if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):

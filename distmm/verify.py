@@ -62,6 +62,7 @@ def verify(
     InputError
         If the shapes do not belong together, or a full check would be too large.
     """
+    cluster.refuse_asynchronous()
     a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
     for operand in (a, b, c):
         if len(operand.shape) != 2:

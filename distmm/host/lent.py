@@ -127,7 +127,7 @@ class Lent:
         if self.pid != os.getpid():
             return None
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
-        owner = self.owner if self.owner is not None else _kept[self.name]
+        owner = self.owner if self.owner is not None else _kept[self.name] if self.name else None
         view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps: the interface has no name for bfloat16
 
@@ -149,9 +149,9 @@ class Lent:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What NumPy asks for a view, which keeps this object alive and so its memory."""
+    """What NumPy asks for a view, which keeps this object alive and so its memory, unless others see to that."""
 
-    owner: np.ndarray
+    owner: np.ndarray | None
     __array_interface__: dict[str, Any]
 
 

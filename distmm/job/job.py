@@ -65,8 +65,7 @@ class Job:
         with ExitStack() as held:
             if folder.exists() and not anew:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
-            if client is None:
-                client = cluster.current_client() or held.enter_context(clusters.local(device))
+            client = cluster.usable(client) or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
             begun = read_manifest(folder) if folder.exists() and not anew else None
             plan = self._plan(client, device, begun)

@@ -19,7 +19,7 @@ from distmm.runtime import elements
 from distmm.runtime.scheduler import PlacementPlugin
 from distmm.runtime.worker import DevicePlugin
 
-__all__ = ["Progress", "current_client", "describe", "install", "progress", "warm_up"]
+__all__ = ["Progress", "current_client", "describe", "install", "progress", "refuse_asynchronous", "usable", "warm_up"]
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -73,6 +73,44 @@ def current_client() -> Client | None:
     except ValueError:
         return None
     return client if client.status == "running" and not client.asynchronous else None
+
+
+def usable(client: Any) -> Client | None:
+    """Return the client that a caller has given, or for None the current one.
+
+    Raises
+    ------
+    InputError
+        For what is no client, a client that is closed, and an asynchronous one.
+    """
+    if client is None:
+        return current_client()
+    if not isinstance(client, Client):
+        raise InputError(f"client is {client!r}: give a client of this cluster, distributed.Client({client!r})")
+    if client.status != "running":
+        raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
+    refuse_asynchronous(client)
+    return client
+
+
+def refuse_asynchronous(client: Client | None = None) -> None:
+    """Refuse a client whose answers would have to be awaited; without an argument, a current one.
+
+    Raises
+    ------
+    InputError
+    """
+    if client is None:
+        try:
+            client = Client.current(allow_global=True)
+        except ValueError:
+            return
+    if client.status == "running" and client.asynchronous:
+        raise InputError(
+            "the client is asynchronous, and distmm waits for the cluster's answers: give "
+            "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a "
+            "thread, with asyncio.to_thread"
+        )
 
 
 def install(client: Client) -> None:
@@ -146,7 +184,11 @@ def describe(
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
     facts = everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
     if not facts:
-        raise InputError("the cluster has no workers: start some, or wait for them with client.wait_for_workers(1)")
+        raise InputError(
+            "the cluster has no workers, and plans follow what workers have: start some, and wait for them with "
+            "client.wait_for_workers(1); an adaptive cluster starts none before there are tasks, unless it is asked to "
+            "with cluster.adapt(minimum=1)"
+        )
     without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
     if device == "gpu" and without:
         address, fact = next(iter(without.items()))

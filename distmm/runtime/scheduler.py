@@ -51,6 +51,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.windows: dict[str, Window] = {}  # product -> its steps
         self.places: dict[str, Places] = {}  # product -> who may hold its C, where blocks leave their workers in waves
         self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
+        self.readers: Counter[str] = Counter()  # operand -> tasks that the scheduler knows and that read blocks of it
         self.opening: set[str] = set()  # products that have finished a step
         self.resting = False  # Dask's Active Memory Manager, by our wish
 
@@ -110,7 +111,9 @@ class PlacementPlugin(SchedulerPlugin):
                 self.done[where.product].discard(ts.key)
             elif ts.key not in self.known[where.product]:
                 self.total[where.product] += 1
-            self.known[where.product].add(ts.key)
+            if ts.key not in self.known[where.product]:
+                self.known[where.product].add(ts.key)
+                self.readers.update(ts.run_spec.operand_names)
             for operand in ts.run_spec.operands():
                 uses = self.uses[operand, slot]
                 self.uses[operand, slot] = uses + 1
@@ -257,11 +260,22 @@ class PlacementPlugin(SchedulerPlugin):
         if product in self.windows and self.windows[product].finish(ts.run_spec.placement.order, key):
             self._open_soon(product)
         if finish == "forgotten":
-            self.known[product].discard(key)
+            if key in self.known[product]:
+                self.known[product].discard(key)
+                self._forget_operands(ts.run_spec)
             if not self.known[product]:
-                self.scheduler.log_event(TOPIC, list({operand[0] for operand in ts.run_spec.operands()}))
                 for table in (self.plans, self.total, self.done, self.known, self.windows, self.places):
                     table.pop(product, None)
+
+    def _forget_operands(self, task: Product) -> None:
+        """Tell clients of operands that no task will read any more: each wave of a product has operands of its own."""
+        names = task.operand_names
+        self.readers.subtract(names)
+        unread = [name for name in names if self.readers[name] <= 0]
+        for name in unread:
+            del self.readers[name]
+        if unread:
+            self.scheduler.log_event(TOPIC, unread)
 
     def _leave(self, ts: TaskState, start: str, finish: str) -> None:
         """Give back the place of a block of C that is no more in memory, or will not be."""

@@ -190,6 +190,16 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     until(nothing_is_kept)
 
 
+def test_operands_of_every_wave_are_given_back(client: Client) -> None:
+    rng = np.random.default_rng(5)
+    a, b, c = *rng.integers(-9, 9, (2, 400, 400)).astype("f8"), np.empty((400, 400))
+    until(nothing_is_kept)
+    with client.as_current():
+        distmm.matmul(a, b, out=c, client=client, plan="g2x2x1 b100x200x100 p1 w2x2 l2")
+    np.testing.assert_array_equal(c, a @ b)
+    until(nothing_is_kept)
+
+
 def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
     rng = np.random.default_rng(3)
     a, b, c = *rng.standard_normal((2, 400, 400)), host.empty((400, 400), "f8")
