@@ -21,7 +21,7 @@ from distmm.job.certificate import holds
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import read_manifest
-from distmm.job.spec import Spec, differences
+from distmm.job.spec import Spec, differences, lies_in
 from distmm.storage import check_output, fsync
 from distmm.storage.output import Output
 
@@ -97,10 +97,11 @@ def _go_on(folder: Folder, lock: Lock) -> Json | None:
 
 def same_call(folder: Folder, content: Json, spec: Spec) -> bool:
     """Whether C was made by just this call, apart from an operand that C has replaced."""
-    before, now, own = dict(content["spec"]), spec.json(), spec.reads(folder.target)
-    for name in own:
-        before[name] = {key: (before[name] or {}).get(key) for key in ("path", "transposed")}
-        now[name] = {key: now[name][key] for key in ("path", "transposed")}
+    before, now = dict(content["spec"]), spec.json()
+    for name in spec.reads(folder.target):
+        if before[name] is None or not lies_in(before[name].get("path", ""), folder.target):
+            return False
+        before[name], now[name] = before[name]["transposed"], now[name]["transposed"]
     return not any(differences(before, now))
 
 

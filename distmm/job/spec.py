@@ -19,7 +19,7 @@ from distmm.scalars import check_held, common_type
 from distmm.storage import Matrix, open_matrix
 from distmm.verify import CHECKS
 
-__all__ = ["RECHUNK", "Check", "Spec", "differences"]
+__all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
 
 # Peer-to-peer rechunking moves a whole operand at once, outside any plan, and its tasks cannot be made anew for a wave.
 RECHUNK = {"array.rechunk.method": "tasks"}
@@ -118,7 +118,7 @@ class Spec:
         """Name the operands that lie in the file or folder `path`."""
         named = {"A": self.a, "B": self.b, "C0": self.c0}
         sources = {name: x.source for name, x in named.items() if x is not None and isinstance(x.source, Matrix)}
-        return [name for name, x in sources.items() if x.path == path or x.path.startswith(f"{path}:")]
+        return [name for name, source in sources.items() if lies_in(source.path, path)]
 
     def _described(self, facts: Callable[[Operand], Json]) -> Json:
         return {
@@ -157,6 +157,11 @@ class Spec:
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=_dtype(content["dtype"]),
             precision=content["precision"], kernel=content["kernel"], check=content["check"],
         )  # fmt: skip
+
+
+def lies_in(matrix: str, path: str) -> bool:
+    """Whether the path of a matrix, which for HDF5 names the dataset too, is the file or folder `path`."""
+    return matrix == path or matrix.startswith(f"{path}:")
 
 
 def differences(before: Json, now: Json) -> Iterator[str]:

@@ -142,15 +142,20 @@ class Writer:
             record["how"] = "sketch" if judged.ok else "same bits on two workers" if confirmed else "rejected"
             record["row"] = judged.row
         if accepted:
-            rows, columns = self.region(where.i, where.j)
-            Lock.check(self.folder.path, self.lock)
-            self.target[rows, columns] = block
-            if block.size:
-                self.target.sync(rows, columns)
-            record["time"] = time.time()
-            Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
-            write_json(self.folder.marker(where.i, where.j), record)
+            self._store(block, record)
         return {**record, "written": accepted}
+
+    def _store(self, block: np.ndarray, record: Json) -> None:
+        """Write a block, and its marker once it is on the disk, as long as the lock is still that of this run."""
+        i, j = record["i"], record["j"]
+        rows, columns = self.region(i, j)
+        Lock.check(self.folder.path, self.lock)
+        self.target[rows, columns] = block
+        if block.size:
+            self.target.sync(rows, columns)
+        record["time"] = time.time()
+        Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
+        write_json(self.folder.marker(i, j), record)
 
 
 def _write(

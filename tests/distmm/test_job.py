@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
-import h5py
 import numpy as np
 import pytest
 import zarr
@@ -19,23 +18,13 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.job.loop import Loop, Submitted
 from distmm.plan import Plan
 from distmm.storage import open_matrix
+from tests.distmm.samples import save_matrix as save
 
 M, K, N = 97, 71, 83
 
 
 def operand(shape: tuple[int, int], dtype: str = "float64", seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-9, 10, shape).astype(dtype)
-
-
-def save(path: Path, values: np.ndarray) -> Path:
-    if path.suffix == ".npy":
-        np.save(path, values)
-    elif path.suffix == ".h5":
-        with h5py.File(path, "w") as file:
-            file["values"] = values
-    else:
-        zarr.create_array(path, data=values, chunks=(32, 24))
-    return path
 
 
 def pair(

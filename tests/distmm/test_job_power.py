@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from distributed import Client, LocalCluster
 
 from distmm import job
 from distmm.errors import InputError
 from distmm.storage import open_matrix, output
 from tests.distmm.powerless import Disk
+from tests.distmm.samples import save_matrix
 
 # C is two blocks.
 PLAN = "g1x1x1 b6x8x5 p1 w1 l1"
@@ -32,13 +32,6 @@ def here() -> Iterator[Client]:
         Client(cluster, set_as_default=False) as client,
     ):
         yield client
-
-
-def save(path: Path, values: np.ndarray) -> None:
-    if path.suffix == ".npy":
-        np.save(path, values)
-    else:
-        zarr.create_array(path, data=values, chunks=(4, 4))
 
 
 def refusal(call: Callable[[], object]) -> str | None:
@@ -72,7 +65,7 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
     disk.root.mkdir()
     path = disk.root / out
     if before:
-        save(path, BEFORE)
+        save_matrix(path, BEFORE, (4, 4))
     if not atomic:
         monkeypatch.setattr(output, "exchange", lambda one, other: False)
     expected = A @ B + (BEFORE if "beta" in options else 0)
