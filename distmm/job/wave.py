@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import pickle
 import socket
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -82,6 +83,9 @@ class Writer:
     orders: dict[str, Order]
     attempt: int = 0
     confirm: int | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
 
     @property
     def topic(self) -> str:
@@ -156,6 +160,12 @@ class Writer:
         record["time"] = time.time()
         Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
         write_json(self.folder.marker(i, j), record)
+
+
+@lru_cache(maxsize=4)
+def _shared(content: bytes) -> Writer:
+    """Return one writer for all tasks of a process that have come with the same: each takes 10 kB of memory."""
+    return Writer(*pickle.loads(content))
 
 
 def _write(
