@@ -17,10 +17,27 @@ __all__ = ["MappedFile", "is_mapped"]
 def is_mapped(source: Any) -> bool:
     """Whether `source` is a memory map of a whole array with the same elements as its file.
 
-    Changes to a copy-on-write map (mode "c") are in this process's memory alone: such a map is an array like others.
+    Changes to a copy-on-write map (mode "c") are in this process's memory alone, as is a file that has lost its name:
+    such a map is an array like others.
     """
     whole = isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
-    return whole and source.mode != "c"
+    return whole and source.mode != "c" and _has_its_name(source)
+
+
+def _has_its_name(source: np.memmap) -> bool:
+    """Whether the file that is mapped is the one of that name; so it is where the system (Linux) does not tell."""
+    assert source.filename is not None
+    address = source.ctypes.data
+    try:
+        with open("/proc/self/maps") as maps:
+            for line in maps:
+                span, _, _, _, _, *names = line.rstrip("\n").split(maxsplit=5)
+                low, high = (int(end, 16) for end in span.split("-"))
+                if low <= address < high and names:
+                    return not names[0].endswith(" (deleted)") and os.path.samefile(names[0], source.filename)
+    except FileNotFoundError:
+        return os.path.exists(source.filename)
+    return True
 
 
 @dataclass(frozen=True)

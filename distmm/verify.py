@@ -14,6 +14,7 @@ from distmm.geometry import Problem
 from distmm.host import lend
 from distmm.operands import Operand, check_pair, wrap
 from distmm.runtime import cluster
+from distmm.sources import check_sendable
 from distmm.tasks import to_host
 from distmm.tolerance import Tolerance, in_type
 
@@ -119,6 +120,8 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
         source = operand.source
+        if client is not None:
+            check_sendable(source, operand.name)
         if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
             operand = replace(operand, source=lend(source, client) or source)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")

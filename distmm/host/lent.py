@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 import os
+import socket
 import threading
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from distributed import Client
 
 from distmm.beside import beside_products
+from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.host import attach, segments
 
@@ -43,6 +46,9 @@ class Lent:
         As NumPy's.
     segment : Segment or None
         Shared memory that it lies in.
+    proof : tuple of int and bytes
+        An address of that process, and the random bytes that are there: who reads these reads that process's memory,
+        and not that of another one which has its number on another machine.
     owner : numpy.ndarray or None
         The array; None in other processes.
     """
@@ -54,12 +60,14 @@ class Lent:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     segment: segments.Segment | None
+    proof: tuple[int, bytes]
     owner: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
             _kept[self.name] = self.owner
-        return type(self), (self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment)
+        where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype
+        return type(self), (*where, self.segment, self.proof)
 
     def __dask_tokenize__(self) -> str:
         return self.name
@@ -113,7 +121,15 @@ class Lent:
         return device.upload(self.part(index))
 
     def part(self, index: tuple[slice, ...]) -> Lent:
-        """Return a contiguous range of each dimension."""
+        """Return a contiguous range of each dimension.
+
+        Raises
+        ------
+        InputError
+            In a process that cannot reach the array.
+        """
+        if self.pid != os.getpid():
+            _check_reach(self.pid, self.proof)
         ranges = [range(*place.indices(n)) for place, n in zip(index, self.shape, strict=True)]
         if any(r.step != 1 for r in ranges):
             raise IndexError(f"{index}: blocks are ranges of step 1")
@@ -199,10 +215,21 @@ def has_gaps(array: np.ndarray) -> bool:
 
 def whole(array: np.ndarray, name: str = "") -> Lent:
     """Describe a whole array of this process."""
-    address = array.__array_interface__["data"][0]
-    return Lent(
-        name, os.getpid(), address, array.shape, array.strides, array.dtype, segments.behind(array), owner=array
-    )
+    address, secret = array.__array_interface__["data"][0], attach.secret()
+    where = name, os.getpid(), address, array.shape, array.strides, array.dtype
+    return Lent(*where, segments.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
+
+
+@lru_cache(maxsize=64)
+def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
+    """Refuse to read or write where another process's memory may be; what is raised is not kept in the cache."""
+    if not attach.can_read(pid, *proof):
+        raise InputError(
+            f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}: all workers reached "
+            "it when distmm was called, so this one has joined since, from another machine or as another user, or that "
+            "process has ended. Call distmm again with the workers that there are now: the array then travels through "
+            "the scheduler. Or write it to a file that all of them read, such as a Zarr folder"
+        )
 
 
 _tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()

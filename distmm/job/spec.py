@@ -16,6 +16,7 @@ from distmm.errors import InputError
 from distmm.geometry import Problem
 from distmm.operands import Operand, check_pair, wrap
 from distmm.scalars import check_held, common_type
+from distmm.sources import check_sendable
 from distmm.storage import Matrix, open_matrix
 from distmm.verify import CHECKS
 
@@ -178,6 +179,7 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
     if isinstance(source, (str, os.PathLike)):
         source = open_matrix(source)
     operand = wrap(source, name, transposed)
+    check_sendable(operand.source, name)
     if len(operand.shape) != 2:
         raise InputError(f"{name} has shape {operand.shape}: a job multiplies matrices; use distmm.matmul for stacks")
     if isinstance(source, da.Array) and any(len(set(c[:-1])) > 1 for c in source.chunks):

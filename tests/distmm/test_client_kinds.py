@@ -6,6 +6,7 @@ import asyncio
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +15,15 @@ from distributed import Client, LocalCluster
 
 import distmm
 from distmm.errors import InputError
+from tests import forked
+from tests.until import until
 
 EDGE = 400  # of float64 matrices: more bytes than `lent.SMALLEST`
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Variables of a process that imports what this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **more}
 
 
 def test_workers_in_this_process_read_and_write_its_arrays() -> None:
@@ -30,6 +38,27 @@ def test_workers_in_this_process_read_and_write_its_arrays() -> None:
         np.testing.assert_array_equal(c, a @ b)
         np.testing.assert_array_equal(distmm.matmul(a, b, client=client).compute(), a @ b)
         assert distmm.verify(a, b, c)
+
+
+def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path: Path) -> None:
+    a, b = np.random.default_rng(2).integers(-9, 9, (2, EDGE, EDGE)).astype("f8")
+    (tmp_path / "elsewhere.py").write_text("from distmm.host import attach; attach.can_read = lambda *at: False")
+    with forked.workers():
+        cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
+    with cluster, Client(cluster, set_as_default=False) as client, client.as_current():
+        (first,) = client.scheduler_info()["workers"]
+        C = distmm.matmul(a, b, client=client)
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
+        command += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "elsewhere.py")]
+        with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as newcomer:
+            try:
+                until(lambda: len(client.scheduler_info()["workers"]) == 2)
+                client.retire_workers([first])
+                with pytest.raises(InputError, match=r"out of reach of this worker.*Call distmm again"):
+                    C.compute()
+                np.testing.assert_array_equal(distmm.matmul(a, b, client=client).compute(), a @ b)
+            finally:
+                newcomer.terminate()
 
 
 def test_an_asynchronous_client_is_refused() -> None:
@@ -71,12 +100,13 @@ def test_clients_that_are_closed_and_clusters_without_workers_are_refused() -> N
 
 def test_arrays_with_query_planning_are_refused_with_the_setting() -> None:
     code = "import numpy, distmm; distmm.matmul(numpy.eye(3), numpy.eye(3))"
-    environment = {
-        **os.environ,
-        "DASK_ARRAY__QUERY_PLANNING": "True",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-    }
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment(DASK_ARRAY__QUERY_PLANNING="True"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "InputError" in done.stderr
     assert "array.query-planning" in done.stderr
     assert "DASK_ARRAY__QUERY_PLANNING=False" in done.stderr

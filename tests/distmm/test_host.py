@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import pickle
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm import host
+from distmm.errors import InputError
 from distmm.host import attach, lent, segments
 from tests.distmm.known import known
 from tests.until import until
@@ -127,6 +130,16 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     secret = attach.secret()
     assert other.apply(attach.can_read, (os.getpid(), secret.ctypes.data, secret.tobytes()))
     assert not other.apply(attach.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
+
+
+def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
+    array = lent.whole(numbers((20, 30)))
+    index = (slice(0, 20), slice(0, 30))
+    elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes that are there are not those of the proof
+    for access in (partial(other.apply, read, (elsewhere, index)), partial(other.apply, write, (elsewhere, index, 0))):
+        with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
+            access()
+    np.testing.assert_array_equal(other.apply(read, (array, index)), numbers((20, 30)))
 
 
 def test_shared_memory_is_returned_with_its_last_view() -> None:

@@ -66,6 +66,12 @@ def test_a_file_that_is_open_for_writing_is_no_operand_of_a_cluster(client: Clie
         for operands in ((file["x"], B), (B.T, file["x"], 0), (A, B, 1, file["y"])):
             with pytest.raises(InputError, match=refused):
                 distmm.gemm(1, *operands, transb=len(operands) == 3, client=client)
+        with client.as_current():
+            with pytest.raises(InputError, match=refused):
+                distmm.verify(A, B, file["y"])
+            with pytest.raises(InputError, match=refused):
+                distmm.multiply(file["x"], B, tmp_path / "c.zarr", client=client)
+        assert not (tmp_path / "c.zarr").exists()
         with dask.config.set(scheduler="synchronous"):  # this process reads it itself
             np.testing.assert_array_equal(distmm.matmul(file["x"], B).compute(), A @ B)
     with h5py.File(tmp_path / "a.h5", "r") as file, client.as_current():

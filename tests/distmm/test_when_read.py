@@ -85,6 +85,25 @@ def test_a_memory_map_has_the_elements_that_its_user_sees(compute: Any, tmp_path
     np.testing.assert_array_equal(finish(), np.asarray(a) @ b)
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux tells which file is mapped")
+@pytest.mark.parametrize("how", ["replaced", "moved and replaced", "removed"])
+@pytest.mark.parametrize("n", [SMALL, LENT])
+def test_a_file_replaced_before_the_call_has_the_elements_that_its_user_sees(
+    compute: Any, tmp_path: Path, n: int, how: str
+) -> None:
+    path, rng = tmp_path / "a.npy", np.random.default_rng(n)
+    np.save(path, whole(rng, n))
+    a, b = np.load(path, mmap_mode="r"), whole(rng, n)
+    if how == "moved and replaced":
+        path.rename(tmp_path / "old.npy")
+    else:
+        path.unlink()
+    if how != "removed":
+        np.save(path, whole(rng, n))
+    finish = compute(lambda client: distmm.matmul(a, b, client=client))
+    np.testing.assert_array_equal(finish(), np.asarray(a) @ b)
+
+
 def test_a_copy_on_write_map_is_checked_as_its_user_sees_it(client: Client, tmp_path: Path) -> None:
     n = LENT
     np.save(tmp_path / "a.npy", np.zeros((n, n)))
