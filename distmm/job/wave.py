@@ -41,6 +41,10 @@ from distmm.tolerance import Tolerance
 
 __all__ = ["Writer", "WritingLayer"]
 
+# Blocks that a CPU worker writes beside its products. No disk gets faster with more requests at a time, and where one
+# hangs products wait for it: without a bound there were 2,505 threads.
+WRITERS = 32
+
 Key = tuple[Any, ...]
 
 Right = tuple[list[sketch.Sketch], list[int]]  # sketches of blocks of B, and their checksums
@@ -107,8 +111,8 @@ class Writer:
         cluster = self.plan.cluster
         # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
         # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
-        # says. On CPU workers the plan counts all finished blocks of a wave.
-        with beside_products("write", math.inf if cluster.device == "cpu" else cluster.threads):
+        # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
+        with beside_products("write", WRITERS if cluster.device == "cpu" else cluster.threads):
             get_worker().log_event(self.topic, [where.product, where.i, where.j])
             return self._written(where, np.ascontiguousarray(block), left, position, added)
 
