@@ -30,12 +30,12 @@ def multiply(
         str, typer.Option("--output", "-o", metavar="C", help="Where C goes: name.npy, name.zarr, name.h5[:/dataset].")
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Replace C if it exists, and an unfinished job on it.")
+        bool, typer.Option("--overwrite", help="Begin anew: replace C if it exists, and an unfinished job on it.")
     ] = False,
     transa: options.TransA = False,
     transb: options.TransB = False,
     alpha: Annotated[float, typer.Option(help="Factor of the product.")] = 1,
-    beta: Annotated[float, typer.Option(help="Factor of the C that exists, to which the product is added.")] = 0,
+    beta: Annotated[float, typer.Option(help="Factor of the C that exists, to which the product is added, once.")] = 0,
     dtype: Annotated[
         str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
     ] = None,

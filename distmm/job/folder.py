@@ -186,8 +186,8 @@ def read_json(path: str) -> Json:
         If it cannot be read, or is no JSON object.
     """
     try:
-        with open(path) as file:
-            content = json.load(file)
+        with open(path, "rb", buffering=0) as file:  # 15 us a marker less than as text, of which there may be 40,000
+            content = json.loads(file.read())
     except (OSError, ValueError) as error:
         raise InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?") from error
     if not isinstance(content, dict):

@@ -64,7 +64,8 @@ def multiply(
     out : str or path
         Where C (m, n) goes; see `distmm.storage.create_output`.
     c : str, path, or array, optional
-        The C that is added, times beta; by default the one that `out` is, which the result then replaces.
+        The C that is added, times beta; by default the one that `out` is, which the result then replaces. The same call
+        made again is refused as long as `out` is its result: with `overwrite` it adds the product once more.
     client : distributed.Client, optional
         The workers must see the same paths. By default Dask's current client, else a local cluster for this call.
     transa, transb : bool
