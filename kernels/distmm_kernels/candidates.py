@@ -196,7 +196,7 @@ CANDIDATES = (
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
 # Those of hopper_bf16, and below 4096 those of dmma and of register_tiled's types but float32, are estimated from the
-# others; those of dmma are of operands prepared before, with the time to transpose A added.
+# others; those of dmma from 4096 on are of operands prepared before, with the time to transpose A added.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
