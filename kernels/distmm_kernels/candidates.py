@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
-from distmm_kernels.tiling import TILINGS
+from distmm_kernels.mma_tiles import tilings
+from distmm_kernels.tiling import TILINGS, Tiling
 
 __all__ = ["CANDIDATES", "SIZES", "Candidate", "rate"]
 
@@ -61,7 +62,10 @@ HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 
 
 def _register_loads(problem: Problem) -> int:
-    tiling = TILINGS[problem.accumulator.name][0]
+    return _tile_loads(TILINGS[problem.accumulator.name][0], problem)
+
+
+def _tile_loads(tiling: Tiling, problem: Problem) -> int:
     steps = -(-problem.k // tiling.depth) * tiling.depth
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
 
@@ -126,6 +130,18 @@ CANDIDATES = (
         capabilities=HOPPER,
     ),
     Candidate(
+        "dmma",
+        "cuda",
+        "dmma:DmmaKernel",
+        "float64 tensor cores, in ascending k",
+        frozenset({"float64"}),
+        "ieee",
+        granule=1,
+        tile=(64, 64),
+        loads=lambda problem: _tile_loads(tilings((9, 0))[0], problem),
+        capabilities=((8, 0), (99, 0)),
+    ),
+    Candidate(
         "register_tiled",
         "cuda",
         "register_tiled:RegisterTiledKernel",
@@ -179,7 +195,8 @@ CANDIDATES = (
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Those of hopper_bf16, and below 4096 those of register_tiled's types but float32, are estimated from the others.
+# Those of hopper_bf16, and below 4096 those of dmma and of register_tiled's types but float32, are estimated from the
+# others; those of dmma from 4096 on are of operands prepared before, with the time to transpose A added.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -192,6 +209,7 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
+        "dmma": {"float64": (4, 20, 40, 54, 57)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),

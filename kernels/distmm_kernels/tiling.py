@@ -8,12 +8,14 @@ constant of the compiled kernel, and is computed here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
-__all__ = ["TILINGS", "WARP", "Tiling", "lane_place", "tiling_for"]
+__all__ = ["TILINGS", "VECTOR_BYTES", "WARP", "Tiling", "lane_place", "tiling_for"]
 
 # Threads of a warp along the rows and along the columns of its part of C.
 WARP = (4, 8)
+
+VECTOR_BYTES = 16  # the widest load of a thread
 
 Offsets: TypeAlias = tuple[tuple[int, int], ...]
 
@@ -53,6 +55,11 @@ class Tiling:
         If the sizes do not go together.
     """
 
+    warp: ClassVar[tuple[int, int]] = WARP
+    step: ClassVar[int] = 1  # steps of k whose operands a thread loads at once
+    place: ClassVar[Any] = staticmethod(lane_place)
+    spread: ClassVar[bool] = False  # whether lanes side by side read steps of k side by side
+
     rows: int
     columns: int
     depth: int
@@ -64,11 +71,11 @@ class Tiling:
 
     def __post_init__(self) -> None:
         for name, whole, part in (
-            ("rows", self.rows, WARP[0] * self.thread_rows),
-            ("columns", self.columns, WARP[1] * self.thread_columns),
-            ("depth", self.depth, 2),  # the two places for a step's operands in registers change turns
-            ("thread_rows", self.thread_rows, self.vector),
-            ("thread_columns", self.thread_columns, self.vector),
+            ("rows", self.rows, self.warp[0] * self.thread_rows),
+            ("columns", self.columns, self.warp[1] * self.thread_columns),
+            ("depth", self.depth, 2 * self.step),  # the two places for a step's operands in registers change turns
+            ("thread_rows", self.thread_rows, self.runs[0]),
+            ("thread_columns", self.thread_columns, self.runs[1]),
         ):
             if whole <= 0 or part <= 0 or whole % part:
                 raise ValueError(f"{self}: {name} is {whole}, which must be a positive multiple of {part}")
@@ -76,8 +83,8 @@ class Tiling:
             raise ValueError(f"{self} has {self.stages} stages: one is multiplied while others fill, so give 2 or more")
         if self.threads > 1024:
             raise ValueError(f"{self} has {self.threads} threads a block, CUDA allows 1024: use larger thread tiles")
-        for width in (self.rows, self.columns):
-            self.copies(width)
+        for operand in (0, 1):
+            self.copies(operand)
 
     @property
     def threads(self) -> int:
@@ -85,22 +92,44 @@ class Tiling:
         return self.rows // self.thread_rows * (self.columns // self.thread_columns)
 
     @property
+    def along_k(self) -> tuple[bool, bool]:
+        """Whether A, and whether B, come with k as their fast axis."""
+        return False, False
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Neighbours in a column and in a row of C that a thread owns."""
+        return self.vector, self.vector
+
+    @property
+    def operands(self) -> int:
+        """Elements of A and B that a thread holds for one step."""
+        return self.thread_rows + self.thread_columns
+
+    @property
     def warp_rows(self) -> int:
         """Warps of a block along the rows of its tile."""
-        return self.rows // (WARP[0] * self.thread_rows)
+        return self.rows // (self.warp[0] * self.thread_rows)
 
     @property
     def shared_elements(self) -> int:
         """Elements of all stages in shared memory."""
-        return self.stages * self.depth * (self.rows + self.columns)
+        return self.stages * (self.stage_elements(0) + self.stage_elements(1))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The same in bytes."""
+        return self.shared_elements * VECTOR_BYTES // self.vector
 
     def row_of(self, element: int) -> int:
         """Row of a thread's element ``0 ... thread_rows - 1``, from its first: vectors of the lanes alternate."""
-        return element // self.vector * WARP[0] * self.vector + element % self.vector
+        run = self.runs[0]
+        return element // run * self.warp[0] * run + element % run
 
     def column_of(self, element: int) -> int:
         """Column of a thread's element ``0 ... thread_columns - 1``, from the thread's first."""
-        return element // self.vector * WARP[1] * self.vector + element % self.vector
+        run = self.runs[1]
+        return element // run * self.warp[1] * run + element % run
 
     def outputs(self, width: int) -> Offsets:
         """``(row, column)`` of each vector of C of a thread, from the thread's first element, row by row."""
@@ -110,21 +139,39 @@ class Tiling:
             for j in range(0, self.thread_columns, width)
         )
 
-    def lanes(self, width: int) -> int:
-        """Threads side by side on one k of a tile that is ``width`` wide, each with a vector."""
-        return width // self.vector
+    def tile(self, operand: int) -> tuple[int, int]:
+        """Rows and columns of a tile of A (0) or B (1) in shared memory."""
+        width = (self.rows, self.columns)[operand]
+        return (width, self.depth) if self.along_k[operand] else (self.depth, width)
 
-    def copies(self, width: int) -> tuple[int, ...]:
-        """List the steps of k that a thread copies a vector of each, from its first, ``thread // lanes``.
+    def pitch(self, operand: int) -> int:
+        """Elements from a row of the tile in shared memory to the next."""
+        return self.tile(operand)[1]
 
-        The vector begins at ``thread % lanes * vector`` of the tile's ``width``.
+    def steps(self, operand: int) -> tuple[int, int]:
+        """Elements of a tile from one row of A, or column of B, to the next, and from one step of k to the next."""
+        return (self.pitch(operand), 1) if self.along_k[operand] else (1, self.pitch(operand))
+
+    def stage_elements(self, operand: int) -> int:
+        """Elements of one stage of A (0) or B (1) in shared memory."""
+        return self.tile(operand)[0] * self.pitch(operand)
+
+    def lanes(self, operand: int) -> int:
+        """Threads side by side on one row of a tile, each with a vector."""
+        return self.tile(operand)[1] // self.vector
+
+    def copies(self, operand: int) -> tuple[int, ...]:
+        """List the rows of a tile that a thread copies a vector of each, from its first, ``thread // lanes``.
+
+        The vector begins at ``thread % lanes * vector`` of the row.
         """
-        lanes = self.lanes(width)
-        if self.threads % lanes or self.depth % (self.threads // lanes):
-            shape = self.depth, width
+        shape, lanes = self.tile(operand), self.lanes(operand)
+        if self.threads % lanes or shape[0] % (self.threads // lanes):
             raise ValueError(f"{self}: {self.threads} threads cannot share a tile of {shape} out evenly in vectors")
-        return tuple(range(0, self.depth, self.threads // lanes))
+        return tuple(range(0, shape[0], self.threads // lanes))
 
+
+TilingT = TypeVar("TilingT", bound=Tiling)
 
 # For each type the tiling for large products, then the one for small ones.
 #
@@ -146,12 +193,12 @@ TILINGS = {
 SMALL_COST = 1.25
 
 
-def tiling_for(m: int, n: int, batch: int, dtype: str, multiprocessors: int) -> Tiling:
-    """Choose the tiling for a product by the time of the multiprocessor that has most to do."""
+def tiling_for(tilings: tuple[TilingT, TilingT], m: int, n: int, batch: int, multiprocessors: int) -> TilingT:
+    """Choose the large or the small tiling for a product by the time of the multiprocessor that has most to do."""
 
-    def time(tiling: Tiling) -> float:
+    def time(tiling: TilingT) -> float:
         tiles = batch * -(-m // tiling.rows) * -(-n // tiling.columns)
-        cost = 1.0 if tiling is TILINGS[dtype][0] else SMALL_COST
+        cost = 1.0 if tiling is tilings[0] else SMALL_COST
         return cost * -(-tiles // multiprocessors) * tiling.rows * tiling.columns
 
-    return min(TILINGS[dtype], key=time)
+    return min(tilings, key=time)

@@ -8,10 +8,9 @@ from distmm_kernels import driver, launch
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
+from distmm_kernels.tiling import VECTOR_BYTES
 
 __all__ = ["CHUNK", "TILE", "VECTOR_BYTES", "WARPS", "has_vectors", "in_vectors", "row_pitch"]
-
-VECTOR_BYTES = 16  # the widest load of a thread
 
 TILE = 32  # rows and columns of what a block transposes
 

@@ -8,6 +8,7 @@ where the real tile has them at 32.
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import math
 import threading
 from types import SimpleNamespace
@@ -26,10 +27,12 @@ from numba.np.numpy_support import as_dtype
 from distmm_kernels import block_kernel, driver, launch, reference, vectors
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.gemm.dmma import DmmaKernel
 from distmm_kernels.gemm.naive import NaiveKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.kernel import product_shape
+from distmm_kernels.mma_tiles import MmaTiling
 from distmm_kernels.reference import first_difference
 from distmm_kernels.testing import STRIDES, error_bound, matrix
 from distmm_kernels.tiling import Tiling
@@ -59,8 +62,30 @@ class SmallRegisterTiled(RegisterTiledKernel):
 
     tiling = Tiling(rows=8, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=2, vector=2)
 
-    def _tiling(self, m, n, batch):
+    def _tiling(self, a, b, d):
         return self.tiling
+
+
+class SmallDmma(DmmaKernel):
+    """Two warps below each other, each with 16 x 16 of C. Operands in Fortran and in C order stay as they are."""
+
+    tiling = MmaTiling(rows=32, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=4, vector=2)
+    instruction_rows = 8
+
+    def _left(self, a):
+        return self._right(a)
+
+    def _right(self, b):
+        either = vectors.has_vectors(b, -1) or vectors.has_vectors(b, -2)
+        return b if either else vectors.in_vectors(b, self.device)
+
+    def _tiling(self, a, b, d):
+        chosen = super()._tiling(a, b, d)
+        return dataclasses.replace(self.tiling, along_k=chosen.along_k, instruction_rows=self.instruction_rows)
+
+
+class SmallTallDmma(SmallDmma):
+    instruction_rows = 16
 
 
 both = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled])
@@ -269,6 +294,31 @@ def test_register_tiles_are_right_in_every_order(orders, shape):
     a, b = matrix((2, m, k), "int64", 0, "integers", orders[0]), matrix((2, k, n), "int64", 1, "integers", orders[1])
     c = matrix((2, m, n), "int64", 2, "integers")
     np.testing.assert_array_equal(multiply(SmallRegisterTiled, a, b, c), a @ b + c)
+
+
+# (m, k, n) around the tile of 32 x 16 and its 8 steps
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [(SmallDmma, (31, 9, 17)), (SmallDmma, (1, 1, 1)), (SmallTallDmma, (32, 8, 16)), (SmallTallDmma, (2, 33, 6))],
+)
+def test_tiles_of_a_warps_instructions_are_right_in_every_order(kernel, orders, shape):
+    m, k, n = shape
+    a = amid_nan(matrix((m, k), "float64", 0, "integers"), orders[0])
+    b = amid_nan(matrix((k, n), "float64", 1, "integers"), orders[1])
+    c = matrix((m, n), "float64", 2, "integers")
+    np.testing.assert_array_equal(multiply(kernel, a, b, c), a @ b + c)
+
+
+def amid_nan(values, order):
+    """The same matrix in memory where each of its lines begins at a multiple of 16 bytes and ends before NaN."""
+    lines = values if order == "C" else values.T
+    rows, pitch = len(lines), lines.shape[1] + 2 + lines.shape[1] % 2
+    memory = np.full(rows * pitch + 1, np.nan)
+    first = memory.ctypes.data // 8 % 2
+    placed = memory[first:][: rows * pitch].reshape(rows, pitch)[:, : lines.shape[1]]
+    placed[...] = lines
+    return placed if order == "C" else placed.T
 
 
 def test_register_tiles_are_numbered_in_groups_that_cover_c_once():

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import re
 
+import numpy as np
 import pytest
 
 from distmm_kernels.config import SUPPORTED
+from distmm_kernels.mma_tiles import tilings
 from distmm_kernels.tiling import TILINGS
 
 pytestmark = pytest.mark.compile
@@ -94,6 +98,42 @@ def test_register_tiles_stay_in_registers(register_tiles, dtype, size, wide, arc
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", log)))
     assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize(
+    ("along_k", "architecture"),
+    [
+        *((along_k, (9, 0)) for along_k in itertools.product((False, True), repeat=2)),
+        *(((True, False), architecture) for architecture in ((8, 0), (8, 6), (10, 0), (12, 0))),
+    ],
+)
+@pytest.mark.usefixtures("build")  # skips where the compiler is missing
+def test_tiles_of_a_warps_instructions_stay_in_registers(along_k, architecture, size, wide):
+    from distmm_kernels import compiler
+    from distmm_kernels.device_code.mma import source
+
+    tiling = dataclasses.replace(tilings(architecture)[size], along_k=along_k)
+    made = compiler.build(source("float64", tiling, tiling.vector if wide else 1), architecture)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+    assert made.shared_bytes in (0, tiling.shared_bytes)
+
+
+def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(build):
+    from distmm_kernels.device_code.mma import multiply
+    from distmm_kernels.device_code.register_tiled import register_tiled
+
+    dtype = np.dtype("float64")
+    for architecture, steps in (((8, 0), 8), ((9, 0), 16)):
+        tiling = dataclasses.replace(tilings(architecture)[0], along_k=(True, False))
+        ptx, _ = build(register_tiled(dtype, tiling, tiling.vector, multiply), dtype, architecture)
+        each = tiling.thread_rows * tiling.thread_columns * tiling.depth // steps
+        assert len(re.findall(rf"mma\.sync\.aligned\.m{steps}n8k4\.row\.col\.f64", ptx)) == each
+        assert not re.search(r"(fma|add|sub|mul|mad)(\.rn)?\.f64", ptx)
+        assert re.search(r"st\.global\.v2\.", ptx)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

@@ -15,7 +15,8 @@ from distmm_kernels.testing import RAGGED_SHAPES, STRIDES, error_bound, matrix, 
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
-OURS = ("register_tiled", "tiled", "naive", "guvectorized")
+OURS = ("dmma", "register_tiled", "tiled", "naive", "guvectorized")
+ANY = OURS[1:]  # these multiply every type
 LEGAL = [
     (candidate.name, dtype)
     for candidate, dtype in itertools.product(CANDIDATES, SUPPORTED)
@@ -69,7 +70,7 @@ def test_every_stride_is_right_from_host_and_from_gpu_memory(kernel_for, name, d
     assert d.flags.c_contiguous
 
 
-@pytest.mark.parametrize("name", [name for name in OURS if name != "register_tiled"])
+@pytest.mark.parametrize("name", ANY[1:])
 @pytest.mark.parametrize("order", STRIDES)
 def test_operands_of_the_right_type_on_the_gpu_are_not_copied(kernel_for, name, order):
     kernel = kernel_for(name, "float32")
@@ -91,6 +92,20 @@ def test_register_tiles_copy_only_operands_without_aligned_rows_along_m_or_n(ker
     assert again.data.ptr == left.data.ptr, "what is prepared needs no second copy"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_dmma_reads_offsets_beyond_two_to_the_31(kernel_for, gpu, order):
+    import cupy
+
+    m, k = 2**24 + 3, 130
+    if gpu.memory < 30 * m * k:
+        pytest.skip(f"needs {30 * m * k / 2**30:.0f} GiB of GPU memory, {gpu.memory / 2**30:.0f} are there")
+    a = cupy.empty((m, k), order=order)
+    a[...] = (cupy.arange(m) % 1000)[:, None]
+    d = kernel_for("dmma", "float64").multiply(a, cupy.ones((k, 3)), None)
+    assert bool((d == k * a[:, :3]).all())
+
+
 @legal
 def test_operands_and_c_are_never_written(kernel_for, name, dtype):
     kernel = kernel_for(name, dtype)
@@ -105,22 +120,36 @@ def test_operands_and_c_are_never_written(kernel_for, name, dtype):
 
 
 # sizes around the register tiles of each type, the large and the small ones, and operands that are copied or not
-@pytest.mark.parametrize("dtype", SUPPORTED)
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("dmma", np.dtype("float64")), *(("register_tiled", dtype) for dtype in SUPPORTED)]
+)
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize("shape", [(128, 64, 128), (127, 63, 129), (260, 36, 132), (2100, 20, 136), (2050, 77, 2051)])
-def test_register_tiles_give_the_bits_of_naive(kernel_for, dtype, orders, shape):
+def test_register_tiles_give_the_bits_of_naive(kernel_for, name, dtype, orders, shape):
     m, k, n = shape
     a = on_gpu(matrix((m, k), dtype, 0), orders[0])
     b = on_gpu(matrix((k, n), dtype, 1), orders[1])
     c = on_gpu(matrix((m, n), dtype, 2), "every other")
     expected = kernel_for("naive", dtype).multiply(a, b, c).get()
-    np.testing.assert_array_equal(multiply(kernel_for("register_tiled", dtype), a, b, c).get(), expected)
+    np.testing.assert_array_equal(multiply(kernel_for(name, dtype), a, b, c).get(), expected)
 
 
-@pytest.mark.parametrize("dtype", SUPPORTED)
+CUTS = [
+    ("register_tiled", 32),
+    ("register_tiled", 45),
+    ("tiled", 32),
+    ("tiled", 96),
+    ("naive", 7),
+    ("guvectorized", 50),
+]
+
+
+FLOAT64 = np.dtype("float64")
+
+
 @pytest.mark.parametrize(
-    ("name", "cut"),
-    [("register_tiled", 32), ("register_tiled", 45), ("tiled", 32), ("tiled", 96), ("naive", 7), ("guvectorized", 50)],
+    ("name", "cut", "dtype"),
+    [*((*cut, dtype) for cut in CUTS for dtype in SUPPORTED), ("dmma", 32, FLOAT64), ("dmma", 45, FLOAT64)],
 )
 def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
     kernel = kernel_for(name, dtype)
@@ -134,7 +163,8 @@ def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_our_kernels_give_the_same_bits(kernel_for, dtype):
     a, b, c = (on_gpu(matrix(s, dtype, seed), "C") for seed, s in enumerate(((70, 333), (333, 61), (70, 61))))
-    first, *others = (kernel_for(name, dtype).multiply(a, b, c).get() for name in OURS)
+    names = OURS if dtype == "float64" else ANY
+    first, *others = (kernel_for(name, dtype).multiply(a, b, c).get() for name in names)
     for other in others:
         np.testing.assert_array_equal(other, first)
 
@@ -195,6 +225,24 @@ def test_work_on_another_stream_is_ordered_and_complete(kernel_for, name, dtype)
     check(d, a, b, dtype)
 
 
+@pytest.mark.parametrize("name", ["dmma", "register_tiled"])
+def test_a_chain_that_nobody_waits_for_has_the_bits_of_one_product(kernel_for, name):
+    import cupy
+
+    kernel = kernel_for(name, "float64")
+    a, b = matrix((300, 900), "float64", 0), matrix((900, 250), "float64", 1)
+    with cupy.cuda.Stream(non_blocking=True) as stream:
+        held, chain = [], None
+        for first in range(0, 900, 100):
+            left = kernel.prepare_a(on_gpu(a[:, first : first + 100], "C"), wait=False)
+            right = kernel.prepare_b(on_gpu(b[first : first + 100], "F"), wait=False)
+            chain = kernel.multiply(left, right, chain, wait=False)
+            held += [left, right, chain]  # until it is done
+        stream.synchronize()
+    whole = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+    np.testing.assert_array_equal(chain.get(), whole.get())
+
+
 def test_big_endian_and_other_types_are_converted(kernel_for):
     a, b = matrix((9, 40), "float32", 0), matrix((40, 7), "float32", 1)
     kernel = kernel_for("tiled", "float64")
@@ -224,7 +272,7 @@ def test_tf32_in_the_environment_is_refused(kernel_for, monkeypatch):
 
 
 @pytest.mark.multigpu
-@pytest.mark.parametrize("name", [*OURS, "cublas"])
+@pytest.mark.parametrize("name", [*ANY, "cublas"])
 def test_the_second_gpu_of_a_process_serves_as_well_as_the_first(name):
     import cupy
 

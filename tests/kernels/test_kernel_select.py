@@ -46,9 +46,14 @@ def test_precision_chooses_among_the_kernels_for_float32(precision, name):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "complex64", "complex128"])
-def test_other_types_have_one_precision(dtype, precision):
-    assert chosen(problem(dtype, k=4096, n=4096), H200, precision) == "register_tiled"
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [("float64", "dmma"), *((name, "register_tiled") for name in ("int32", "int64", "complex64", "complex128"))],
+)
+def test_other_types_have_one_precision(dtype, name, precision):
+    for where in (H200, A100):
+        assert chosen(problem(dtype, k=4096, n=4096), where, precision) == name
+    assert chosen(problem(dtype, k=4096, n=4096), T4, precision) == "tiled"
 
 
 @pytest.mark.parametrize("dtype", NARROW)
@@ -114,7 +119,9 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    kernel = select(problem(sorted(candidate.dtypes & {"float32", "float16"})[-1]), where, name=candidate.name)
+    kernel = select(
+        problem(sorted(candidate.dtypes & {"float16", "float32", "float64"})[-1]), where, name=candidate.name
+    )
     assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
     assert kernel.granule == candidate.granule
 

@@ -63,6 +63,7 @@ class Heat:
 HEATS = (
     Heat("float32", "highest", ("fp16x3", "tf32x3"), "float32"),
     Heat("float32", "ieee", ("register_tiled",), "float32"),
+    Heat("float64", "ieee", ("dmma",), "float64"),
     Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
     Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
     Heat("bfloat16", "highest", ("hopper",), "float32"),

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from llvmlite import ir
 from numba import types
 
-__all__ = ["I64", "Matrix", "Registers", "Shared", "assembly", "copy_vector", "intrinsic"]
+__all__ = ["I32", "I64", "Matrix", "Registers", "Shared", "assembly", "copy_part", "copy_vector", "intrinsic"]
 
 Elements: TypeAlias = list[tuple[Any, ...]]
 
@@ -49,6 +49,12 @@ def copy_vector(builder: Any, target: Any, source: Any, valid: Any) -> None:
     """Start an asynchronous copy of 16 bytes, or of zeros if not valid, from a global address to shared memory."""
     text = "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }"
     assembly(builder, text, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
+
+
+def copy_part(builder: Any, target: Any, source: Any, count: Any) -> None:
+    """Start an asynchronous copy of so many of 16 bytes, filled up with zeros, from global to shared memory."""
+    text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
+    assembly(builder, text, [builder.ptrtoint(target, I32), source, count])
 
 
 class _Elements:

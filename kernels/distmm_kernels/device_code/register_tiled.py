@@ -17,10 +17,11 @@ from numba import config, cuda, from_dtype, int32, int64, types
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
-from distmm_kernels.device_code.unrolled import address, close_stage, copy, load, multiply, store, wait_for_stages
-from distmm_kernels.tiling import WARP, Tiling, lane_place
+from distmm_kernels.device_code import unrolled
+from distmm_kernels.device_code.unrolled import address, close_stage, copy, copy_along_k, load, store, wait_for_stages
+from distmm_kernels.tiling import Tiling
 
-__all__ = ["register_tiled", "source"]
+__all__ = ["register_tiled", "source", "source_of"]
 
 # Blocks that run at the same time should share rows of A and columns of B in the second-level cache: they are numbered
 # down this many rows of tiles before they go on to the next column of tiles. 4 to 64 differ by under 3 % on an H200.
@@ -29,35 +30,50 @@ GROUP = uint32(16)
 ALIGNMENT = None if config.ENABLE_CUDASIM else 16  # of shared memory, for vectors; the simulator refuses the argument
 
 
-def register_tiled(dtype: np.dtype[Any], tiling: Tiling, width: int) -> Callable[..., None]:
+# Static shared memory of a block ends here; more must be asked for at the launch.
+MOST_STATIC = 48 * 1024
+
+
+def register_tiled(
+    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = unrolled.multiply
+) -> Callable[..., None]:
     """Make the kernel ``(a, b, c, d)`` for a dtype.
 
-    A is given as ``(batch, k, m)``, B as ``(batch, k, n)``, each with rows of unit stride that begin at multiples of 16
-    bytes. A stack ``c`` of no matrices stands for zero. Steps of k are added one by one in ascending order to the
-    elements of C that a thread starts from, so the result does not depend on how k is cut into calls.
+    A is given as ``(batch, k, m)``, B as ``(batch, k, n)``. Rows have unit stride, or columns where the tiling has the
+    operand along k, and begin at multiples of 16 bytes. A stack ``c`` of no matrices stands for zero. Steps of k are
+    added one by one in ascending order to the elements of C that a thread starts from, so the result does not depend on
+    how k is cut into calls.
 
     Parameters
     ----------
     width
         Elements of the vectors that D is stored in.
+    multiply
+        Makes the steps of a tile, as `unrolled.multiply` does.
     """
     number = from_dtype(dtype)
-    place = lane_place if config.ENABLE_CUDASIM else cuda.jit(device=True, inline="always")(lane_place)
+    place = tiling.place if config.ENABLE_CUDASIM else cuda.jit(device=True, inline="always")(tiling.place)
     rows, columns, depth, stages = tiling.rows, tiling.columns, tiling.depth, tiling.stages
-    start = address()
-    copy_a = copy(tiling.copies(rows), rows, tiling.vector)
-    copy_b = copy(tiling.copies(columns), columns, tiling.vector)
+    (share_a, beside_a, start_a, copy_a), (share_b, beside_b, start_b, copy_b) = (_operand(tiling, i) for i in (0, 1))
     close, wait = close_stage(), wait_for_stages(stages - 2)
-    begin, multiply_most, multiply_last = (multiply(tiling, *s) for s in ((-1, 0), (0, depth - 1), (depth - 1, depth)))
+    last_step = depth // tiling.step - 1
+    parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
+    begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
     load_c, store_d = load(tiling.outputs(1)), store(tiling.outputs(width), width)
 
-    size_a, size_b = int32(depth * rows), int32(depth * columns)
-    all_a, all_b = stages * depth * rows, stages * depth * columns
-    outputs, operands = tiling.thread_rows * tiling.thread_columns, 2 * (tiling.thread_rows + tiling.thread_columns)
+    size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
+    all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
+    if dynamic_bytes(tiling):  # then both arrays are all that the launch gives, and B's tiles lie behind A's
+        all_a, all_b, first_b = 0, 0, int32(all_a)
+    outputs, operands = tiling.thread_rows * tiling.thread_columns, 2 * tiling.operands
     # unsigned: Numba gives signed divisions Python's rounding, and mixes int64 with uint64 into floats
-    warp_size, warp_rows, vector = uint32(WARP[0] * WARP[1]), uint32(tiling.warp_rows), uint32(tiling.vector)
-    warp_height, warp_width = uint32(WARP[0] * tiling.thread_rows), uint32(WARP[1] * tiling.thread_columns)
-    lanes_a, lanes_b = uint32(tiling.lanes(rows)), uint32(tiling.lanes(columns))
+    warp_size, warp_rows, vector = uint32(32), uint32(tiling.warp_rows), uint32(tiling.vector)
+    warp_height, warp_width = (
+        uint32(tiling.warp[0] * tiling.thread_rows),
+        uint32(tiling.warp[1] * tiling.thread_columns),
+    )
+    run_rows, run_columns = map(uint32, tiling.runs)
+    spread, (across_a, along_a), (across_b, along_b) = tiling.spread, *(map(uint32, tiling.steps(i)) for i in (0, 1))
     first, one, last = int32(0), int32(1), int32(stages - 1)
     zero = dtype.type(0)
 
@@ -81,15 +97,23 @@ def register_tiled(dtype: np.dtype[Any], tiling: Tiling, width: int) -> Callable
         # the thread's first element of C in the tile
         warp = uint32(thread // warp_size)
         lane_row, lane_column = place(uint32(thread % warp_size))
-        i = int32(warp % warp_rows * warp_height + uint32(lane_row) * vector)
-        j = int32(warp // warp_rows * warp_width + uint32(lane_column) * vector)
+        warp_i, warp_j = uint32(warp % warp_rows * warp_height), uint32(warp // warp_rows * warp_width)
+        i = int32(warp_i + uint32(lane_row) * run_rows)
+        j = int32(warp_j + uint32(lane_column) * run_columns)
+
+        # where it reads operands
+        if spread:
+            read_a = int32((warp_i + uint32(lane_row) * vector) * across_a + uint32(lane_column) * along_a)
+            read_b = int32((warp_j + uint32(lane_row) * vector) * across_b + uint32(lane_column) * along_b) + first_b
+        else:
+            read_a, read_b = i, j + first_b
 
         # the thread's vectors of the operands; beyond the last column it reads that: what comes of it is not stored
-        k_a, i_a = int32(thread // lanes_a), int32(thread % lanes_a * vector)
-        k_b, j_b = int32(thread // lanes_b), int32(thread % lanes_b * vector)
-        into_a, into_b = int32(k_a * rows + i_a), int32(k_b * columns + j_b)
-        from_a, from_b = min(i0 + i_a, (m - 1) // vector * vector), min(j0 + j_b, (n - 1) // vector * vector)
-        next_a, next_b = start(a, batch, k_a, from_a), start(b, batch, k_b, from_b)
+        k_a, i_a, into_a = share_a(thread)
+        k_b, j_b, into_b = share_b(thread)
+        into_b += first_b
+        from_a, from_b = beside_a(i0 + i_a, m), beside_b(j0 + j_b, n)
+        next_a, next_b = start_a(a, batch, k_a, from_a), start_b(b, batch, k_b, from_b)
         stride_a, stride_b = a.strides[1] * depth, b.strides[1] * depth
 
         k = 0  # of the next tiles to come
@@ -107,26 +131,68 @@ def register_tiled(dtype: np.dtype[Any], tiling: Tiling, width: int) -> Callable
         cuda.syncthreads()
 
         now, free = first, last
-        begin(acc, held, tile_a, i, tile_b, j)
+        begin(acc, held, tile_a, read_a, tile_b, read_b)
         steps += k
         while k < steps:
             copy_a(tile_a, free * size_a + into_a, a, batch, k + k_a, from_a, next_a)
             copy_b(tile_b, free * size_b + into_b, b, batch, k + k_b, from_b, next_b)
             close()
             k, next_a, next_b = k + depth, next_a + stride_a, next_b + stride_b
-            multiply_most(acc, held, tile_a, now * size_a + i, tile_b, now * size_b + j)
+            multiply_most(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
             free = now
             now = int32(now + one) if now < last else first
             wait()
             cuda.syncthreads()  # the next tiles are complete, and nobody reads these any more
-            multiply_last(acc, held, tile_a, now * size_a + i, tile_b, now * size_b + j)
+            multiply_last(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
 
     return kernel
 
 
+def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
+    """Make the four functions that bring A (0) or B (1) into shared memory.
+
+    ``share(thread)`` gives the step of k and the row of A, or column of B, that the thread's first vector begins at,
+    and its place in the tile. ``beside(i, size)`` gives the row or column to read in place of one that may lie beyond
+    the last. Then `unrolled.address` and `unrolled.copy`.
+    """
+    lanes, pitch, vector = uint32(tiling.lanes(operand)), int32(tiling.pitch(operand)), uint32(tiling.vector)
+
+    def share(thread):
+        k, i = int32(thread // lanes), int32(thread % lanes * vector)
+        return k, i, int32(k * pitch + i)
+
+    def share_along_k(thread):
+        i, k = int32(thread // lanes), int32(thread % lanes * vector)
+        return k, i, int32(i * pitch + k)
+
+    def last_or(i, size):
+        return min(i, (size - 1) // vector * vector)
+
+    def any_of(i, size):
+        return i
+
+    copies = tiling.copies(operand), tiling.pitch(operand)
+    if tiling.along_k[operand]:
+        made, moves = (share_along_k, any_of), (address(0), copy_along_k(*copies))
+    else:
+        made, moves = (share, last_or), (address(), copy(*copies, tiling.vector))
+    if config.ENABLE_CUDASIM:
+        return *made, *moves
+    return *(cuda.jit(device=True, inline="always")(function) for function in made), *moves
+
+
+def dynamic_bytes(tiling: Tiling) -> int:
+    """Return the shared memory that a launch must ask for."""
+    return tiling.shared_bytes if tiling.shared_bytes > MOST_STATIC else 0
+
+
 def source(dtype: str, tiling: Tiling, width: int) -> Source:
     """Return what `distmm_kernels.binary` compiles."""
+    return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
+
+
+def source_of(kernel: Callable[..., None], dtype: str, tiling: Tiling) -> Source:
+    """Return the source of a kernel that `register_tiled` made."""
     stack = types.Array(from_dtype(np.dtype(dtype)), 3, "A")
-    function = register_tiled(np.dtype(dtype), tiling, width)
-    return Source(function, types.void(stack, stack, stack, stack), tiling.threads, tiling.blocks)
+    return Source(kernel, types.void(stack, stack, stack, stack), tiling.threads, tiling.blocks, dynamic_bytes(tiling))

@@ -17,9 +17,9 @@ from typing import Any
 from numba import config, types
 
 from distmm_kernels.device_code import llvm
-from distmm_kernels.tiling import Offsets, Tiling
+from distmm_kernels.tiling import VECTOR_BYTES, Offsets, Tiling
 
-__all__ = ["address", "close_stage", "copy", "load", "multiply", "store", "wait_for_stages"]
+__all__ = ["address", "close_stage", "copy", "copy_along_k", "load", "multiply", "store", "wait_for_stages"]
 
 
 def load(offsets: Offsets) -> Callable[..., None]:
@@ -75,8 +75,11 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
     return _on_matrix(simulated, generated, 1 if width > 1 else None)
 
 
-def address() -> Callable[..., Any]:
-    """Make ``(matrices, batch, row, column)``: where an element lies, for `copy`; 0 where there are no addresses."""
+def address(unit: int = 1) -> Callable[..., Any]:
+    """Make ``(matrices, batch, row, column)``: where an element lies, for `copy`; 0 where there are no addresses.
+
+    ``unit`` is the axis of unit stride.
+    """
 
     def simulated(matrices, batch, row, column):
         return 0
@@ -85,7 +88,7 @@ def address() -> Callable[..., Any]:
         return simulated
 
     def generated(context, builder, signature, arguments):
-        return llvm.Matrix(context, builder, signature.args[0], arguments, 1).address()
+        return llvm.Matrix(context, builder, signature.args[0], arguments, unit).address()
 
     def typed(matrices, batch, row, column):
         return types.int64(matrices, types.int64, types.int64, types.int64)
@@ -128,6 +131,43 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
             source = builder.add(first, builder.mul(stride, llvm.I64(step)))
             valid = builder.icmp_signed("<", builder.add(k, llvm.I64(step)), rows)
             llvm.copy_vector(builder, tile.pointer(step * width), source, valid)
+        return context.get_dummy_value()
+
+    def typed(tile, base, matrices, batch, k, column, first):
+        return types.void(tile, types.int32, matrices, *(types.int64,) * 4)
+
+    return llvm.intrinsic(generated, typed)
+
+
+def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
+    """Make what `copy` makes, for matrices whose columns have unit stride, and tiles whose rows are such columns.
+
+    ``steps`` are columns then. What lies beyond the last row arrives as zeros, and so do columns beyond the last.
+    """
+
+    def simulated(tile, base, matrices, batch, k, column, first):
+        matrix, vector = matrices[batch], VECTOR_BYTES // matrices.dtype.itemsize
+        for step, e in itertools.product(steps, range(vector)):
+            valid = k + e < matrix.shape[0] and column + step < matrix.shape[1]
+            tile[base + step * width + e] = matrix[k + e, column + step] if valid else 0
+
+    if config.ENABLE_CUDASIM:
+        return simulated
+
+    def generated(context, builder, signature, arguments):
+        tile = llvm.Shared(context, builder, signature.args[0], arguments[0], arguments[1])
+        stack = context.make_array(signature.args[2])(context, builder, arguments[2])
+        _, rows, columns = (builder.extract_value(stack.shape, axis) for axis in range(3))
+        stride = builder.extract_value(stack.strides, 2)
+        k, column, first = arguments[4:]
+        left = builder.mul(builder.sub(rows, k), llvm.I64(tile.itemsize))
+        most, none = llvm.I64(VECTOR_BYTES), llvm.I64(0)
+        left = builder.select(builder.icmp_signed("<", left, most), left, most)
+        left = builder.trunc(builder.select(builder.icmp_signed("<", left, none), none, left), llvm.I32)
+        for step in steps:
+            source = builder.add(first, builder.mul(stride, llvm.I64(step)))
+            valid = builder.icmp_signed("<", builder.add(column, llvm.I64(step)), columns)
+            llvm.copy_part(builder, tile.pointer(step * width), source, builder.select(valid, left, llvm.I32(0)))
         return context.get_dummy_value()
 
     def typed(tile, base, matrices, batch, k, column, first):

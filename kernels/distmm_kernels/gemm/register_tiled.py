@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 from distmm_kernels import launch
 from distmm_kernels.binary import Recipe
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.tiling import Tiling, tiling_for
+from distmm_kernels.tiling import TILINGS, Tiling, tiling_for
 from distmm_kernels.vectors import VECTOR_BYTES, has_vectors, in_vectors
 
 __all__ = ["RegisterTiledKernel"]
@@ -20,6 +20,7 @@ class RegisterTiledKernel(launch.CudaKernel):
     """Tiles in shared memory, and tiles of those in registers. Its bits are those of one ascending chain of steps."""
 
     name = "register_tiled"
+    maker: ClassVar[str] = "distmm_kernels.device_code.register_tiled:source"
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -58,16 +59,18 @@ class RegisterTiledKernel(launch.CudaKernel):
     def _launch(self, a: Array, b: Array, c: Array | None, d: Array) -> launch.Launch:
         """Return the launch for arrays like these."""
         *batch, m, n = d.shape
-        tiling = self._tiling(m, n, math.prod(batch))
+        tiling = self._tiling(a, b, d)
         width = tiling.vector if n % tiling.vector == 0 and has_vectors(d, -1) else 1
-        recipe = Recipe("distmm_kernels.device_code.register_tiled:source", (self.dtype.name, tiling, width))
+        recipe = Recipe(self.maker, (self.dtype.name, tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
         arrays = a.swapaxes(-1, -2), b, c, d
         stacks = [None if x is None else launch.Stack.of(x) for x in arrays]
         return launch.Launch(recipe, self.device, blocks, stacks)
 
-    def _tiling(self, m: int, n: int, batch: int) -> Tiling:
-        return tiling_for(m, n, batch, self.dtype.name, self.device.multiprocessors)
+    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
+        """Choose the tiling for operands and a result like these."""
+        *batch, m, n = d.shape
+        return tiling_for(TILINGS[self.dtype.name], m, n, math.prod(batch), self.device.multiprocessors)
 
 
 def _address(array: Array | None) -> int:

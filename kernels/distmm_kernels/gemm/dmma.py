@@ -1,0 +1,28 @@
+"""Float64 on tensor cores, in ascending k: the verbs and the bits of the register-tiled kernel, at twice the rate."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import ClassVar
+
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.kernel import Array
+from distmm_kernels.mma_tiles import tilings
+from distmm_kernels.tiling import Tiling, tiling_for
+from distmm_kernels.vectors import has_vectors
+
+__all__ = ["DmmaKernel"]
+
+
+class DmmaKernel(RegisterTiledKernel):
+    """Products of a warp's tiles by `mma.sync`. Its bits are those of one ascending chain of steps."""
+
+    name = "dmma"
+    maker: ClassVar[str] = "distmm_kernels.device_code.mma:source"
+
+    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
+        *batch, m, n = d.shape
+        which = tilings(self.device.compute_capability)
+        chosen = tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
+        return dataclasses.replace(chosen, along_k=(not has_vectors(a, -2), not has_vectors(b, -1)))
