@@ -2,7 +2,8 @@
 
 Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
 
-    Y[p,j]   sketches of B[p,j]           at their home, one task for all j that have the same
+    w[j]     weights by B[0,j]            at their home, one task for all j that have the same
+    Y[p,j]   sketches of B[p,j]           at their home, likewise
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
@@ -60,9 +61,9 @@ class Writer:
     alpha, beta : scalars
     attempt : int
         0, or how often the block has been rejected before.
-    confirm : int or None
-        Checksum of the block that another worker has made: with these bits it is accepted where inf or NaN leave
-        nothing else to judge by, or a row that only stands out has turned out the same.
+    before : dict or None
+        What was said of the same block when it was made before, and rejected: with the same bits it is accepted where
+        inf or NaN leave nothing else to judge by, or a row that only stands out has turned out the same.
     """
 
     folder: Folder
@@ -74,7 +75,7 @@ class Writer:
     alpha: complex
     beta: complex
     attempt: int = 0
-    confirm: int | None = None
+    before: Json | None = None
 
     @property
     def topic(self) -> str:
@@ -86,7 +87,13 @@ class Writer:
         return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
 
     def write(
-        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
+        self,
+        where: Placement,
+        block: np.ndarray,
+        left: sketch.Sketch | None,
+        position: int,
+        added: np.ndarray | None,
+        weights: dict[int, sketch.Weights] | None,
     ) -> Json:
         """Judge one block; write and mark it if it is right. Runs on workers, beside their products.
 
@@ -101,18 +108,24 @@ class Writer:
         # says. On CPU workers the plan counts all finished blocks of a wave.
         with beside_products("write", math.inf if cluster.device == "cpu" else cluster.threads):
             get_worker().log_event(self.topic, [where.product, where.i, where.j])
-            return self._written(where, np.ascontiguousarray(block), left, position, added)
+            return self._written(where, np.ascontiguousarray(block), left, position, added, weights)
 
     def _written(
-        self, where: Placement, block: np.ndarray, left: sketch.Sketch | None, position: int, added: np.ndarray | None
+        self,
+        where: Placement,
+        block: np.ndarray,
+        left: sketch.Sketch | None,
+        position: int,
+        added: np.ndarray | None,
+        weights: dict[int, sketch.Weights] | None,
     ) -> Json:
         with ThreadPoolExecutor(1) as beside:
             crc = beside.submit(checksum, block)
             judged = None
-            if self.tolerance is not None and left is not None:
+            if self.tolerance is not None and left is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
                 about = self.tolerance, left, position, block, x, self.alpha, self.beta, added
-                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda")
+                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda", by=weights[where.j])
         record: Json = {
             "i": where.i,
             "j": where.j,
@@ -123,11 +136,11 @@ class Writer:
         }
         accepted = True
         if judged is not None:
-            confirmed = judged.residual <= 1 and self.confirm == record["crc32c"]
+            confirmed = judged.residual <= 1 and self.before is not None and self.before["crc32c"] == record["crc32c"]
             accepted = judged.ok or confirmed
             # JSON has no infinity: an integer that differs has no residual to speak of.
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
-            record["how"] = "sketch" if judged.ok else "same bits on two workers" if confirmed else "rejected"
+            record["how"] = "sketch" if judged.ok else self._same_bits(record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
         if accepted:
             rows, columns = self.region(where.i, where.j)
@@ -139,11 +152,14 @@ class Writer:
             write_json(self.folder.marker(where.i, where.j), record)
         return {**record, "written": accepted}
 
+    def _same_bits(self, worker: str) -> str:
+        """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
+        elsewhere = self.before is not None and self.before["worker"] != worker
+        return "same bits on two workers" if elsewhere else "same bits twice on one worker"
 
-def _write(
-    where: Placement, writer: Writer, block: np.ndarray, left: Any, position: int, added: np.ndarray | None
-) -> Json:
-    return writer.write(where, block, left, position, added)
+
+def _write(where: Placement, writer: Writer, *about: Any) -> Json:
+    return writer.write(where, *about)
 
 
 @dataclass(frozen=True)
@@ -226,14 +242,19 @@ class WritingLayer(Layer):  # type: ignore[misc]
         work = writer.tolerance.work
         for p in panels:
             for columns in self.groups:
+                blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
+                where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
+                if p == 0:
+                    yield Placed(weights, sketch.weigh, where, blocks, columns, work)
                 yield Placed(
                     (f"{self.name}-b", p, columns[0]),
                     sketch.of_b,
-                    self._place(p, columns[0], p),
-                    List(*(TaskRef((names.b, p, j)) for j in columns)),
+                    where,
+                    blocks,
                     writer.seed,
                     columns,
                     work,
+                    TaskRef(weights),
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in sorted({i for i, _ in self.blocks}):
@@ -251,6 +272,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
     def _writing(self) -> Iterator[Placed]:
         last = len(self.writer.plan.blocking.k) - 1
         judged = self.writer.tolerance is not None
+        weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
         for i, j in self.blocks:
             yield Placed(
                 self.key(i, j),
@@ -261,4 +283,5 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 TaskRef((f"{self.name}-a", i, last)) if judged else None,
                 self.columns.index(j),
                 TaskRef((self.names.c0, i, j)) if judged and self.names.c0 is not None else None,
+                weights[j] if judged else None,
             )
