@@ -196,7 +196,8 @@ class Loop:
         systematic = same and (record["residual"] is None or record["residual"] > 1)
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
-        plan = replace(self.plan, grid=replace(self.plan.grid, shift=attempt))
+        shift = attempt if self.plan.cluster.workers > 1 else 0
+        plan = replace(self.plan, grid=replace(self.plan.grid, shift=shift))
         writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
         self._submit(wave, (block,), plan, writer)
 

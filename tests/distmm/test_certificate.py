@@ -26,6 +26,7 @@ from distmm.job.loop import Loop, Submitted
 from distmm.job.wave import Writer
 from distmm.storage import open_matrix
 from distmm.tolerance import Tolerance
+from distmm.verdict import Verdict
 from tests.distmm.sketched import K, M, N, matrices
 
 
@@ -277,3 +278,26 @@ def test_a_c_that_cannot_be_compared_any_more_is_not_called_right(
     with pytest.raises(UndecidedError):
         verdict.raise_if_wrong()
     assert open_matrix("C.npy").shape == (M, N)
+
+
+def test_a_boolean_c_is_only_known_to_be_what_was_written(client: Client, spoilt: Any) -> None:
+    for name, shape in (("A.npy", (M, K)), ("B.npy", (K, N))):
+        np.save(name, np.random.default_rng(0).random(shape) < 0.05)
+    run(client, check="full")
+    verdict = job.recheck("C.npy")
+    assert verdict.outcome == "cannot tell"
+    assert "compared with A and B in full then" in verdict.message
+    assert "C is boolean" in verdict.message
+
+
+def test_a_full_check_that_cannot_tell_keeps_the_result(
+    client: Client, spoilt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "distmm.job.job.verify", lambda *args, **options: Verdict("cannot tell", 0.0, "it may overflow")
+    )
+    with pytest.raises(UndecidedError, match="it may overflow; the result is kept as") as error:
+        run(client, check="full")
+    assert not os.path.exists("C.npy")
+    kept = str(error.value).rpartition("kept as ")[2]
+    np.testing.assert_allclose(open_matrix(kept)[...], matrices("float32")[2], rtol=1e-3, atol=1e-3)
