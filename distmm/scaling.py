@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.gpu import namespace
 
-__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "scaled", "weights"]
+__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "scaled", "weights", "widened"]
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -108,6 +108,29 @@ def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
             part = scaled(part, -found[:, None])
             squares = _squares(xp, part)
         return part @ x, xp.sqrt(squares), found
+
+
+def widened(values: Block, flushes: bool | None = None) -> Block:
+    """Return float32 and complex64 values in double precision where a cast would lose subnormal ones; others as given.
+
+    CuPy compiles its casts with -ftz=true: they take subnormal float32 numbers for zero. So these are made of their
+    bits there. `flushes` says whether casts do that; by default, of CuPy arrays.
+    """
+    xp = namespace(values)
+    if values.dtype not in (np.float32, np.complex64) or not (xp is not np if flushes is None else flushes):
+        return values
+    if values.dtype.kind == "c":
+        out = xp.empty(values.shape, np.complex128)
+        out.real, out.imag = widened(values.real, flushes), widened(values.imag, flushes)
+        return out
+    bits = values.view(np.uint32)
+    size = bits & np.uint32(2**31 - 1)
+    subnormal = (size > 0) & (size < 2**23)
+    wide = values.astype(np.float64)
+    if bool(subnormal.any()):
+        exact = size.astype(np.float64) * 2.0**-149
+        wide = xp.where(subnormal, xp.where(bits > size, -exact, exact), wide)
+    return wide
 
 
 def _squares(xp: Any, part: Block) -> Block:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from distmm.gpu import namespace
-from distmm.scaling import SPOILT, scaled
+from distmm.scaling import SPOILT, scaled, widened
 
 __all__ = ["SLICE", "across", "down", "finite", "largest"]
 
@@ -32,7 +32,7 @@ def _slices(
         part = block[here]
         if part.dtype.kind == "V":  # bfloat16, by way of the type that it is the upper half of
             part = part.astype(np.float32)
-        part = part.astype(work, copy=False)
+        part = widened(part).astype(work, copy=False)
         if rows is not None and columns is not None:
             part = scaled(part, -(rows[here, None] + columns))
         elif rows is not None:

@@ -33,7 +33,7 @@ import numpy as np
 
 from distmm import gpu
 from distmm.host import device
-from distmm.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights
+from distmm.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
 from distmm.tolerance import Tolerance, in_type, mantissa, stands_out
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
@@ -208,7 +208,7 @@ def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]
     converted = xp.empty((min(step, m), k), work)
     for i in range(0, m, step):
         part = converted[: min(step, m - i)]
-        part[...] = block[i : i + step]
+        part[...] = widened(block[i : i + step])
         yield slice(i, i + step), part
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from distmm.host import device
 from distmm.job import sketch
+from distmm.scaling import widened
 from distmm.tolerance import Tolerance
 from tests.distmm.sketched import K, M, N, element, judged, matrices
 
@@ -116,6 +117,34 @@ SCALES = [
     ("float64", 1e-310, 1.0), ("float64", 1e-310, 1e300), ("float64", 1e-160, 1e-155), ("complex128", 1e-310, 1.0),
     ("float64", 1e200, 1e106), ("float64", 1e306, 1.0), ("float64", 1.0, 1e306), ("float64", 1e306, 1e-200),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["float32", "complex64"])
+def test_subnormal_numbers_are_read_where_casts_take_them_for_zero(name: str) -> None:
+    a = matrices(name)[0]
+    a[::2] *= a.dtype.type(1e-40)
+    a[5] = [0, np.inf, np.nan] * (K // 3)
+    with np.errstate(invalid="ignore"):
+        wide = widened(a, flushes=True)
+    np.testing.assert_array_equal(wide, a.astype("c16" if name == "complex64" else "f8"), strict=True)
+    assert widened(a, flushes=False) is a
+    assert (wide[0] != 0).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("name", "left", "right"), SCALES)
+def test_a_gpu_judges_extreme_sizes_as_numpy_does(name: str, left: float, right: float) -> None:
+    import cupy
+
+    rng, dtype = np.random.default_rng(2), element(name)
+    a, b = ((rng.standard_normal(shape) * scale).astype(dtype) for shape, scale in (((M, K), left), ((K, N), right)))
+    tolerance, x, found = Tolerance.of(dtype, dtype, dtype, K), sketch.vectors(0, 0, N, False), []
+    for put in (np.asarray, cupy.asarray):
+        by = sketch.weigh(None, [put(b)], (0,), tolerance.work)
+        right_side = [sketch.of_b(None, [put(b)], 0, (0,), tolerance.work, by)]
+        sketches = sketch.of_a(None, None, put(a), right_side, tolerance.work)
+        found.append(sketch.judge(tolerance, sketches, 0, a @ b, x, on_gpu=put is cupy.asarray, by=by[0]))
+    assert [(j.ok, j.settled) for j in found] == [(True, True)] * 2
 
 
 @pytest.mark.parametrize(("name", "left", "right"), SCALES)
