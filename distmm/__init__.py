@@ -16,10 +16,19 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from distmm.array import gemm, gram, matmul, plan
-from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
+from distmm.errors import (
+    DeviceMemoryError,
+    DistmmError,
+    DoesNotFitError,
+    InputError,
+    Stopped,
+    UndecidedError,
+    WrongResultError,
+)
 from distmm.host import empty
 from distmm.plan import Plan
-from distmm.verify import Verdict, verify
+from distmm.verdict import Verdict
+from distmm.verify import verify
 
 if TYPE_CHECKING:
     from distmm.job import multiply, resume, status
@@ -36,6 +45,7 @@ __all__ = [
     "InputError",
     "Plan",
     "Stopped",
+    "UndecidedError",
     "Verdict",
     "WrongResultError",
     "empty",

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceMemoryError", "DistmmError", "DoesNotFitError", "InputError", "Stopped", "WrongResultError"]
+__all__ = [
+    "DeviceMemoryError",
+    "DistmmError",
+    "DoesNotFitError",
+    "InputError",
+    "Stopped",
+    "UndecidedError",
+    "WrongResultError",
+]
 
 
 class DistmmError(Exception):
@@ -23,6 +31,10 @@ class DeviceMemoryError(MemoryError, DistmmError):  # in this order, or it canno
 
 class WrongResultError(DistmmError, ArithmeticError):
     """A product that failed its check (exit code 1)."""
+
+
+class UndecidedError(DistmmError, ArithmeticError):
+    """A product of which a check cannot tell whether it is right (exit code 4)."""
 
 
 class Stopped(DistmmError):  # noqa: N818  it is not an error, but an end before the end

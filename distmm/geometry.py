@@ -144,7 +144,7 @@ class Grid:
     So ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
     sent along one row of the grid and each block of B along one column, at most once a worker. A batch index rotates
     the ranks, so that many small products spread over all workers; so does `shift`, for a product that is to be done
-    again on other workers.
+    again on other workers. A grid of one worker goes on to a second one for that.
 
     With several `layers`, each is such a grid for a part of k (split-K), and makes a partial sum of every block of C.
     """
@@ -169,7 +169,8 @@ class Grid:
     def owner(self, i: int, j: int, batch: tuple[int, ...] = (), layer: int = 0) -> int:
         """Rank of the worker at which block (i, j) lives, on a layer."""
         row, column = i % self.rows, j % self.columns
-        return ((layer * self.rows + row) * self.columns + column + sum(batch) + self.shift) % self.size
+        rank = (layer * self.rows + row) * self.columns + column + sum(batch) + self.shift
+        return rank % (max(self.size, 2) if self.shift else self.size)
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:

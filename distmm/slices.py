@@ -12,8 +12,9 @@ from typing import Any, Literal
 import numpy as np
 
 from distmm.gpu import namespace
+from distmm.scaling import SPOILT, scaled, widened
 
-__all__ = ["SLICE", "across", "down", "flags"]
+__all__ = ["SLICE", "across", "down", "finite", "largest"]
 
 # Bytes of a slice in the type that is computed in; its absolute values take as much again.
 SLICE = 64 << 20
@@ -21,19 +22,35 @@ SLICE = 64 << 20
 Block = Any  # a NumPy or CuPy matrix
 
 
-def _slices(block: Block, work: np.dtype[Any], columns: Block | None) -> Iterator[tuple[slice, Block]]:
-    """Ranges of rows of a block in type `work`, with zeros in the columns that are not kept."""
+def _slices(
+    block: Block, work: np.dtype[Any], rows: Block | None = None, columns: Block | None = None
+) -> Iterator[tuple[slice, Block]]:
+    """Ranges of rows of a block in type `work`, divided by powers of two; `SPOILT` columns become zeros."""
     height = max(1, SLICE // max(1, block.shape[1] * work.itemsize))
     for first in range(0, block.shape[0], height):
-        rows = slice(first, first + height)
-        part = block[rows]
+        here = slice(first, first + height)
+        part = block[here]
         if part.dtype.kind == "V":  # bfloat16, by way of the type that it is the upper half of
             part = part.astype(np.float32)
-        part = part.astype(work, copy=False)
-        yield rows, part if columns is None else namespace(part).where(columns, part, work.type(0))
+        part = widened(part).astype(work, copy=False)
+        if rows is not None and columns is not None:
+            part = scaled(part, -(rows[here, None] + columns))
+        elif rows is not None:
+            part = scaled(part, -rows[here, None])
+        elif columns is not None:
+            part = scaled(part, -columns)
+        yield here, part if columns is None else namespace(part).where(columns != SPOILT, part, work.type(0))
 
 
-def across(block: Block, panel: Block, columns: Block | None, *, work: np.dtype[Any], power: Literal[0, 1, 2]) -> Block:
+def across(
+    block: Block,
+    panel: Block,
+    rows: Block | None,
+    columns: Block | None,
+    *,
+    work: np.dtype[Any],
+    power: Literal[0, 1, 2],
+) -> Block:
     """Multiply a block by a thin panel.
 
     Parameters
@@ -41,8 +58,9 @@ def across(block: Block, panel: Block, columns: Block | None, *, work: np.dtype[
     block : matrix of shape (m, k)
     panel : matrix of shape (k, v)
         Of type `work`.
-    columns : bools of shape (k,), optional
-        Columns of the block that count; the others are zero, also where they hold inf or NaN.
+    rows, columns : int32 of shapes (m,) and (k,), optional
+        Exponents of the powers of two by which rows and columns of the block are divided first. `SPOILT` columns count
+        as zeros, also where they hold inf or NaN.
     power : {0, 1, 2}
         If not 0, the last column of the panel is multiplied by the absolute values of the block, or by their squares.
 
@@ -53,13 +71,13 @@ def across(block: Block, panel: Block, columns: Block | None, *, work: np.dtype[
     out = namespace(block).empty((1, block.shape[0], panel.shape[1]), work)
     signed = panel[:, :-1] if power else panel
     with np.errstate(invalid="ignore", over="ignore"):
-        for rows, part in _slices(block, work, columns):
-            out[0, rows, : signed.shape[1]] = part @ signed
+        for here, part in _slices(block, work, rows, columns):
+            out[0, here, : signed.shape[1]] = part @ signed
             if power:
                 size = abs(part)
                 if power == 2:
                     size *= size
-                out[0, rows, -1] = size @ panel[:, -1]
+                out[0, here, -1] = size @ panel[:, -1]
     return out
 
 
@@ -71,7 +89,7 @@ def down(block: Block, lines: Block, columns: Block | None, *, work: np.dtype[An
     block : matrix of shape (k, n)
     lines : matrix of shape (1, k) or (2, k)
         Of type `work`.
-    columns : bools of shape (n,), optional
+    columns : int32 of shape (n,), optional
         As in `across`.
 
     Returns
@@ -80,25 +98,43 @@ def down(block: Block, lines: Block, columns: Block | None, *, work: np.dtype[An
     """
     out = namespace(block).zeros((1, lines.shape[0], block.shape[1]), work)
     with np.errstate(invalid="ignore", over="ignore"):
-        for rows, part in _slices(block, work, columns):
-            out[0, 0] += lines[0, rows] @ part
+        for here, part in _slices(block, work, None, columns):
+            out[0, 0] += lines[0, here] @ part
             if lines.shape[0] == 2:
-                out[0, 1] += lines[1, rows] @ abs(part)
+                out[0, 1] += lines[1, here] @ abs(part)
     return out
 
 
-def flags(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1], finite: bool) -> Block:
-    """Which rows (axis 0) or columns (axis 1) of a block have any finite element, or any that is not.
+def largest(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
+    """Largest absolute value of each row (axis 0) or column (axis 1) of a block; NaN where there is one.
+
+    Returns
+    -------
+    array of float64 of shape (1, m) or (1, n)
+    """
+    xp = namespace(block)
+    out = xp.zeros((1, block.shape[axis]), np.float64)
+    for here, part in _slices(block, work) if block.size else ():
+        found = abs(part).max(axis=1 - axis)
+        if axis == 0:
+            out[0, here] = found
+        else:
+            out[0] = xp.maximum(out[0], found)
+    return out
+
+
+def finite(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
+    """Which rows (axis 0) or columns (axis 1) of a block have any finite element.
 
     Returns
     -------
     array of bool of shape (1, m) or (1, n)
     """
     out = namespace(block).zeros((1, block.shape[axis]), bool)
-    for rows, part in _slices(block, work, None):
-        found = (namespace(part).isfinite(part) == finite).any(axis=1 - axis)
+    for here, part in _slices(block, work):
+        found = namespace(part).isfinite(part).any(axis=1 - axis)
         if axis == 0:
-            out[0, rows] = found
+            out[0, here] = found
         else:
             out[0] |= found
     return out

@@ -9,16 +9,18 @@ import dask.array as da
 import numpy as np
 
 from distmm.errors import InputError
-from distmm.freivalds import Freivalds, Verdict, fetch, values
+from distmm.freivalds import OVERFLOW, Freivalds, fetch, values
 from distmm.geometry import Problem
 from distmm.host import lend
 from distmm.operands import Operand, check_pair, wrap
 from distmm.runtime import cluster
+from distmm.scaling import SPOILT, exponents, scaled, weights
 from distmm.sources import check_sendable
 from distmm.tasks import to_host
-from distmm.tolerance import Tolerance, in_type
+from distmm.tolerance import Tolerance, in_type, mantissa
+from distmm.verdict import Verdict
 
-__all__ = ["CHECKS", "Verdict", "check_possible", "verify"]
+__all__ = ["CHECKS", "check_possible", "verify"]
 
 CHECKS = ("freivalds", "full", "none")
 
@@ -48,20 +50,27 @@ def verify(
     A : array-like of shape (m, k)
     B : array-like of shape (k, n)
     C : array-like of shape (m, n)
-        Dask, NumPy or CuPy arrays, or Zarr-like objects. They are read once, block by block.
+        Dask, NumPy or CuPy arrays, or Zarr-like objects. They are read block by block, once, or twice where columns of
+        B differ much in size, or elements are near the ends of float64's range.
     check : {"freivalds", "full"}
         "freivalds": random vectors, O(n^2); "full": every element against a float64 product, for small sizes.
     seed : int
-        Seed of the random vectors.
+        Seed of the random vectors, at least 0.
     transa, transb, alpha
         As in `distmm.gemm`.
-    precision : str
+    precision : {"highest", "ieee", "high", "medium"}
         With which C was computed: "high" and "medium" round the operands, and may err more.
+
+    Returns
+    -------
+    Verdict
+        True as a bool only if C is right; it is "cannot tell" where C has inf or NaN because a sum may have overflowed
+        on the way, or not, by the order of its terms.
 
     Raises
     ------
     InputError
-        If the shapes do not belong together, or a full check would be too large.
+        If the shapes do not belong together, a full check would be too large, or an argument is none of those allowed.
     """
     cluster.refuse_asynchronous()
     a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
@@ -76,6 +85,8 @@ def verify(
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed {seed!r} is not an integer of 0 or more")
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], precision)
     if check == "full":
@@ -134,18 +145,27 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
 def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdict:
     left, right, given = fetch(*blocks)
     with np.errstate(invalid="ignore", over="ignore"):
-        right = right * in_type(alpha, tolerance.work)
-        truth = left @ right
         if tolerance.exact:
-            ratio = np.where(tolerance.differ(truth, given), np.inf, 0.0)
+            truth = left @ (right * in_type(alpha, tolerance.work))
+            ratio, unknown = np.where(tolerance.differ(truth, given), np.inf, 0.0), np.zeros(given.shape, bool)
         else:
-            ratio = tolerance.ratio(truth, given, np.abs(left) @ np.abs(right), np.abs(truth))
-    bad = ratio > 1
+            largest = (exponents(abs(x).max(axis=axis, initial=0)) for x, axis in ((left, 1), (right, 0)))
+            rows, columns = (np.where(x == SPOILT, 0, weights(x)) for x in largest)
+            factor, exponent = mantissa(alpha)
+            left, right = scaled(left, -rows[:, None]), scaled(right, -columns)
+            truth, spread = left @ right * in_type(factor, tolerance.work), np.abs(left) @ np.abs(right) * abs(factor)
+            shift = rows[:, None] + columns + exponent
+            ratio, unknown = tolerance.elements(truth, given, spread, shift, alpha)
+            truth = scaled(truth, shift)
     residual = float(ratio.max(initial=0.0))
-    if not bad.any():
-        return Verdict(True, residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")
-    row, column = (int(x) for x in np.unravel_index(int(np.argmax(bad)), bad.shape))
-    where = f"{int(bad.sum())} of {bad.size} elements are off, the first at [{row}, {column}]: "
-    return Verdict(
-        False, residual, f"C is not A @ B: {where}{values(given[row, column], truth[row, column], tolerance.dtype)}"
-    )
+    for outcome, found in (("wrong", ratio > 1), ("cannot tell", unknown)):
+        if not found.any():
+            continue
+        row, column = (int(x) for x in np.unravel_index(int(np.argmax(found)), found.shape))
+        at = f"the first at [{row}, {column}]: {values(given[row, column], truth[row, column], tolerance.dtype)}"
+        some = f"{int(found.sum())} of {found.size} elements"
+        if outcome == "wrong":
+            return Verdict("wrong", residual, f"C is not A @ B: {some} are off, {at}")
+        message = f"C may be A @ B or not: {some} cannot be compared, {at}, and {OVERFLOW}"
+        return Verdict("cannot tell", residual, message)
+    return Verdict("right", residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")

@@ -10,11 +10,11 @@ import typer
 from typer.core import TyperGroup
 
 from distmm.cli import bench, demo, info, multiply, plan, resume, status, submit, verify
-from distmm.errors import DistmmError, Stopped, WrongResultError
+from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 __all__ = ["app"]
 
-WRONG, BAD_INPUT, UNEXPECTED, STOPPED, INTERRUPTED = 1, 2, 3, 75, 130
+WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
 
 class Group(TyperGroup):
@@ -46,6 +46,8 @@ def _outcome(error: BaseException) -> tuple[str, int]:
         return "interrupted", INTERRUPTED
     if isinstance(error, Stopped):
         return f"stopped: {error}", STOPPED
+    if isinstance(error, UndecidedError):
+        return f"cannot tell: {error}", UNDECIDED
     if isinstance(error, DistmmError):
         return f"error: {error}", WRONG if isinstance(error, WrongResultError) else BAD_INPUT
     return f"unexpected error: {type(error).__name__}: {error} (--debug shows where)", UNEXPECTED
@@ -58,8 +60,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 75 stopped (run it again to go "
-    "on), 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 4 the check cannot tell, "
+    "75 stopped (run it again to go on), 130 interrupted.",
 )
 
 

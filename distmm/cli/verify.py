@@ -27,9 +27,10 @@ def verify(
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
 ) -> None:
-    """Check that C is A @ B, wherever it was computed; exit code 1 if it is not.
+    """Check that C is A @ B, wherever it was computed: exit code 0 if it is, 1 if not, 4 if the check cannot tell.
 
-    With C alone, its certificate says how: each block is compared with its checksum, then Freivalds' test follows.
+    With C alone, its certificate says how: each block is compared with its checksum, then Freivalds' test follows. If A
+    or B has changed or is gone (or there was a C0, or C is boolean), C is only known to be what the job wrote: code 4.
 
     Freivalds' test multiplies by random vectors: it reads each matrix once and names the first bad block. The full
     check computes every element in float64 and names the first bad position with both values.

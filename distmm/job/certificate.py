@@ -19,8 +19,9 @@ from distmm.job.manifest import FORMAT
 from distmm.job.sketch import VECTORS
 from distmm.job.spec import Spec, differences
 from distmm.storage import Matrix, open_matrix
-from distmm.tolerance import SIGMAS, Tolerance
-from distmm.verify import Verdict, verify
+from distmm.tolerance import FORMULA, SIGMAS, Tolerance
+from distmm.verdict import Verdict
+from distmm.verify import verify
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]
 
@@ -49,7 +50,7 @@ def certificate(
         bound = {
             "formula": "integers agree to the bit"
             if tolerance.exact
-            else "SIGMAS (sqrt(k) u |A||B| + u_out |C| + eta) + 2 u_in |A||B|, for rows times random vectors",
+            else FORMULA,
             "SIGMAS": SIGMAS, "k": tolerance.k, "u": tolerance.u, "u_in": tolerance.u_in, "u_out": tolerance.u_out,
             "eta": tolerance.eta,
         }  # fmt: skip
@@ -128,6 +129,9 @@ def holds(path: str, content: Json) -> bool:
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
     """Check a C by its certificate: each block by its checksum, then A, B and C as they are now by Freivalds' test.
 
+    The verdict is "cannot tell" where C is what the job wrote, and nothing is left to compare it with: A or B has
+    changed or is gone, a C0 was added (beta), which C mostly replaces, or C is boolean, for which there is no test.
+
     Parameters
     ----------
     path : str or path
@@ -153,26 +157,37 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     bad = damaged(client, c, edges, content["done"])
     if bad:
         (i, j), message = next(iter(sorted(bad.items())))
-        return Verdict(False, np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}")
+        return Verdict(
+            "wrong", np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}"
+        )
     kept = f"all {len(content['done'])} blocks are what was written"
     problem = _gone(spec)
     if problem is not None:
-        return Verdict(
-            True, content["largest_residual"] or 0.0, f"{kept}; {problem}, so they were not multiplied again"
+        message = (
+            f"C is what the job wrote and {_judged(content)}, and cannot be compared with A and B as they are now: "
+            f"{problem}; {kept}"
         )
+        return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
     with dask.config.set({} if client is None else {"scheduler": client.get}):
         verdict = verify(
             job.a.source, job.b.source, c, seed=content["seed"] + 1 if seed is None else seed, transa=job.a.transposed,
             transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
         )  # fmt: skip
-    return Verdict(verdict.ok, verdict.residual, f"{kept}; {verdict.message}")
+    return Verdict(verdict.outcome, verdict.residual, f"{kept}; {verdict.message}")
+
+
+def _judged(content: Json) -> str:
+    """Say how the job found C right."""
+    if content["spec"]["check"] == "full":
+        return "compared with A and B in full then"
+    return "judged block by block then"
 
 
 def _gone(spec: Json) -> str | None:
     """Say why A and B can not be multiplied again; None if they can."""
     if spec["beta"] != 0:
-        return "the C that was there before is gone"
+        return f"C0 was added (beta = {spec['beta']}), which this check cannot take into account"
     if spec["dtype"] == "bool":
         return "C is boolean"
     try:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from distmm import clusters
-from distmm.errors import DistmmError, InputError, Stopped, WrongResultError
+from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import ending, planning
 from distmm.job.certificate import certificate, damaged
 from distmm.job.completeness import complete_markers, refuse_another_draft
@@ -253,11 +253,12 @@ class Job:
             spec.a.source, spec.b.source, open_matrix(folder.draft), check="full", transa=spec.a.transposed,
             transb=spec.b.transposed, alpha=spec.alpha, precision=spec.precision,
         )  # fmt: skip
-        if not verdict.ok:
+        if not verdict:
             Lock.check(folder.path, lock.token)
             kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
             folder.clear()
-            raise WrongResultError(f"{verdict.message}; the result is kept as {kept}")
+            error = WrongResultError if verdict.outcome == "wrong" else UndecidedError
+            raise error(f"{verdict.message}; the result is kept as {kept}")
 
 
 def _report(client: Client, folder: Folder, loop: Loop) -> None:

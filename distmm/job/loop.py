@@ -201,7 +201,7 @@ class Loop:
             submitted.pending.add(future)
 
     def _take(self, future: Future) -> None:
-        """Take what a writing task says; a block that it rejected is made again, on other workers."""
+        """Take what a writing task says; a block that it rejected is made again, on another worker if there is one."""
         record = future.result()
         self.seen.add(record)
         wave, block, submitted = self.pending.pop(future)
@@ -212,20 +212,16 @@ class Loop:
                 self._event("certified", i=block[0], j=block[1])
             return
         self._event("certificate-failure", i=block[0], j=block[1])
-        before = self.writer.confirm if record["attempt"] == 0 else self.rejected[-1]["crc32c"]
+        before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == block), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
-        systematic = before == record["crc32c"] and (record["residual"] is None or record["residual"] > 1)
+        same = before is not None and before["crc32c"] == record["crc32c"]
+        systematic = same and (record["residual"] is None or record["residual"] > 1)
         if attempt == ATTEMPTS or systematic:
-            error = "differs" if record["residual"] is None else f"is {record['residual']:.2g} times its bound off"
-            raise WrongResultError(
-                f"C is not A @ B: block C[{block[0]}, {block[1]}] {error} in its row {record['row']}, "
-                f"{'with the same bits on other workers' if systematic else f'after {attempt} attempts'}, the last one "
-                f"on worker {record['worker']} of {record['host']}; it is not written. A kernel or a bound is wrong: "
-                f"try --kernel or --check none, and report it"
-            )
-        plan = replace(self.plan, grid=replace(self.plan.grid, shift=attempt))
-        writer = replace(self.writer, plan=plan, attempt=attempt, confirm=record["crc32c"])
+            raise WrongResultError(_wrong(record, before if systematic else None))
+        shift = attempt if self.plan.cluster.workers > 1 else 0
+        plan = replace(self.plan, grid=replace(self.plan.grid, shift=shift))
+        writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
         self._submit(wave, (block,), plan, writer)
 
     def _event(self, event: str, **facts: Any) -> None:
@@ -275,6 +271,21 @@ class Loop:
                 time.sleep(POLL_SECONDS)
         except (OSError, TimeoutError):
             return  # the scheduler went away meanwhile, and with it the tasks
+
+
+def _wrong(record: Json, before: Json | None) -> str:
+    """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
+    error = "differs" if record["residual"] is None else f"is {record['residual']:.2g} times its bound off"
+    attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
+    if before is not None and before["worker"] != record["worker"]:
+        attempts = f"with the same bits on worker {before['worker']} of {before['host']}"
+    elif before is not None:
+        attempts, cause = "with the same bits twice on one worker", "A kernel, a bound or this worker is wrong"
+    return (
+        f"C is not A @ B: block C[{record['i']}, {record['j']}] {error} in its row {record['row']}, {attempts}, the "
+        f"last one on worker {record['worker']} of {record['host']}; it is not written. {cause}: try --kernel or "
+        f"--check none, and report it"
+    )
 
 
 def _running(dask_worker: Worker) -> int:

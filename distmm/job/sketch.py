@@ -12,12 +12,20 @@ O(n^3). The sums are in float64 (integers: modulo 2**64) and share nothing with 
 The vectors are +-U(1, 2): never near zero, so that no single error hides, and continuous, so that errors in one row
 cancel with probability zero, not one half. For integers, whose errors may be multiples of a power of two, the first
 vector is odd, which no single error escapes, and the other any residue.
+
+Where the columns of B differ much in size, the second vector has weights that bring them to one size, and the first one
+has not (`weigh`). The weights are those of the first panel, B_0j: the others come later, and no sum over panels may
+change its weights. Any weights give a right bound; those that do not fit the other panels see less, and for that the
+first vector is as it is. Rows of A need no weights, for each row of C has a bound of its own; sums of squares that
+would leave float64's range are made of rows that are divided by a power of two, which goes with the sketch.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +33,10 @@ import numpy as np
 
 from distmm import gpu
 from distmm.host import device
-from distmm.tolerance import Tolerance, in_type, stands_out
+from distmm.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
+from distmm.tolerance import Tolerance, in_type, mantissa, stands_out
 
-__all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors"]
+__all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 
 VECTORS = 2
 
@@ -37,24 +46,30 @@ RMS = math.sqrt(7 / 3)
 # Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
 CPU_PIECE, GPU_PIECE = 2**19, 2**26
 
+# Bounds below this have lost digits to underflow; the test cannot tell then.
+FAINT = 2.0**-960
+
 Block = Any  # a NumPy or CuPy array
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A block times some vectors, with sums of squares that bound its errors.
+    """A block times some vectors, with norms that bound its errors.
 
     Attributes
     ----------
     values : array of shape (rows, vectors)
-    rows : array of shape (rows,)
-        Sums of squares of the block's rows.
-    columns : array
-        Sums of squares of the blocks of B that went into `values`, one for each block column.
+    norms : array of shape (rows, 1) or (rows, vectors)
+        Of the block's rows, times the weights.
+    exponents : array like `norms`
+        `values` and `norms` are to be multiplied by ``2**exponents``.
+    columns : array of shape (block columns, VECTORS)
+        Norms of the blocks of B, times the weights, that went into `values`.
     """
 
     values: np.ndarray
-    rows: np.ndarray
+    norms: np.ndarray
+    exponents: np.ndarray
     columns: np.ndarray
 
 
@@ -66,7 +81,8 @@ class Judgement:
     ----------
     ok : bool
     settled : bool
-        False where inf or NaN leave nothing to compare: then only another worker's bits can confirm the block.
+        False where inf, NaN or underflow leave nothing to compare: then only the bits of a second time can confirm the
+        block.
     residual : float
         Largest ratio of an error to its bound over rows and vectors; 0 for integers that agree.
     row : int
@@ -89,12 +105,43 @@ def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
     return x
 
 
-def of_b(where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype) -> list[Sketch]:
+Weights = np.ndarray | None  # exponents (VECTORS, width) by which the columns are divided; None: as they are
+
+
+def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
+    """Choose the weights of some block columns by their blocks ``(k, n)`` in the first panel of B."""
+    return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
+
+
+def _weights(block: Block, work: np.dtype) -> Weights:
+    xp = gpu.namespace(block)
+    if work.kind == "u" or not block.size:
+        return None
+    largest = np.zeros(block.shape[1])
+    with gpu.working("product") if xp is not np else nullcontext():
+        for _, part in _pieces(xp, block, work):
+            found = abs(part).max(axis=0)
+            largest = np.maximum(largest, found if xp is np else found.get())
+    found = exponents(largest)
+    if not graded(found) and not extreme(found):
+        return None
+    own = weights(found)
+    own[found == SPOILT] = 0
+    return np.stack([np.full_like(own, own.max()), own])
+
+
+def of_b(
+    where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype, by: dict[int, Weights]
+) -> list[Sketch]:
     """Sketches ``Y_pj`` of blocks ``(k, n)`` of a panel of B at one home, in host memory."""
 
     def one(block: Block, column: int) -> Sketch:
-        values, rows = _times(block, vectors(seed, column, block.shape[1], work.kind == "u"), work)
-        return Sketch(values, rows, np.array([rows.sum()]))
+        x = vectors(seed, column, block.shape[1], work.kind == "u")
+        values, norms, shift = _times(block, x, work, by[column])
+        if shift.any():
+            values, norms = scaled(values, shift), scaled(norms, shift)
+        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, VECTORS))
+        return Sketch(values, norms, np.zeros_like(shift), whole)
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
@@ -102,43 +149,67 @@ def of_b(where: object, blocks: list[Block], seed: int, columns: tuple[int, ...]
 def of_a(where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype) -> Sketch:
     """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before."""
     panel = list(itertools.chain.from_iterable(right))
-    values, rows = _times(block, np.hstack([sketch.values for sketch in panel]), work)
+    values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
-        return Sketch(values, rows, columns)
-    with np.errstate(over="ignore", invalid="ignore"):
-        return Sketch(before.values + values, before.rows + rows, before.columns + columns)
+        return Sketch(values, norms, shift, columns)
+    common = np.maximum(before.exponents, shift)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        values = _to(before.values, before.exponents, common) + _to(values, shift, common)
+        norms = np.hypot(_to(before.norms, before.exponents, common), _to(norms, shift, common))
+        return Sketch(values, norms, common, np.hypot(before.columns, columns))
 
 
-def _times(block: Block, x: np.ndarray, work: np.dtype, on_gpu: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Return the block times `x`, and the sums of squares of its rows (none for integers), in host memory."""
+def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
+    """Write rows that are to be multiplied by ``2**exponent`` as rows that are to be multiplied by ``2**common``."""
+    return np.asarray(scaled(values, exponent - common)) if (exponent != common).any() else values
+
+
+Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
+
+
+def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None, on_gpu: bool = False) -> Times:
+    """Multiply a block, its columns divided by their weights, by vectors: as `measured`, in host memory."""
     xp = gpu.namespace(block)
     if xp is np and on_gpu and block.size:
-        made = (_times(piece, x, work) for piece in device.pieces(block))
-        values, rows = zip(*made, strict=True)
-        return np.concatenate(values), np.concatenate(rows)
+        made = (_times(piece, x, work, by) for piece in device.pieces(block))
+        values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
+        return values, norms, shift
     if xp is np:
-        return _by_pieces(np, block, x, work, CPU_PIECE)
+        return _by_pieces(np, block, x, work, by)
     with gpu.working("product"):
-        values, rows = _by_pieces(xp, block, x, work, GPU_PIECE)
-        return values.get(), rows.get()
+        values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
+        return values, norms, shift
 
 
-def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, piece: int) -> tuple[Any, Any]:
-    m, k = block.shape
-    step = max(1, piece // max(1, k * work.itemsize))
+def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
+    m, each = block.shape[0], 1 if by is None else len(by)
     right = xp.asarray(x.astype(work))
-    values, rows = xp.zeros((m, x.shape[1]), work), xp.zeros(m)
-    converted = xp.empty((min(step, m), k), work)  # one buffer: new memory for each piece costs more than the sums
+    values, norms = xp.zeros((m, x.shape[1]), work), xp.zeros((m, each))
+    shift = xp.zeros((m, each), np.int32)
+    weight = None if by is None else xp.asarray(by)
     with np.errstate(over="ignore", invalid="ignore"):
-        for i in range(0, m, step):
-            part = converted[: min(step, m - i)]
-            part[...] = block[i : i + step]
-            values[i : i + step] = part @ right
-            if work.kind != "u":
-                squares = np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)
-                rows[i : i + step] = squares.real
-    return values, rows
+        for rows, part in _pieces(xp, block, work):
+            if work.kind == "u":
+                values[rows] = part @ right
+            elif weight is None:
+                values[rows], norms[rows, 0], shift[rows, 0] = measured(part, right)
+            else:
+                for v in range(each):
+                    found = measured(scaled(part, -weight[v]), right[:, v : v + 1])
+                    values[rows, v], norms[rows, v], shift[rows, v] = found[0][:, 0], found[1], found[2]
+    return values, norms, shift
+
+
+def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
+    """Yield some rows after the other in the working type, in one buffer: new memory costs more than the sums."""
+    m, k = block.shape
+    step = max(1, (CPU_PIECE if xp is np else GPU_PIECE) // max(1, k * work.itemsize))
+    converted = xp.empty((min(step, m), k), work)
+    for i in range(0, m, step):
+        part = converted[: min(step, m - i)]
+        part[...] = widened(block[i : i + step])
+        yield slice(i, i + step), part
 
 
 def judge(
@@ -151,6 +222,7 @@ def judge(
     beta: complex = 0,
     added: np.ndarray | None = None,
     on_gpu: bool = False,
+    by: Weights = None,
 ) -> Judgement:
     """Compare a block of C ``(m, n)`` with what the sketches say of it.
 
@@ -170,25 +242,50 @@ def judge(
     on_gpu : bool
         Have the worker's GPU read the block, which is in host memory, piece by piece: 0.2 s for one of 28672 x 28672
         bfloat16. NumPy took 2.6 s with 16 threads, which wait for each other's lock on Python.
+    by : array, optional
+        The weights of this block column (`weigh`).
     """
     work = tolerance.work
-    given, squares = _times(block, x, work, on_gpu)
+    given, size, given_shift = _times(block, x, work, by, on_gpu)
     truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
-    extra = np.zeros(block.shape[0])
-    with np.errstate(over="ignore", invalid="ignore"):
-        if alpha != 1:
-            truth = truth * in_type(alpha, work)
-        if added is not None:
-            more, extra = _times(added, x, work, on_gpu)
-            truth = truth + more * in_type(beta, work)
-        if tolerance.exact:
-            wrong = tolerance.differ(truth, given).any(axis=1)
-            return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
-        spread = abs(alpha) * np.sqrt(left.rows * left.columns[position])
-        size = np.sqrt(squares) + abs(beta) * np.sqrt(extra)
-        ratio = tolerance.ratio(truth, given, RMS * spread[:, None], RMS * size[:, None], terms=block.shape[1])
-    known = np.isfinite(truth).all(axis=1) & np.isfinite(given).all(axis=1) & np.isfinite(spread) & np.isfinite(size)
-    rows = np.where(known, ratio.max(axis=1, initial=0.0), 0.0)
+    more = None if added is None else _times(added, x, work, by, on_gpu)
+    if tolerance.exact:
+        with np.errstate(over="ignore"):
+            truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))
+        wrong = tolerance.differ(truth, given).any(axis=1)
+        return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
+    factor, exponent = mantissa(alpha)
+    underflow = np.array([tolerance.underflow(alpha, columns) for columns in _divisors(by, block.shape[1])])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        bound = left.norms * left.columns[position]
+        faint = (bound < FAINT) & (left.norms > 0) & (left.columns[position] > 0)
+        # Of all that is compared, and of what underflow changes, the largest power of two.
+        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
+        common = np.maximum(np.maximum(shift, given_shift), lost)
+        if more is not None:
+            beta_factor, beta_exponent = mantissa(beta)
+            common = np.maximum(common, more[2] + beta_exponent)
+        truth = scaled(truth * in_type(factor, work), shift - common)
+        spread, size = scaled(abs(factor) * bound, shift - common), scaled(size, given_shift - common)
+        if more is not None:
+            by_beta = more[2] + beta_exponent - common
+            truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
+            size = size + scaled(abs(beta_factor) * more[1], by_beta)
+        given = scaled(given, given_shift - common)
+        limit = tolerance.limit(RMS * spread, RMS * size, RMS * scaled(underflow, -common))
+        ratio = tolerance.ratio(truth, given, limit)
+        # Where no sum can have reached the largest number, inf and NaN in C are wrong.
+        reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
+        if more is not None:
+            reach = reach + abs(beta) * scaled(more[1], more[2] + int(_divisors(by, 1).max()))
+        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
+    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size) & ~faint
+    known |= invented
+    rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
     row = int(np.argmax(rows)) if rows.size else 0
     suspect = bool(stands_out(rows).any())
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, float(rows.max(initial=0.0)), row)
+
+
+def _divisors(by: Weights, width: int) -> np.ndarray:
+    return np.zeros((1, width), np.int32) if by is None else by

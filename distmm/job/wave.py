@@ -2,7 +2,8 @@
 
 Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
 
-    Y[p,j]   sketches of B[p,j]           at their home, one task for all j that have the same
+    w[j]     weights by B[0,j]            at their home, one task for all j that have the same
+    Y[p,j]   sketches of B[p,j]           at their home, likewise
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]; Y and S with checksums of what they have read
     W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
@@ -71,9 +72,9 @@ class Writer:
         How checksums of A, B and C0 are made.
     attempt : int
         0, or how often the block has been rejected before.
-    confirm : int or None
-        Checksum of the block that another worker has made: with these bits it is accepted where inf or NaN leave
-        nothing else to judge by, or a row that only stands out has turned out the same.
+    before : dict or None
+        What was said of the same block when it was made before, and rejected: with the same bits it is accepted where
+        inf or NaN leave nothing else to judge by, or a row that only stands out has turned out the same.
     """
 
     folder: Folder
@@ -86,7 +87,7 @@ class Writer:
     beta: complex
     orders: dict[str, Order]
     attempt: int = 0
-    confirm: int | None = None
+    before: Json | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
@@ -100,7 +101,15 @@ class Writer:
         """Rows and columns of a block."""
         return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
 
-    def write(self, where: Placement, block: np.ndarray, left: Left, position: int, added: np.ndarray | None) -> Json:
+    def write(
+        self,
+        where: Placement,
+        block: np.ndarray,
+        left: Left,
+        position: int,
+        added: np.ndarray | None,
+        weights: dict[int, sketch.Weights] | None,
+    ) -> Json:
         """Judge one block; write and mark it if it is right. Runs on workers, beside their products.
 
         Returns
@@ -114,10 +123,16 @@ class Writer:
         # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
         with beside_products("write", WRITERS if cluster.device == "cpu" else cluster.threads):
             get_worker().log_event(self.topic, [where.product, where.i, where.j])
-            return self._written(where, np.ascontiguousarray(block), left, position, added)
+            return self._written(where, np.ascontiguousarray(block), left, position, added, weights)
 
     def _written(
-        self, where: Placement, block: np.ndarray, left: Left, position: int, added: np.ndarray | None
+        self,
+        where: Placement,
+        block: np.ndarray,
+        left: Left,
+        position: int,
+        added: np.ndarray | None,
+        weights: dict[int, sketch.Weights] | None,
     ) -> Json:
         sketches, sums = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
@@ -127,10 +142,10 @@ class Writer:
         with ThreadPoolExecutor(1) as beside:
             crc = beside.submit(checksum, block)
             judged = None
-            if self.tolerance is not None and sketches is not None:
+            if self.tolerance is not None and sketches is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
                 about = self.tolerance, sketches, position, block, x, self.alpha, self.beta, added
-                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda")
+                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda", by=weights[where.j])
         record: Json = {
             "job": self.folder.id,
             "i": where.i,
@@ -143,11 +158,11 @@ class Writer:
         }
         accepted = True
         if judged is not None:
-            confirmed = judged.residual <= 1 and self.confirm == record["crc32c"]
+            confirmed = judged.residual <= 1 and self.before is not None and self.before["crc32c"] == record["crc32c"]
             accepted = judged.ok or confirmed
             # JSON has no infinity: an integer that differs has no residual to speak of.
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
-            record["how"] = "sketch" if judged.ok else "same bits on two workers" if confirmed else "rejected"
+            record["how"] = "sketch" if judged.ok else self._same_bits(record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
         if accepted:
             self._store(block, record)
@@ -165,6 +180,11 @@ class Writer:
         Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
         write_json(self.folder.marker(i, j), record)
 
+    def _same_bits(self, worker: str) -> str:
+        """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
+        elsewhere = self.before is not None and self.before["worker"] != worker
+        return "same bits on two workers" if elsewhere else "same bits twice on one worker"
+
 
 @lru_cache(maxsize=4)
 def _shared(content: bytes) -> Writer:
@@ -172,18 +192,24 @@ def _shared(content: bytes) -> Writer:
     return Writer(*pickle.loads(content))
 
 
-def _write(
-    where: Placement, writer: Writer, block: np.ndarray, left: Left, position: int, added: np.ndarray | None
-) -> Json:
-    return writer.write(where, block, left, position, added)
+def _write(where: Placement, writer: Writer, *about: Any) -> Json:
+    return writer.write(where, *about)
 
 
 def _of_b(
-    where: object, order: Order, blocks: list[Any], seed: int, columns: tuple[int, ...], work: np.dtype | None
+    where: object,
+    order: Order,
+    blocks: list[Any],
+    seed: int,
+    columns: tuple[int, ...],
+    work: np.dtype | None,
+    weights: dict[int, sketch.Weights] | None,
 ) -> Right:
     """Sketches, if blocks are judged, and checksums of blocks of a panel of B at one home."""
     sums = [checksum_of_input(block, *order) for block in blocks]
-    return [] if work is None else sketch.of_b(where, blocks, seed, columns, work), sums
+    if work is None or weights is None:
+        return [], sums
+    return sketch.of_b(where, blocks, seed, columns, work, weights), sums
 
 
 def _of_a(
@@ -276,15 +302,20 @@ class WritingLayer(Layer):  # type: ignore[misc]
         work = None if writer.tolerance is None else writer.tolerance.work
         for p in panels:
             for columns in self.groups:
+                blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
+                where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
+                if p == 0 and work is not None:
+                    yield Placed(weights, sketch.weigh, where, blocks, columns, work)
                 yield Placed(
                     (f"{self.name}-b", p, columns[0]),
                     _of_b,
-                    self._place(p, columns[0], p),
+                    where,
                     writer.orders["B"],
-                    List(*(TaskRef((names.b, p, j)) for j in columns)),
+                    blocks,
                     writer.seed,
                     columns,
                     work,
+                    TaskRef(weights) if work is not None else None,
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in sorted({i for i, _ in self.blocks}):
@@ -302,6 +333,8 @@ class WritingLayer(Layer):  # type: ignore[misc]
 
     def _writing(self) -> Iterator[Placed]:
         last = len(self.writer.plan.blocking.k) - 1
+        judged = self.writer.tolerance is not None
+        weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
         for i, j in self.blocks:
             yield Placed(
                 self.key(i, j),
@@ -312,4 +345,5 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 TaskRef((f"{self.name}-a", i, last)),
                 self.columns.index(j),
                 TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
+                weights[j] if judged else None,
             )

@@ -94,6 +94,15 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
     assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
 
 
+def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    np.save("A.npy", np.load("A.npy") + 1)
+    found = run("verify", "C.npy", *where)
+    assert (found.exit_code, "Right" in found.output) == (4, False), found.output
+    assert "cannot tell: C is what the job wrote" in found.output
+    assert "A or B has changed since" in found.output
+
+
 def test_plan_computes_nothing(where: list[str]) -> None:
     before = sorted(os.listdir("."))
     result = run("plan", "A.npy", "B.npy", *where)

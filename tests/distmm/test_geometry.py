@@ -27,6 +27,13 @@ def test_every_block_has_one_owner_in_the_grid(rows: int, columns: int, i: int, 
     assert grid.owner(i, j) == grid.owner(i + rows, j) == grid.owner(i, j + columns)
 
 
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 50), st.integers(0, 50), st.integers(0, 3))
+def test_a_block_that_is_made_again_has_another_owner(rows: int, columns: int, i: int, j: int, shift: int) -> None:
+    before, after = (Grid(rows, columns, shift=s).owner(i, j) for s in (shift, shift + 1))
+    assert before != after
+    assert max(before, after) < max(rows * columns, 2)
+
+
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 50), st.integers(0, 50))
 def test_a_block_of_a_meets_only_one_row_of_workers(rows: int, columns: int, i: int, p: int) -> None:
     grid = Grid(rows, columns)

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import dask
 import dask.array as da
 import numpy as np
 import pytest
 
 from distmm import InputError, WrongResultError, verify
+from distmm.errors import UndecidedError
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +104,7 @@ def test_inf_and_nan_in_the_inputs_are_expected_in_c() -> None:
     for at, value, message in [
         ((50, 60), 0.0, "at \\[50, 60\\]"),
         ((5, 5), 1.0, "at \\[5, 5\\]"),
-        ((60, 7), 1.0, "column 7 holds finite"),
+        ((60, 7), 1.0, "at \\[60, 7\\] C has 1.0, but column 7 of B"),
     ]:
         broken = c.copy()
         broken[at] = value
@@ -117,6 +120,120 @@ def test_a_float16_overflow_is_right_as_infinity() -> None:
         c = (a.astype("f4") @ b.astype("f4")).astype("f2")
     assert np.isinf(c[:, 3]).all()
     assert verify(a, b, c, check="full").ok
+
+
+def spread_out(dtype: str, power: int) -> tuple[np.ndarray, ...]:
+    """A, B whose columns are up to ``10**power`` times others, and C."""
+    rng = np.random.default_rng(3)
+    sizes = (10.0 ** np.linspace(-power / 2, power / 2, 90)).astype(dtype)
+    a, b = rng.standard_normal((120, 200)).astype(dtype), rng.standard_normal((200, 90)).astype(dtype) * sizes
+    return a, b, a @ b
+
+
+@pytest.mark.parametrize(("dtype", "power"), [("f", 30), ("F", 30), ("d", 60), ("D", 60), ("d", 500)])
+def test_a_small_column_of_c_counts_by_its_own_size(dtype: str, power: int) -> None:
+    a, b, c = spread_out(dtype, power)
+    for seed in range(3):
+        assert verify(a, b, da.from_array(c, chunks=50), seed=seed).ok
+        for zeroed in (slice(0, 45), slice(3, 4)):
+            wrong = c.copy()
+            wrong[:, zeroed] = 0
+            verdict = verify(a, b, da.from_array(wrong, chunks=50), seed=seed)
+            assert verdict.outcome == "wrong"
+            assert f", {zeroed.start}] C has {wrong[0, zeroed.start]}" in verdict.message
+    c[:, 80] *= 1.5
+    assert not verify(a, b, c)
+
+
+def test_an_element_that_is_far_too_large_is_found() -> None:
+    a, b, c = product("d")
+    c[3, 4] = 1e200  # its square is infinite
+    assert "[3, 4] C has 1e+200" in verify(a, b, c).message
+
+
+@pytest.mark.parametrize("check", ["freivalds", "full"])
+@pytest.mark.parametrize(
+    ("dtype", "left", "right"),
+    [
+        ("f", 1e-40, 1.0), ("f", 1e-40, 1e-3), ("f", 1e-20, 1e-21), ("f", 1e-40, 1e30), ("F", 1e-41, 1.0),
+        ("d", 1e-310, 1.0), ("d", 1e-310, 1e300), ("d", 1e-160, 1e-155), ("d", 1e-200, 1e-200), ("D", 1e-310, 1.0),
+        ("e", 1e-6, 0.1),
+    ],
+)  # fmt: skip
+def test_right_products_of_subnormal_numbers_pass(dtype: str, left: float, right: float, check: str) -> None:
+    rng = np.random.default_rng(4)
+    a, b = (rng.standard_normal(shape) * scale for shape, scale in (((120, 200), left), ((200, 90), right)))
+    a, b = a.astype(dtype), b.astype(dtype)
+    c = (a.astype("f4") @ b.astype("f4")).astype(dtype) if dtype == "e" else a @ b
+    verdict = verify(a, b, c, check=check)
+    assert verdict.ok, verdict.message
+    flushed = np.where(abs(c) < np.finfo(dtype).tiny, 0, c) if dtype != "e" else c
+    assert verify(a, b, flushed, check=check).ok
+    c[7, 8] = 1
+    assert "[7, 8]" in verify(a, b, c, check=check).message
+
+
+@pytest.mark.parametrize("check", ["freivalds", "full"])
+@pytest.mark.parametrize(
+    ("left", "right"), [(1e200, 1e106), (1e306, 1.0), (1.0, 1e306), (1e-10, 1e306), (1e306, 1e-200)]
+)
+def test_products_near_overflow_are_compared(left: float, right: float, check: str) -> None:
+    a, b, _ = product("d")
+    a, b = a * left, b * right
+    c = a @ b
+    assert np.isfinite(c).all()
+    assert verify(a, b, c, check=check).ok
+    c[50, 60] *= 1.001
+    verdict = verify(a, b, c, check=check)
+    assert verdict.outcome == "wrong"
+    assert "[50, 60]" in verdict.message
+
+
+@pytest.mark.parametrize("check", ["freivalds", "full"])
+def test_it_cannot_tell_whether_a_sum_overflows_on_the_way(check: str) -> None:
+    a, b = np.ones((8, 4)), np.ones((4, 6))
+    a[2] = [1e308, 1e308, -1e308, -1e308]
+    c = np.full((8, 6), 4.0)
+    c[2] = 0
+    assert verify(a, b, c, check=check).ok
+    c[2] = np.inf  # which the sum of the first two terms is
+    verdict = verify(a, b, c, check=check)
+    assert (verdict.outcome, verdict.ok, bool(verdict)) == ("cannot tell", False, False)
+    assert "at [2, 0]" in verdict.message
+    assert "scale A or B" in verdict.message
+    with pytest.raises(UndecidedError, match="may be A @ B or not"):
+        verdict.raise_if_wrong()
+    c[3, 3] = np.inf  # where no sum can overflow
+    assert verify(a, b, c, check=check).outcome == "wrong"
+
+
+def test_a_product_beyond_the_range_of_its_type_is_right_as_infinity_of_its_sign() -> None:
+    a, b, _ = product("d", uniform)
+    a, b = a * 1e200, b * 1e200
+    a[5] *= -1
+    with np.errstate(over="ignore"):
+        c = a @ b
+    assert np.isinf(c).all()
+    assert verify(a, b, c, check="full").ok
+    assert verify(a[:9], b, c[:9]).ok
+    c[5, 7] = np.inf
+    assert verify(a[:9], b, c[:9]).outcome == "cannot tell"  # its terms have one sign, but float64 does not know that
+
+
+def test_more_rows_with_infinity_than_can_be_computed_again_leave_it_open() -> None:
+    a, b, _ = product("d", uniform)
+    with np.errstate(over="ignore"):
+        c = (a * 1e200) @ (b * 1e200)
+    verdict = verify(a * 1e200, b * 1e200, c)
+    assert verdict.outcome == "cannot tell"
+    assert "use check='full'" in verdict.message
+
+
+def test_a_verdict_is_true_only_if_c_is_right() -> None:
+    a, b, c = product("f")
+    assert verify(a, b, c)
+    assert not verify(a, b, c + 1)
+    assert not verify(a, b, c + 1, check="full")
 
 
 def test_transposed_operands_and_empty_products() -> None:
@@ -142,9 +259,12 @@ def test_a_check_on_the_cluster_agrees(client: object) -> None:
         (((3, 4), (5, 5), (3, 5)), {}, r"\(4\) must equal"),
         (((2, 3, 4), (4, 5), (2, 3, 5)), {}, "verify takes matrices"),
         (((3, 4), (4, 5), (3, 5)), {"check": "some"}, "not one of freivalds, full"),
+        (((3, 4), (4, 5), (3, 5)), {"precision": "best"}, "precision 'best' is not one of highest, ieee, high, medium"),
+        (((3, 4), (4, 5), (3, 5)), {"seed": -1}, "seed -1 is not an integer of 0 or more"),
+        (((3, 4), (4, 5), (3, 5)), {"seed": 1.5}, "seed 1.5 is not"),
         (((20000, 4000), (4000, 5000), (20000, 5000)), {"check": "full"}, "use check freivalds"),
     ],
 )
-def test_bad_checks_are_refused(shapes: tuple[tuple[int, ...], ...], kwargs: dict[str, str], message: str) -> None:
+def test_bad_checks_are_refused(shapes: tuple[tuple[int, ...], ...], kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         verify(*(da.zeros(s) for s in shapes), **kwargs)

@@ -1,0 +1,53 @@
+"""What a check says of C: right, wrong, or that it cannot tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from distmm.errors import UndecidedError, WrongResultError
+
+__all__ = ["Verdict"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Outcome of a check; true as a bool only if C is right.
+
+    Attributes
+    ----------
+    outcome : {"right", "wrong", "cannot tell"}
+        "cannot tell": float64 does not settle it (C has inf or NaN where the order of a sum decides whether it
+        overflows), or A or B is no longer what it was.
+    residual : float
+        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full): at most 1 if right.
+    message : str
+        One sentence; for a wrong C it names the first bad block, or the first bad position and both values.
+    """
+
+    outcome: Literal["right", "wrong", "cannot tell"]
+    residual: float
+    message: str
+
+    @property
+    def ok(self) -> bool:
+        """Whether C is right."""
+        return self.outcome == "right"
+
+    def __bool__(self) -> bool:
+        return self.ok
+
+    def raise_if_wrong(self) -> None:
+        """Raise an error with the message unless C is right.
+
+        Raises
+        ------
+        WrongResultError
+            If C is wrong.
+        UndecidedError
+            If the check cannot tell.
+        """
+        if self.outcome == "wrong":
+            raise WrongResultError(self.message)
+        if not self.ok:
+            raise UndecidedError(self.message)
