@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -66,12 +67,16 @@ class Peers:
             logger.info("the GPU memory of process %d cannot be mapped: %s", pid, error)
 
     def close_dead(self) -> None:
-        """Unmap the pools of processes that are gone. Called again and again."""
+        """Unmap the pools of processes that are gone. Called again and again, on the worker's event loop."""
+        from cupy.cuda import runtime
+
         for pid in [pid for pid in self.addresses if born(pid) is None]:
             self.missing[pid] = self.missing.get(pid, 0) + 1
             if self.missing[pid] == LOOKS:
                 del self.missing[pid]
-                _close(self.addresses.pop(pid))
+                # In a thread: to close is to wait for all that the GPU does, and the event loop answers others.
+                about = self.addresses.pop(pid), runtime.getDevice()
+                threading.Thread(target=_close, args=about, name="distmm-close-pool", daemon=True).start()
 
 
 def pool_handle() -> bytes | None:
@@ -98,9 +103,10 @@ def _meet(plugin: str, card: dict[str, Any], dask_worker: Worker) -> dict[str, A
     return peers.card
 
 
-def _close(address: int) -> None:
+def _close(address: int, device: int) -> None:
     from cupy.cuda import runtime
 
+    runtime.setDevice(device)  # of this thread
     runtime.deviceSynchronize()  # what is still being copied from there
     runtime.ipcCloseMemHandle(address)
     with suppress(runtime.CUDARuntimeError):  # UCX has not mapped it

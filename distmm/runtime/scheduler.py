@@ -18,6 +18,7 @@ from distributed.scheduler import Scheduler, TaskState
 from distmm.graph import Placed, Product
 from distmm.host import TOPIC
 from distmm.plan import LOOKAHEAD, Plan
+from distmm.runtime.failure import fail, reported
 from distmm.runtime.places import Places
 from distmm.runtime.window import Window
 
@@ -41,6 +42,11 @@ class PlacementPlugin(SchedulerPlugin):
     def __init__(self) -> None:
         self.ranks: list[str] = []
         self.names: list[object] = []
+        self.resting = False  # Dask's Active Memory Manager, by our wish
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin with no products."""
         self.plans: dict[str, Plan] = {}  # product -> its plan; missing where the client has expanded the graph
         self.total: Counter[str] = Counter()  # product -> tasks
         self.done: defaultdict[str, set[object]] = defaultdict(set)  # product -> keys of finished tasks
@@ -53,7 +59,12 @@ class PlacementPlugin(SchedulerPlugin):
         self.copies: defaultdict[object, set[int]] = defaultdict(set)  # operand key -> ranks to copy it to, once there
         self.readers: Counter[str] = Counter()  # operand -> tasks that the scheduler knows and that read blocks of it
         self.opening: set[str] = set()  # products that have finished a step
-        self.resting = False  # Dask's Active Memory Manager, by our wish
+
+    def give_up(self, error: Exception) -> None:
+        """Let the products under way fail: what is known of them may be wrong, and nobody would open their steps."""
+        self._forget()
+        fail(self.scheduler, error, HELD)
+        self._rest_memory_manager()
 
     async def start(self, scheduler: Scheduler) -> None:
         """Take the workers that are there as ranks, in the order of their names."""
@@ -63,6 +74,7 @@ class PlacementPlugin(SchedulerPlugin):
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 
+    @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank: that of its dead namesake or of any dead worker, else the next."""
         if worker in self.ranks:
@@ -79,6 +91,7 @@ class PlacementPlugin(SchedulerPlugin):
             if ts.worker_restrictions and old in ts.worker_restrictions:
                 ts.worker_restrictions = {worker}
 
+    @reported
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[object], **kwargs: Any) -> None:
         """Place and order the new product tasks and the tasks that make their operands."""
         if not self.total:  # no product is under way whose homes would move
@@ -200,6 +213,7 @@ class PlacementPlugin(SchedulerPlugin):
             if len(ts.dependents) != 1:
                 return
 
+    @reported
     def _open(self) -> None:
         """Place the tasks of steps that need wait no longer, and ask for the copies that they need."""
         ready, copied = {}, set()
@@ -225,6 +239,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.scheduler.transitions({key: ready[key] for key in last_first}, stimulus_id="distmm-open")
         self._rest_memory_manager()
 
+    @reported
     def _copy(self, operands: Iterable[object]) -> None:
         """Ask workers to fetch the blocks of open steps that they will need, so that these travel behind arithmetic."""
         wanted: defaultdict[str, list[object]] = defaultdict(list)
@@ -239,6 +254,7 @@ class PlacementPlugin(SchedulerPlugin):
         for address, keys in wanted.items():
             self.scheduler.request_acquire_replicas(address, keys, stimulus_id="distmm-copy")
 
+    @reported
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Count finished product tasks, open the step that waited for them, free the copies of operands used up."""
         if self.places and finish in ("released", "forgotten", "erred"):
@@ -301,6 +317,7 @@ class PlacementPlugin(SchedulerPlugin):
                         self.loop.call_soon(self._drop_copies)
                     self.used_up.add((operand, slot))
 
+    @reported
     def _drop_copies(self) -> None:
         """Ask workers to drop operand copies after their last planned use, as Dask's Active Memory Manager would."""
         used_up, self.used_up = self.used_up, set()

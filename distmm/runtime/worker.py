@@ -18,7 +18,7 @@ from distmm.runtime.peers import Peers, pool_handle
 from distmm.tasks import pool_bytes
 
 __all__ = [
-    "UCXX_VERSIONS",
+    "KNOWN",
     "DevicePlugin",
     "profile_without_collecting",
     "synchronize_default_stream",
@@ -27,8 +27,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Versions of distributed-ucxx in which `wait_for_default_stream_only` has been looked at.
-UCXX_VERSIONS = ("0.52.",)
+# Versions with which `wait_for_default_stream_only` has been measured.
+KNOWN = {"distributed-ucxx": ("0.52.",), "ucxx": ("0.52.",), "UCX": ("1.21.",)}
 
 TIDY_MILLISECONDS = 1000  # between looks for memory that nobody needs any more
 
@@ -39,12 +39,14 @@ class DevicePlugin(WorkerPlugin):
     name = "distmm-device"
     idempotent = True
 
+    undo: Callable[[], None] | None = None
+
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
         elements.register()
         tidy: list[Callable[[], None]] = [drop_freed, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
-            wait_for_default_stream_only()
+            self.undo = wait_for_default_stream_only()
             if pool_bytes() is not None and (handle := pool_handle()) is not None:
                 self.peers = Peers(worker, handle)
                 # Not awaited: a worker that is being started answers nobody, itself included.
@@ -66,6 +68,8 @@ class DevicePlugin(WorkerPlugin):
         callback = worker.periodic_callbacks.pop("distmm-tidy", None)
         if callback is not None:
             callback.stop()
+        if self.undo is not None:
+            self.undo()
 
 
 def profile_without_collecting(worker: Worker) -> None:
@@ -92,7 +96,7 @@ def profile_without_collecting(worker: Worker) -> None:
     callback.callback = profile
 
 
-def wait_for_default_stream_only() -> None:
+def wait_for_default_stream_only() -> Callable[[], None]:
     """Let transfers of distributed-ucxx wait for the default stream, and not for the whole GPU.
 
     Before each send and receive distributed-ucxx 0.52 calls ``ucxx._cuda_context.synchronize_default_stream``, on the
@@ -100,20 +104,38 @@ def wait_for_default_stream_only() -> None:
     takes as long as the product that runs beside it (170 ms instead of 4), and the worker answers nobody meanwhile.
     What is sent is the result of a finished task, and a received buffer is ready when its allocation on the default
     stream is: the default stream is all that need be waited for. Its name is looked up at every call, so one
-    assignment is enough.
+    assignment is enough. It holds for the whole process, the user's own transfers included, while the plugin is there.
+
+    Returns
+    -------
+    callable
+        Undoes it.
     """
     import distributed_ucxx
+    import ucxx
     import ucxx._cuda_context as context
 
-    version = str(distributed_ucxx.__version__)
-    if version.startswith(UCXX_VERSIONS) and hasattr(context, "synchronize_default_stream"):
+    found = {
+        "distributed-ucxx": str(distributed_ucxx.__version__),
+        "ucxx": str(ucxx.__version__),
+        "UCX": ".".join(map(str, ucxx.get_ucx_version())),
+    }
+    before = getattr(context, "synchronize_default_stream", None)
+    known = all(version.startswith(KNOWN[package]) for package, version in found.items())
+    if known and before is not None:
         context.synchronize_default_stream = synchronize_default_stream
     else:
         logger.warning(
-            "distributed-ucxx %s is none of the versions %s that distmm knows: transfers may wait for products",
-            version,
-            ", ".join(UCXX_VERSIONS),
+            "%s: distmm knows %s, and leaves them as they are: transfers may wait for products",
+            ", ".join(f"{package} {version}" for package, version in found.items()),
+            ", ".join(f"{package} {'x, '.join(versions)}x" for package, versions in KNOWN.items()),
         )
+
+    def undo() -> None:
+        if known and before is not None:
+            context.synchronize_default_stream = before
+
+    return undo
 
 
 def synchronize_default_stream(device_id: int = 0) -> None:

@@ -133,27 +133,37 @@ def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.M
         gpu.retrying(full, "a block of C")
 
 
-def ucxx(monkeypatch: pytest.MonkeyPatch, version: str) -> Any:
-    context = types.SimpleNamespace(synchronize_default_stream=None)
-    package = types.ModuleType("ucxx")
-    package._cuda_context = context  # type: ignore[attr-defined]
+def whole_device() -> None:
+    """What UCXX waits for by itself."""
+
+
+def ucxx(monkeypatch: pytest.MonkeyPatch, distributed: str, own: str, ucx: tuple[int, ...]) -> Any:
+    context = types.SimpleNamespace(synchronize_default_stream=whole_device)
+    package: Any = types.ModuleType("ucxx")
+    package._cuda_context, package.__version__, package.get_ucx_version = context, own, lambda: ucx
     monkeypatch.setitem(sys.modules, "ucxx", package)
     monkeypatch.setitem(sys.modules, "ucxx._cuda_context", context)
-    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.SimpleNamespace(__version__=version))
+    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.SimpleNamespace(__version__=distributed))
     return context
 
 
 def test_ucxx_waits_for_the_default_stream_only_in_versions_that_are_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    known = ucxx(monkeypatch, "0.52.00")
-    worker.wait_for_default_stream_only()
+    known = ucxx(monkeypatch, "0.52.00", "0.52.00", (1, 21, 0))
+    undo = worker.wait_for_default_stream_only()
     assert known.synchronize_default_stream is worker.synchronize_default_stream
-    unknown = ucxx(monkeypatch, "0.53.00")
-    with caplog.at_level(logging.WARNING):
-        worker.wait_for_default_stream_only()
-    assert unknown.synchronize_default_stream is None
-    assert "0.53.00 is none of the versions" in caplog.text
+    undo()
+    assert known.synchronize_default_stream is whole_device
+    others = [("0.53.0", "0.52.0", (1, 21, 0)), ("0.52.0", "0.53.0", (1, 21, 0)), ("0.52.0", "0.52.0", (1, 22, 0))]
+    for distributed, own, ucx in others:
+        unknown = ucxx(monkeypatch, distributed, own, ucx)
+        with caplog.at_level(logging.WARNING):
+            undo = worker.wait_for_default_stream_only()
+        assert unknown.synchronize_default_stream is whole_device
+        assert f"distributed-ucxx {distributed}, ucxx {own}, UCX {'.'.join(map(str, ucx))}: distmm knows" in caplog.text
+        undo()
+        assert unknown.synchronize_default_stream is whole_device
 
 
 @pytest.mark.gpu

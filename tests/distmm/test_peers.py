@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
 import types
 from collections import Counter
 from collections.abc import Iterator
@@ -26,7 +27,9 @@ class Driver:
 
     def __init__(self) -> None:
         self.open: Counter[int] = Counter()
-        self.waited = 0
+        self.waited: list[int] = []  # threads that did
+        self.idle = threading.Event()  # the device
+        self.idle.set()
 
     def ipcOpenMemHandle(self, pool: bytes, flags: int) -> int:  # noqa: N802
         if pool == b"unreachable":
@@ -40,7 +43,14 @@ class Driver:
         self.open[address] -= 1
 
     def deviceSynchronize(self) -> None:  # noqa: N802
-        self.waited += 1
+        assert self.idle.wait(120)
+        self.waited.append(threading.get_ident())
+
+    def getDevice(self) -> int:  # noqa: N802
+        return 3
+
+    def setDevice(self, number: int) -> None:  # noqa: N802
+        assert number == 3
 
 
 @pytest.fixture
@@ -76,11 +86,15 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
     assert driver.open[7] == 1 + by_ucx
     process.kill()  # and is not waited for yet: its exit code is still there
     until(lambda: processes.born(process.pid) is None, "the process is still there")
+    driver.idle.clear()
     for look in range(LOOKS):
         assert driver.open[7] == 1 + by_ucx, look
         mine.close_dead()
-    assert driver.open[7] == 0
-    assert driver.waited == 1
+    assert driver.open[7] == 1 + by_ucx  # a product runs, and the event loop does not wait for it
+    driver.idle.set()
+    until(lambda: driver.open[7] == 0)
+    (thread,) = driver.waited
+    assert thread != threading.get_ident()
     mine.close_dead()
     assert (mine.addresses, mine.missing) == ({}, {})
 
