@@ -91,7 +91,7 @@ def read_manifest(folder: Folder) -> Json:
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
     """Refuse to go on with a job whose inputs or options have changed."""
     manifest = read_manifest(folder)
-    changed = list(differences(manifest["spec"], spec.now()))
+    changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
