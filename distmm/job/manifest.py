@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -80,7 +81,8 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
             f"the version that began it, or begin anew with --overwrite"
         )
-    if manifest.get("sha256") != _digest(manifest):
+    # The id becomes the name of a folder: a hash alone would let anybody's manifest name one elsewhere.
+    if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
         raise InputError(
             f"{folder.manifest}: has been changed since distmm wrote it: bring back what was there, or begin anew with "
             f"--overwrite"
