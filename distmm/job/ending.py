@@ -44,7 +44,7 @@ def settle(folder: Folder, anew: bool) -> Json | None:
     ----------
     folder : Folder
     anew : bool
-        A manifest that cannot be read is no reason to stop: the job will be discarded.
+        The job will be discarded, unless C has its name: a manifest that cannot be read is no reason to stop.
 
     Returns
     -------
@@ -59,7 +59,7 @@ def settle(folder: Folder, anew: bool) -> Json | None:
                 folder.clear()
                 return None
             job = _complete(folder, anew)
-            return None if job is None else _go_on(job, lock)
+            return None if job is None else _go_on(job, lock, anew)
     except OSError as error:
         raise InputError(
             f"{error.filename or folder.path}: {error.strerror}: what an earlier job has left there cannot be "
@@ -80,10 +80,12 @@ def _complete(folder: Folder, anew: bool) -> Folder | None:
     return job if os.path.exists(job.pending_certificate) else None
 
 
-def _go_on(folder: Folder, lock: Lock) -> Json | None:
+def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
     """Give C its name, unless it has it, and clean up; None if its blocks are not what they were."""
     content = read_json(folder.pending_certificate)
     if not holds(folder.target, content):
+        if anew and os.path.lexists(folder.target):
+            return None  # what was there before C is still there
         if not holds(folder.draft, content):
             os.unlink(folder.pending_certificate)  # a run that goes on looks at each block
             return None

@@ -83,7 +83,7 @@ class Folder:
     @property
     def pending_report(self) -> str:
         """Where it stands while C is not complete."""
-        return os.path.join(self.path, "report.html")
+        return os.path.join(self.work, "report.html")
 
     @property
     def work(self) -> str:

@@ -45,7 +45,7 @@ Progress = Callable[[Figures], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One output and what it shall be; `asked` describes the matrices as they were when the call began."""
+    """One output and what it shall be; `asked` describes its files as they were when the call began."""
 
     folder: Folder
     out: str
@@ -78,7 +78,7 @@ class Job:
                 self._refuse_meanwhile(begun, anew)
                 manifest = job._begin(plan, client, begun)
                 job = replace(self, folder=folder.of_job(manifest["id"]))
-                return job._made(client, plan, manifest, lock, stop, announce, progress)
+                return job._go_on(client, plan, manifest, lock, stop, announce, progress)
             except OSError as error:
                 raise job._explained(error, plan.blocking.c_blocks) from error
 
@@ -93,7 +93,7 @@ class Job:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
                 if os.path.exists(folder.of_job(now["id"]).pending_certificate):
                     raise InputError(f"{folder.path}: another call has completed this job meanwhile: call again")
-        changed = list(differences(self.asked, self.spec.now()))
+        changed = list(differences(self.asked, self.spec.files(again=True)))
         if changed:
             raise InputError(f"{'; '.join(changed)}, since this call began: call again, once nobody writes there")
 
@@ -136,7 +136,7 @@ class Job:
         write_manifest(folder, manifest)
         return manifest
 
-    def _made(
+    def _go_on(
         self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None,
         progress: Progress,
     ) -> Summary:  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import time
@@ -82,7 +83,8 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
             f"the version that began it, or begin anew with --overwrite"
         )
-    if manifest.get("sha256") != _digest(manifest):
+    # The id becomes the name of a folder: a hash alone would let anybody's manifest name one elsewhere.
+    if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
         raise InputError(
             f"{folder.manifest}: has been changed since distmm wrote it: bring back what was there, or begin anew with "
             f"--overwrite"
@@ -93,7 +95,7 @@ def read_manifest(folder: Folder) -> Json:
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
     """Refuse to go on with a job whose inputs or options have changed."""
     manifest = read_manifest(folder)
-    changed = list(differences(manifest["spec"], spec.now()))
+    changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.

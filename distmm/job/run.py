@@ -112,7 +112,7 @@ def multiply(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
         precision=precision, kernel=kernel, check=check,
     )  # fmt: skip
-    asked = spec.json()
+    asked = spec.files()
     check_possible(check, spec.problem)
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")
@@ -159,7 +159,7 @@ def resume(
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
-    job = Job(folder, manifest["output"]["name"], spec, spec.json(), manifest["output"]["overwrite"], None, None)
+    job = Job(folder, manifest["output"]["name"], spec, spec.files(), manifest["output"]["overwrite"], None, None)
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -103,29 +103,10 @@ class Spec:
 
     def json(self) -> Json:
         """Describe it for the manifest; what is named here may not change while the job goes on."""
-        return self._described(_facts)
-
-    def now(self) -> Json:
-        """Describe it by the matrices that are there at this moment, which may be others than those that were opened.
-
-        Raises
-        ------
-        InputError
-            If one is gone.
-        """
-        return self._described(_facts_now)
-
-    def reads(self, path: str) -> list[str]:
-        """Name the operands that lie in the file or folder `path`."""
-        named = {"A": self.a, "B": self.b, "C0": self.c0}
-        sources = {name: x.source for name, x in named.items() if x is not None and isinstance(x.source, Matrix)}
-        return [name for name, source in sources.items() if lies_in(source.path, path)]
-
-    def _described(self, facts: Callable[[Operand], Json]) -> Json:
         return {
-            "A": facts(self.a),
-            "B": facts(self.b),
-            "C0": None if self.c0 is None else facts(self.c0),
+            "A": _facts(self.a),
+            "B": _facts(self.b),
+            "C0": None if self.c0 is None else _facts(self.c0),
             "alpha": _number(self.alpha),
             "beta": _number(self.beta),
             "dtype": self.dtype.name,
@@ -133,6 +114,29 @@ class Spec:
             "kernel": self.kernel,
             "check": self.check,
         }
+
+    def files(self, again: bool = False) -> Json:
+        """Describe those of A, B and C0 that are files: as they were opened, or as they are when opened `again`.
+
+        Raises
+        ------
+        InputError
+            If one is gone.
+        """
+        stored = {name: x for name, x in self._operands.items() if isinstance(x.source, Matrix)}
+        if again:
+            stored = {name: replace(x, source=open_matrix(x.source.path)) for name, x in stored.items()}
+        return {name: _facts(x) for name, x in stored.items()}
+
+    def reads(self, path: str) -> list[str]:
+        """Name the operands that lie in the file or folder `path`."""
+        sources = {name: x.source for name, x in self._operands.items() if isinstance(x.source, Matrix)}
+        return [name for name, source in sources.items() if lies_in(source.path, path)]
+
+    @property
+    def _operands(self) -> dict[str, Operand]:
+        named = {"A": self.a, "B": self.b, "C0": self.c0}
+        return {name: operand for name, operand in named.items() if operand is not None}
 
     @classmethod
     def from_json(cls, content: Json) -> Spec:
@@ -186,11 +190,6 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
         with dask.config.set(RECHUNK):
             return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
     return operand
-
-
-def _facts_now(operand: Operand) -> Json:
-    source = operand.source
-    return _facts(replace(operand, source=open_matrix(source.path)) if isinstance(source, Matrix) else operand)
 
 
 def _facts(operand: Operand) -> Json:

@@ -15,7 +15,9 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
+from distmm.job.folder import Folder
 from distmm.job.loop import Loop
+from distmm.job.manifest import read_manifest, write_manifest
 from tests.distmm.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, multiply, operands, values
 
 
@@ -155,6 +157,15 @@ def test_a_block_of_zeros_whose_chunk_is_lost_is_made_again(client: Client, prod
     chunk.unlink()
     assert job.resume("C.zarr", client=client).kept == before - 1
     assert Path(f"C.zarr/c/{i}/{j}").stat().st_size == 8 * BLOCKS[0] * BLOCKS[2]
+
+
+def test_an_id_that_names_a_folder_elsewhere_is_refused(client: Client, product: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    folder = Folder.of("C.zarr")
+    write_manifest(folder, {**read_manifest(folder), "id": "../../elsewhere"})
+    with pytest.raises(InputError, match="has been changed since distmm wrote it"):
+        job.resume("C.zarr", client=client)
 
 
 def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Client, product: np.ndarray) -> None:

@@ -68,6 +68,25 @@ def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
     assert job.recheck(out).ok
 
 
+def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = one_run.complete_markers
+
+    def late(*arguments: Any) -> Any:
+        save_matrix(Path("C.zarr"), BEFORE)
+        return complete(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one_run, "complete_markers", late)
+        for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client)):
+            with pytest.raises(InputError, match="appeared while the product was computed; it is not replaced"):
+                call()
+    np.testing.assert_array_equal(values(), BEFORE)
+    multiply(client, overwrite=True)
+    np.testing.assert_allclose(values(), product)
+
+
 @pytest.mark.parametrize("check", ["freivalds", "none"])
 def test_a_call_that_has_added_its_product_does_not_add_it_again_unless_it_is_told_to(
     check: str, client: Client, product: np.ndarray
@@ -156,7 +175,7 @@ def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
     assert job.recheck(out).ok
 
 
-def test_what_an_old_worker_still_holds_open_is_in_no_folder_of_a_new_job(client: Client, product: np.ndarray) -> None:
+def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, product: np.ndarray) -> None:
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())
     (old,) = (path.parent for path in Path("C.zarr.job").glob("*/done"))
