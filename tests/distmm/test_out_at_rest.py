@@ -14,6 +14,7 @@ from typing import Any
 import dask
 import numpy as np
 import pytest
+from dask.base import tokenize
 from distributed import Client, Worker, WorkerPlugin
 
 import distmm
@@ -253,6 +254,16 @@ def test_another_process_writes_as_long_as_the_lease_lasts(worker: Any) -> None:
     assert "has ended: nothing more is written" in worker.apply(write, (target,))
     os.close(target.lease.fd)
     assert not array.any()
+
+
+def test_each_call_has_tasks_of_its_own() -> None:
+    array, other = np.zeros((2, 4, 4))
+    targets = [leased(array), leased(other), writes.Target(array), writes.Target(array)]
+    assert len({tokenize(target) for target in targets}) == 4
+    for target in targets[:2]:
+        assert isinstance(target, lent.Lent)
+        assert target.lease is not None
+        target.lease.end()
 
 
 def test_the_end_of_a_lease_waits_for_who_is_writing(worker: Any, tmp_path: Path) -> None:
