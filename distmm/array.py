@@ -59,8 +59,10 @@ def matmul(
     out : numpy.ndarray, Zarr-like or Dask array, optional
         Where the product goes, at once: blocks are written as they come, NumPy arrays by the workers themselves where
         they run on this machine; in waves, where C does not fit into the workers' memory. `distmm.empty` makes arrays
-        that GPUs write to at full speed. A Dask array becomes the lazy product, as in NumPy's functions of Dask arrays,
-        and keeps its type and its chunks.
+        that GPUs write to at full speed. Objects say by ``chunks`` (or ``shards``), as Zarr arrays do, what workers may
+        write at the same time; without, and for HDF5 datasets, this process writes one block after the other. When the
+        call has ended, by Ctrl-C or an error too, nothing is written any more. A Dask array becomes the lazy product,
+        as in NumPy's functions of Dask arrays, and keeps its type and its chunks.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -38,6 +39,7 @@ def plan_for(
     client: Client | None,
     written: bool = False,
     c_chunks: Chunks | None = None,
+    unit: tuple[int, ...] | None = None,
 ) -> Plan:
     """Plan a product of operands, or take the plan that the caller has made for it.
 
@@ -52,6 +54,9 @@ def plan_for(
         Whether finished blocks of C are written, and do not stay.
     c_chunks : tuple of tuple of int, optional
         Chunks that C will have: its blocks too, along dimensions that the operands' chunks do not cut.
+    unit : tuple of int, optional
+        Shape of what is written of C in one go: blocks are multiples of it, where they are chosen and it leaves each
+        worker a block that fits.
 
     Raises
     ------
@@ -83,14 +88,14 @@ def plan_for(
         spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
     result: Literal["workers", "host", "out"] = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
 
-    def planned(blocking: Blocking | None) -> Plan:
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
         return make_plan(
             problem,
             spec,
             blocking=blocking,
             edges=wishes.blocks,
-            multiples=storage_multiples(a, b),
+            multiples=storage_multiples(a, b, unit),
             precision=precision,
             kernel=kernel,
             text=text,
@@ -98,8 +103,17 @@ def plan_for(
             operands=(_residence(a, cuts[0]), _residence(b, cuts[1])),
         )
 
-    blocking = users_blocking(problem, a, b, c_chunks) if wishes.blocks is None else None
-    plan = planned(blocking)
+    if unit is not None and problem.symmetry is not None:
+        unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n
+    blocking = users_blocking(problem, a, b, c_chunks, unit) if wishes.blocks is None else None
+    if (
+        unit is not None
+        and math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True)) < spec.workers
+    ):
+        unit = None
+    plan = planned(blocking, unit)
+    if unit is not None and plan.shortfall:
+        plan = planned(blocking)
     if blocking is not None or wishes.blocks is not None or text is not None or c_chunks is None:
         return plan
     if problem.symmetry is not None and c_chunks[-2] != c_chunks[-1]:
@@ -117,17 +131,20 @@ def _residence(operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] |
     return "resident" if operand.resident else "streamed"
 
 
-def users_blocking(problem: Problem, a: Operand, b: Operand, c_chunks: Chunks | None = None) -> Blocking | None:
+def users_blocking(
+    problem: Problem, a: Operand, b: Operand, c_chunks: Chunks | None = None, unit: tuple[int, ...] | None = None
+) -> Blocking | None:
     """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
 
     An operand without chunks is cut like the other along k, and elsewhere like C, if C is to have chunks, or at
-    multiples of the other's largest edge.
+    multiples of the other's largest edge; where C is written in units that are smaller, at multiples of these.
     """
     given = a.chunks or b.chunks
     if given is None:
         return None
     edge = max(1, *given[-2], *given[-1])
-    m, n = c_chunks[-2:] if c_chunks else (even_edges(problem.m, edge), even_edges(problem.n, edge))
+    down, across = (edge - edge % size if size <= edge else edge for size in (unit or (1, 1))[-2:])
+    m, n = c_chunks[-2:] if c_chunks else (even_edges(problem.m, down), even_edges(problem.n, across))
     a_chunks = a.chunks or (*((n,) for n in problem.a_batch), m, given[-2])
     b_chunks = b.chunks or (*((n,) for n in problem.b_batch), given[-1], n)
     k = a_chunks[-1] if problem.m >= problem.n else b_chunks[-2]
@@ -151,8 +168,16 @@ def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
     )
 
 
-def storage_multiples(a: Operand, b: Operand) -> tuple[int, int, int]:
-    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile."""
+def storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
+    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile.
+
+    Along m and n they follow the `unit` in which C is written, and the others too where that takes no larger blocks.
+    """
     m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
     k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)
+    if unit is not None:
+        m, n = (
+            max(size, own) if max(size, own) % min(size, own) == 0 else size
+            for size, own in zip(unit[-2:], (m, n), strict=True)
+        )
     return m, max(k_a, k_b), n

@@ -24,6 +24,7 @@ from distmm.scalars import check_held, common_type
 from distmm.sources import check_sendable
 from distmm.tasks import Epilogue
 from distmm.telemetry import client as telemetry
+from distmm.units import unit_of
 
 __all__ = ["Gemm"]
 
@@ -80,18 +81,27 @@ class Gemm:
 
     def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
         """Plan it; with an `out` that is written to, C does not stay in the workers' memory."""
-        return plan_for(self.problem, self.a, self.b, wishes, client, _is_written(out), self._chunks_of(out))
+        written = _is_written(out)
+        unit = unit_of(out) if written else None
+        return plan_for(
+            self.problem,
+            self.a,
+            self.b,
+            wishes,
+            client,
+            written,
+            self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None,
+            None if unit is None else self._as_matrix(unit, 1),
+        )
 
-    def _chunks_of(self, out: Any) -> Chunks | None:
-        """Chunks of a Dask array as those of C, which has the dimensions that vectors lack."""
-        if not isinstance(out, da.Array):
-            return None
-        chunks = list(out.chunks)
+    def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
+        """Insert `one` for each dimension of C that vectors lack."""
+        values = list(by_dimension)
         if self.vectors[1]:
-            chunks.append((1,))
+            values.append(one)
         if self.vectors[0]:
-            chunks.insert(-1, (1,))
-        return tuple(chunks)
+            values.insert(-1, one)
+        return tuple(values)
 
     def array(self, wishes: Wishes, out: Any = None, client: Client | None = None) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
@@ -112,6 +122,8 @@ class Gemm:
             cluster.install(client)
             telemetry.install(client)
         to = into.target(out, client) if written else None
+        if to is not None:
+            into.check_unit(out, plan.cluster)
         lazy = self._lazy(plan, to, client)
         if out is None:
             return lazy(None)

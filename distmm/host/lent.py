@@ -8,6 +8,7 @@ import socket
 import threading
 import weakref
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -19,6 +20,7 @@ from distmm.beside import beside_products
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.host import attach, segments
+from distmm.host.lease import Lease
 
 __all__ = ["TOPIC", "Lent", "has_gaps", "lend", "release", "whole"]
 
@@ -51,6 +53,8 @@ class Lent:
         and not that of another one which has its number on another machine.
     owner : numpy.ndarray or None
         The array; None in other processes.
+    lease : Lease or None
+        Without it, who writes must know by other means that the memory is still there.
     """
 
     name: str
@@ -62,15 +66,16 @@ class Lent:
     segment: segments.Segment | None
     proof: tuple[int, bytes]
     owner: np.ndarray | None = field(default=None, compare=False, repr=False)
+    lease: Lease | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
             _kept[self.name] = self.owner
-        where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype
-        return type(self), (*where, self.segment, self.proof)
+        where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment, self.proof
+        return type(self), (*where, None, self.lease)
 
-    def __dask_tokenize__(self) -> str:
-        return self.name
+    def __dask_tokenize__(self) -> Any:
+        return self.name, self.lease
 
     @property
     def ndim(self) -> int:
@@ -95,24 +100,29 @@ class Lent:
         return block.swapaxes(-1, -2) if swapped else block
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
-        """Write a block of host or GPU memory."""
+        """Write a block of host or GPU memory; with a lease, only while it lasts."""
         part = self.part(index)
         if hasattr(block, "__cuda_array_interface__"):
             from distmm.host import device
 
-            with beside_products("store"), _storing:
+            with beside_products("store"), _storing, self._writing():
                 device.download(part, block)
             return
         here = part.here()
         if here is not None:
-            here[...] = block
+            with self._writing():
+                here[...] = block
             return
         part, swapped = part.by_rows()
         block = np.ascontiguousarray(np.swapaxes(block, -1, -2) if swapped else block, part.dtype)
         if block.shape != part.shape:
             raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
         if block.size:
-            attach.write(part.pid, part.rows(), block.ctypes.data)
+            with self._writing():
+                attach.write(part.pid, part.rows(), block.ctypes.data)
+
+    def _writing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.lease is None else self.lease.writing()
 
     def to_device(self, index: tuple[slice, ...]) -> Any:
         """Read a block into GPU memory, as a CuPy array."""
@@ -197,9 +207,12 @@ def lend(array: np.ndarray, client: Client, name: str | None = None, writable: b
     -------
     Lent or None
         None for a small array, one of foreign byte order or (to be written) with gaps between elements; and where a
-        worker cannot reach this process's memory: on another machine, of another user, or forbidden by the system.
+        worker cannot reach this process's memory: on another machine, of another user, or forbidden by the system. To
+        be written, where the system has no file for a `Lease`.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
+        return None
+    if writable and not hasattr(os, "memfd_create"):
         return None
     if has_gaps(array):
         if writable:

@@ -44,6 +44,8 @@ class Gate(WorkerPlugin):
 class Shelf:
     """An array that takes blocks when it is let, and forgets them."""
 
+    chunks = (1, 1)  # any two regions at the same time
+
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype) -> None:
         self.shape, self.dtype, self.ndim = shape, dtype, len(shape)
 

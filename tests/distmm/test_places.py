@@ -78,6 +78,8 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(clien
 class Late:
     """A file of float32 to which blocks go by threads of their own, some time after they were made."""
 
+    chunks = (1, 1)
+
     def __init__(self, path: Path, shape: tuple[int, int]) -> None:
         self.path, self.shape, self.dtype, self.ndim = path, shape, F4, 2
         np.lib.format.open_memmap(path, "w+", F4, shape)
