@@ -70,7 +70,8 @@ def cluster(
     # Workers log a traceback for each task that fails; the error itself reaches us, and is printed once.
     quiet = not debugging(ctx)
     if quiet:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for name in ("distributed", "distributed.client"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
     with ExitStack() as stack:
         with interrupts.while_started():

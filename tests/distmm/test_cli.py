@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _levels() -> Iterator[None]:
     """Commands quiet Dask's loggers for the rest of their process, which here goes on."""
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.nanny")]
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):
