@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmm.errors import InputError
+from distmm.job.forms import MARKER, wrong
 from distmm.storage import fsync, locate
 
 __all__ = ["Folder", "Json", "read_json", "write_json"]
@@ -104,14 +105,28 @@ class Folder:
             os.unlink(self.manifest)
         shutil.rmtree(self.path)
 
+    def sweep(self) -> None:
+        """Remove what killed jobs on this output have left beside C; called by the owner of the lock, once C is there.
+
+        That is the matrix that C has replaced, and half-written certificates.
+        """
+        stem, suffix = os.path.splitext(os.path.basename(self.target))
+        old = re.compile(rf"\.{re.escape(stem)}\.old-[0-9a-f]{{8}}{re.escape(suffix)}")
+        draft = re.compile(rf"{re.escape(os.path.basename(self.certificate))}\.[0-9a-f]{{32}}\.draft")
+        for place, ours in ((self.target, old), (self.certificate, draft)):
+            for entry in list(os.scandir(os.path.dirname(place))):
+                if ours.fullmatch(entry.name):
+                    shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
         return os.path.join(self.done, f"{i}.{j}.json")
 
     def markers(self) -> dict[tuple[int, int], Json]:
-        """Read the markers of all finished blocks."""
+        """Read the markers of all finished blocks; one that is damaged marks nothing, and its block is made again."""
         found = (re.fullmatch(r"(\d+)\.(\d+)\.json", name) for name in os.listdir(self.done))
-        return {(int(at[1]), int(at[2])): read_json(os.path.join(self.done, at[0])) for at in found if at}
+        read = {(int(at[1]), int(at[2])): _marker(os.path.join(self.done, at[0])) for at in found if at}
+        return {at: marker for at, marker in read.items() if marker and (marker["i"], marker["j"]) == at}
 
 
 def write_json(path: str, content: Json) -> None:
@@ -130,13 +145,31 @@ def write_json(path: str, content: Json) -> None:
     fsync(os.path.dirname(path))
 
 
-def read_json(path: str) -> Json:
+def _marker(path: str) -> Json | None:
+    """Read a marker; None for what is none, such as the empty file that a loss of power may leave."""
+    try:
+        with open(path) as file:
+            content = json.load(file)
+    except ValueError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error}; is the disk there?") from error
+    return None if any(wrong(content, MARKER)) else content
+
+
+def read_json(path: str, form: Json | None = None) -> Json:
     """Read what `write_json` has written.
+
+    Parameters
+    ----------
+    path : str
+    form : dict, optional
+        What it must look like (`distmm.job.forms`).
 
     Raises
     ------
     InputError
-        If it cannot be read, or is no JSON object.
+        If it cannot be read, is no JSON object, or has not that form.
     """
     try:
         with open(path) as file:
@@ -145,4 +178,7 @@ def read_json(path: str) -> Json:
         raise InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no JSON object; it was not written by distmm")
+    bad = next(wrong(content, form or {}), None)
+    if bad is not None:
+        raise InputError(f"{path}: is damaged, or of another version: {bad}; make C anew with --overwrite")
     return content

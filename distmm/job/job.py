@@ -207,6 +207,7 @@ class Job:
                 os.unlink(folder.certificate)
         else:
             write_json(folder.certificate, content)
+        folder.sweep()
         if os.path.exists(folder.pending_report):
             os.replace(folder.pending_report, folder.report)
         folder.remove()
@@ -249,7 +250,7 @@ def _clear(folder: Folder, lock: Lock) -> None:
         folder.manifest,
         folder.pending_certificate,
         folder.pending_report,
-        *(folder.marker(*at) for at in folder.markers()),
+        *(entry.path for entry in os.scandir(folder.done)),
     ):
         if os.path.exists(path):
             os.unlink(path)

@@ -53,12 +53,14 @@ def holder(folder: str) -> Holder | None:
     try:
         age = _now(folder) - os.stat(path).st_mtime
         with open(path) as file:
-            content: dict[str, Any] = json.loads(file.read() or "{}")
+            content: Any = json.loads(file.read() or "{}")
     except FileNotFoundError:  # released meanwhile
         return None
-    except ValueError:
+    except (ValueError, IsADirectoryError):
         content = {}
-    pid, token = int(content.get("pid", 0)), str(content.get("token", ""))
+    if not isinstance(content, dict) or type(content.get("pid", 0)) is not int:
+        content = {}  # nothing that we wrote: it holds the output until nobody has touched it for long
+    pid, token = content.get("pid", 0), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
@@ -115,7 +117,7 @@ class Lock:
             os.unlink(_path(folder, number))
             raise
         for old in _numbers(folder):
-            if old < number:
+            if old < number and not os.path.isdir(_path(folder, old)):
                 os.unlink(_path(folder, old))
         lock = cls(folder, number, str(content["token"]))
         cls.held.add(lock.token)
@@ -134,7 +136,9 @@ class Lock:
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
-        with suppress(FileNotFoundError):  # the job is complete, and its folder gone
+        # The job is complete, and its folder gone; or the disk is, or takes no writes: that error is on its way
+        # already, and a lock that stays is stale, since this process no longer holds it.
+        with suppress(OSError):
             os.unlink(_path(self.folder, self.number))
 
     def _keep_fresh(self) -> None:
@@ -150,7 +154,7 @@ def _path(folder: str, number: int) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.\d+", name)]
+    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.(0|[1-9][0-9]*)", name)]
 
 
 def _now(folder: str) -> float:

@@ -14,6 +14,7 @@ from distmm.candidates import parse
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.job.folder import Folder, Json, read_json
+from distmm.job.forms import MANIFEST
 from distmm.job.spec import Spec, differences
 from distmm.plan import Plan
 from distmm.storage import locate
@@ -70,7 +71,7 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
             f"the version that began it, or begin anew with --overwrite"
         )
-    return manifest
+    return read_json(folder.manifest, MANIFEST)
 
 
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:

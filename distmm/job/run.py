@@ -9,6 +9,7 @@ from distributed import Client
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, read_json
+from distmm.job.forms import CERTIFICATE
 from distmm.job.job import Announce, Job, Progress
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
@@ -145,7 +146,7 @@ def resume(
         if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
             if os.path.isdir(folder.path) and holder(folder.path) is None:
                 folder.remove()  # what a kill at the very end has left
-            return Summary.of_complete(folder, read_json(folder.certificate))
+            return Summary.of_complete(folder, read_json(folder.certificate, CERTIFICATE))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
@@ -157,7 +158,7 @@ def _finished(folder: Folder, spec: Spec) -> Summary | None:
     """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do."""
     if spec.beta != 0 or not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
         return None
-    content = read_json(folder.certificate)
+    content = read_json(folder.certificate, CERTIFICATE)
     return None if any(differences(content["spec"], spec.json())) else Summary.of_complete(folder, content)
 
 
