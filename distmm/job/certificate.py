@@ -58,6 +58,7 @@ def certificate(
         "format": FORMAT,
         "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
         **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
+        "missing": manifest.get("missing", {}),
         "vectors": VECTORS if tolerance is not None else 0,
         "bound": bound,
         "largest_residual": max(residuals, default=None),

@@ -44,6 +44,7 @@ def new_manifest(spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | 
         "layers": plan.grid.layers,
         "plan": str(plan),
         "seed": secrets.randbits(32) if seed is None else seed,
+        "missing": {x.path: what for x in spec.inputs if (what := x.missing()) is not None},
         "rejected": 0,
         "runs": [],
     }

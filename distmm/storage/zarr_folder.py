@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -70,6 +71,24 @@ class ZarrMatrix(Matrix):
     def fingerprint(self) -> dict[str, Any]:
         """Return the hash of the metadata too."""
         return {**super().fingerprint(), "metadata": self.metadata}
+
+    def missing(self) -> str | None:
+        """Say how many chunks (or shards) of a local array are not there, and read as its fill value; None if all are.
+
+        Folders are listed, and no chunk is looked at.
+        """
+        if "://" in self.path:
+            return None
+        stored = open_zarr(self.path)
+        rows, columns = (-(-n // edge) for n, edge in zip(self.shape, stored.shards or stored.chunks, strict=True))
+        found = sum(
+            re.fullmatch(r"(c[./])?\d+[./]\d+", os.path.relpath(os.path.join(folder, name), self.path)) is not None
+            for folder, _, names in os.walk(self.path)
+            for name in names
+        )
+        if found >= rows * columns:
+            return None
+        return f"{rows * columns - found} of {rows * columns} chunks are missing, and read as {stored.fill_value}"
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region at the edges of plain chunks, and these into rows where they are larger."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from distributed import Client
 from typer.testing import CliRunner
 
@@ -92,6 +93,21 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
     spoilt.flush()
     wrong = run("verify", "C.npy", *where)
     assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
+
+
+@pytest.mark.parametrize("shards", [None, (20, 20)])
+def test_missing_chunks_of_an_input_are_told_and_certified(shards: tuple[int, int] | None, where: list[str]) -> None:
+    a = np.load("A.npy")
+    zarr.create_array("A.zarr", data=a, chunks=(10, 10), shards=shards)
+    count = sum(path.is_file() for path in Path("A.zarr/c").rglob("*"))
+    assert "note" not in run("plan", "A.zarr", "B.npy", *where).output
+    Path("A.zarr/c/1/1").unlink()
+    message = f"1 of {count} chunks are missing, and read as 0.0"
+    for command in (["plan", "A.zarr", "B.npy"], ["multiply", "A.zarr", "B.npy", "-o", "C.npy"]):
+        result = run(*command, *where)
+        assert (result.exit_code, message in result.output) == (0, True), result.output
+    assert list(json.loads(Path("C.npy.certificate.json").read_text())["missing"].values()) == [message]
+    assert message in run("verify", "A.zarr", "B.npy", "C.npy", *where).output
 
 
 def test_plan_computes_nothing(where: list[str]) -> None:
