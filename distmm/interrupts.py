@@ -1,4 +1,4 @@
-"""Ctrl-C where nothing has begun yet, and nothing is lost: while the command line is imported, and a cluster started."""
+"""Ctrl-C where no work has begun: while the command line is imported, and while a cluster starts."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distmm.runtime.cluster import Device
     from distmm.storage import Matrix
 
-__all__ = ["cluster", "debugging", "out", "pair", "table"]
+__all__ = ["cluster", "debugging", "out", "pair", "table", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
@@ -46,8 +46,16 @@ def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
     from distmm.storage import open_matrix
 
     left, right = open_matrix(a), open_matrix(b)
+    tell_missing(left, right)
     check_pair(wrap(left, "A", transa), wrap(right, "B", transb))
     return left, right
+
+
+def tell_missing(*matrices: Matrix) -> None:
+    """Note on stderr what is not there of some matrices; a Zarr array may leave out chunks, or have lost them."""
+    for matrix in matrices:
+        if (what := matrix.missing()) is not None:
+            out(stderr=True).print(f"note: {matrix.path}: {what}", markup=False)
 
 
 @contextmanager
@@ -70,7 +78,8 @@ def cluster(
     # Workers log a traceback for each task that fails; the error itself reaches us, and is printed once.
     quiet = not debugging(ctx)
     if quiet:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
+        for name in ("distributed", "distributed.client"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
     with ExitStack() as stack:
         with interrupts.while_started():

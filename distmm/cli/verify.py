@@ -51,6 +51,7 @@ def verify(
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
     matrices = [open_matrix(path) for path in paths]
+    session.tell_missing(*matrices)
     with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
         verdict = (
             recheck(paths[0], client, seed)

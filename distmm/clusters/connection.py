@@ -77,9 +77,9 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         client = Client(address, timeout=timeout, security=secured, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
-            f"no scheduler answers at {where} within {timeout:g} s ({str(error) or type(error).__name__}); is it running "
-            f"(dask scheduler), does it speak {address.partition(':')[0]}, and can this machine reach it? A longer "
-            f"timeout may help"
+            f"no scheduler answers at {where} within {timeout:g} s ({str(error) or type(error).__name__}); is it "
+            f"running (dask scheduler), does it speak {address.partition(':')[0]}, and can this machine reach it? A "
+            f"longer timeout may help"
         ) from error
     with client, client.as_current():
         try:

@@ -15,6 +15,7 @@ from distmm.errors import InputError
 from distmm.geometry import even_edges, slices
 from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, read_json
+from distmm.job.forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
 from distmm.job.sketch import VECTORS
 from distmm.job.spec import Spec, differences
@@ -59,6 +60,7 @@ def certificate(
         "job": manifest["id"],
         "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
         **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
+        "missing": manifest.get("missing", {}),
         "vectors": VECTORS if tolerance is not None else 0,
         "bound": bound,
         "largest_residual": max(residuals, default=None),
@@ -151,7 +153,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         raise InputError(
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )
-    content = read_json(folder.certificate)
+    content = read_json(folder.certificate, CERTIFICATE)
     spec, c = content["spec"], open_matrix(path)
     edges = _edges(content)
     bad = damaged(client, c, edges, content["done"])

@@ -126,6 +126,7 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     elif os.path.exists(folder.certificate):  # of the C that has been replaced
         os.unlink(folder.certificate)
         fsync(os.path.dirname(folder.certificate))
+    folder.sweep()
     if os.path.exists(folder.pending_report):
         os.replace(folder.pending_report, folder.report)
     folder.clear()

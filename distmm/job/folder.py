@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distmm.errors import InputError
+from distmm.job.forms import MARKER, wrong
 from distmm.storage import fsync, locate
 from distmm.storage.durability import remove
 
@@ -132,6 +133,19 @@ class Folder:
                 with suppress(FileNotFoundError):  # another one that looks for the lock makes a file, and removes it
                     remove(os.path.join(self.path, name))
 
+    def sweep(self) -> None:
+        """Remove what killed jobs on this output have left beside C; called by the owner of the lock, once C is there.
+
+        That is the matrix that C has replaced, and half-written certificates.
+        """
+        stem, suffix = os.path.splitext(os.path.basename(self.target))
+        old = re.compile(rf"\.{re.escape(stem)}\.old-[0-9a-f]{{8}}{re.escape(suffix)}")
+        draft = re.compile(rf"{re.escape(os.path.basename(self.certificate))}\.[0-9a-f]{{32}}\.draft")
+        for place, ours in ((self.target, old), (self.certificate, draft)):
+            for entry in list(os.scandir(os.path.dirname(place))):
+                if ours.fullmatch(entry.name):
+                    remove(entry.path)
+
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
         return os.path.join(self.done, f"{i}.{j}.json")
@@ -149,12 +163,12 @@ class Folder:
                 continue  # a draft that a kill has left
             path, block = os.path.join(self.done, name), (int(at[1]), int(at[2]))
             try:
-                content = read_json(path)
+                content = read_json(path, MARKER)
             except InputError as error:
                 if isinstance(error.__cause__, OSError):  # the disk, and not what is on it
                     raise
                 content = {}
-            if content.get("job") == self.id and (content.get("i"), content.get("j")) == block and "crc32c" in content:
+            if content.get("job") == self.id and (content["i"], content["j"]) == block:
                 markers[block] = content
             else:
                 strays.append(path)
@@ -177,13 +191,19 @@ def write_json(path: str, content: Json, draft: str | None = None) -> None:
     fsync(os.path.dirname(path))
 
 
-def read_json(path: str) -> Json:
+def read_json(path: str, form: Json | None = None) -> Json:
     """Read what `write_json` has written.
+
+    Parameters
+    ----------
+    path : str
+    form : dict, optional
+        What it must look like (`distmm.job.forms`).
 
     Raises
     ------
     InputError
-        If it cannot be read, or is no JSON object.
+        If it cannot be read, is no JSON object, or has not that form.
     """
     try:
         with open(path, "rb", buffering=0) as file:  # 15 us a marker less than as text, of which there may be 40,000
@@ -192,4 +212,7 @@ def read_json(path: str) -> Json:
         raise InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: holds no JSON object; it was not written by distmm")
+    bad = next(wrong(content, form or {}), None)
+    if bad is not None:
+        raise InputError(f"{path}: is damaged, or of another version: {bad}; make C anew with --overwrite")
     return content

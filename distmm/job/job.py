@@ -184,10 +184,15 @@ class Job:
             self._unchanged(client, plan, manifest)
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
-        except BaseException:
-            if not stop.at_once:
+        except BaseException as error:
+            if stop.at_once:
+                reason = f"{stop.reason}, twice"
+            elif client.status != "running" and not isinstance(error, (KeyboardInterrupt, SystemExit)):
+                # Whatever was waited for has ended in an error of its own kind: cancelled futures, a closed comm.
+                reason = f"the scheduler is lost ({type(error).__name__}: {error})"
+            else:
                 raise
-            raise self._explained(Stopped(f"{stop.reason}, twice"), len(blocks)) from None
+            raise self._explained(Stopped(reason), len(blocks)) from None
         finally:
             if loop.rejected:
                 manifest["rejected"] += len(loop.rejected)
@@ -229,7 +234,9 @@ class Job:
             return type(error)(f"{error}; {kept}")
         if not isinstance(error, OSError):
             return InputError(f"{error}; {kept}, once the cause is gone")
-        if error.errno is None:  # not from a file: Dask's word for a connection that is gone
+        if error.errno is None or isinstance(
+            error, ConnectionError
+        ):  # not from a file: Dask's word for a connection that is gone
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 

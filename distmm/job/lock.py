@@ -59,7 +59,11 @@ def holder(folder: str) -> Holder | None:
         content = _content(path)
     except FileNotFoundError:  # released meanwhile
         return None
-    pid, token = int(content.get("pid", 0)), str(content.get("token", ""))
+    except IsADirectoryError:
+        content = {}
+    if type(content.get("pid", 0)) is not int:
+        content = {}  # nothing that we wrote: it holds the output until nobody has touched it for long
+    pid, token = content.get("pid", 0), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
@@ -118,7 +122,7 @@ class Lock:
             os.unlink(_path(folder, number))
             raise
         for old in _numbers(folder):
-            if old < number:
+            if old < number and not os.path.isdir(_path(folder, old)):
                 os.unlink(_path(folder, old))
         lock = cls(folder, number, str(content["token"]))
         cls.held.add(lock.token)
@@ -138,7 +142,9 @@ class Lock:
         self._beat.join()
         self.held.discard(self.token)
         path = _path(self.folder, self.number)
-        with suppress(FileNotFoundError):  # another job has taken over, and was complete
+        # The job may be complete, and its folder gone. Or the disk is gone, or takes no writes: that error is on its way
+        # already, and a lock that stays is stale, since this process no longer holds it.
+        with suppress(OSError):
             if _is(path, self.token):
                 os.unlink(path)
 
@@ -198,7 +204,7 @@ def _path(folder: str, number: int) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.\d+", name)]
+    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.(0|[1-9][0-9]*)", name)]
 
 
 def _now(folder: str) -> float:

@@ -17,6 +17,7 @@ from distmm.candidates import parse
 from distmm.errors import InputError
 from distmm.everywhere import everywhere
 from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.forms import MANIFEST
 from distmm.job.inputs import stamps
 from distmm.job.spec import Spec, differences
 from distmm.plan import Plan
@@ -49,6 +50,7 @@ def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, se
         "layers": plan.grid.layers,
         "plan": str(plan),
         "seed": secrets.randbits(32) if seed is None else seed,
+        "missing": {x.path: what for x in spec.inputs if (what := x.missing()) is not None},
         "rejected": 0,
         "stamps": stamps(spec),
         "runs": [],
@@ -83,6 +85,7 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
             f"the version that began it, or begin anew with --overwrite"
         )
+    manifest = read_json(folder.manifest, MANIFEST)
     # The id becomes the name of a folder: a hash alone would let anybody's manifest name one elsewhere.
     if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
         raise InputError(

@@ -11,6 +11,7 @@ from distmm.errors import InputError
 from distmm.job.certificate import holds
 from distmm.job.ending import refuse_twice, same_call, settle
 from distmm.job.folder import Folder, read_json
+from distmm.job.forms import CERTIFICATE
 from distmm.job.job import Announce, Job, Progress
 from distmm.job.manifest import read_manifest
 from distmm.job.spec import Check, Spec
@@ -155,7 +156,7 @@ def resume(
         return Summary.of_complete(folder, ended)
     if not folder.exists():
         if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
-            return Summary.of_complete(folder, read_json(folder.certificate))
+            return Summary.of_complete(folder, read_json(folder.certificate, CERTIFICATE))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
@@ -173,7 +174,7 @@ def _finished(folder: Folder, spec: Spec) -> Summary | None:
     """
     if not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
         return None
-    content = read_json(folder.certificate)
+    content = read_json(folder.certificate, CERTIFICATE)
     if not same_call(folder, content, spec):
         return None
     if spec.reads(folder.target):

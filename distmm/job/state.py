@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from distmm.errors import InputError
 from distmm.geometry import even_edges
 from distmm.job.folder import Folder, read_json
+from distmm.job.forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
 from distmm.telemetry import units
@@ -92,7 +93,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         process = f"process {owner.pid} on {owner.host}"
         return Status(folder.target, "running", *counts, process, left if math.isfinite(left) else None)
     if os.path.exists(folder.certificate):
-        content = read_json(folder.certificate)
+        content = read_json(folder.certificate, CERTIFICATE)
         done = len(content["done"])
         counts = done, done, len(content["runs"]), content["rejected"]
         return Status(folder.target, "complete", *counts, certificate=folder.certificate)

@@ -114,6 +114,10 @@ class Matrix(ABC):
         """
         return None
 
+    def missing(self) -> str | None:
+        """Say what part of the data is not there, and is read as something else; None if all of it is there."""
+        return None
+
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region, of steps 1, into parts of `most` bytes or less that threads may read at the same time.
 

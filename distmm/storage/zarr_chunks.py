@@ -58,6 +58,12 @@ class Present:
         byte, bit = divmod(i * self.wide + j, 8)
         return not _unpacked(self.absent)[byte] << bit & 128
 
+    def absences(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Count the files that were not there, and all that an array of this shape can have."""
+        high, wide = (-(-n // edge) for n, edge in zip(shape, self.edges, strict=True))
+        absent = int.from_bytes(_unpacked(self.absent)).bit_count() if self.absent else 0
+        return absent, high * wide
+
     def check(self, path: str, rows: slice, cols: slice) -> None:
         """Raise FileNotFoundError for a file of a region that was there, and is not."""
         sides = (range(s.start // edge, -(-s.stop // edge)) for s, edge in zip((rows, cols), self.edges, strict=True))

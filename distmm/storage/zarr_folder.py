@@ -85,6 +85,13 @@ class ZarrMatrix(Matrix):
             return stamp_of_objects(self.path)
         return stamp_of(files(self.path))
 
+    def missing(self) -> str | None:
+        """Say how many chunks (or shards) of a local array were not there when it was opened; None if all were."""
+        absent, count = self.present.absences(self.shape)
+        if "://" in self.path or not absent:
+            return None
+        return f"{absent} of {count} chunks are missing, and read as {open_zarr(self.path).fill_value}"
+
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region at the edges of plain chunks, and these into rows where they are larger."""
         if self.plain is None:

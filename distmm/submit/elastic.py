@@ -182,8 +182,8 @@ def _check_slurm() -> None:
         said = f"no answer within {ANSWER_SECONDS:.0f} s"
     if said:
         raise InputError(
-            f"Slurm does not work here: {' '.join(asked)} says: {said}; is this a login node of a cluster, and is Slurm "
-            f"configured and running? Without it: --cluster local"
+            f"Slurm does not work here: {' '.join(asked)} says: {said}; is this a login node of a cluster, and is "
+            f"Slurm configured and running? Without it: --cluster local"
         )
 
 

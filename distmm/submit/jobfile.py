@@ -59,7 +59,13 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
             raise InputError(f"{where}: [{name}] is not a table of a job file; known are {', '.join(hints)}")
     job = Job(**{name: _table(name, kind, tables.get(name, {}), source) for name, kind in hints.items()})
     _check_together(job, source)
-    return _absolute(job, path.resolve().parent)
+    folder = path.resolve().parent
+    if set(str(folder)) & set("\"\\'`") or not str(folder).isprintable():
+        raise InputError(
+            f"{str(path)!r}: lies in a folder whose path has quotes, backslashes or unprintable characters, which "
+            f"batch scripts cannot hold; move the job file to another folder"
+        )
+    return _absolute(job, folder)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from distributed import Client
 from typer.testing import CliRunner
 
@@ -26,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture(autouse=True)
 def _levels() -> Iterator[None]:
     """Commands quiet Dask's loggers for the rest of their process, which here goes on."""
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.nanny")]
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):
@@ -101,6 +102,21 @@ def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> No
     assert (found.exit_code, "Right" in found.output) == (4, False), found.output
     assert "cannot tell: C is what the job wrote" in found.output
     assert "A or B has changed since" in found.output
+
+
+@pytest.mark.parametrize("shards", [None, (20, 20)])
+def test_missing_chunks_of_an_input_are_told_and_certified(shards: tuple[int, int] | None, where: list[str]) -> None:
+    a = np.load("A.npy")
+    zarr.create_array("A.zarr", data=a, chunks=(10, 10), shards=shards)
+    count = sum(path.is_file() for path in Path("A.zarr/c").rglob("*"))
+    assert "note" not in run("plan", "A.zarr", "B.npy", *where).output
+    Path("A.zarr/c/1/1").unlink()
+    message = f"1 of {count} chunks are missing, and read as 0.0"
+    for command in (["plan", "A.zarr", "B.npy"], ["multiply", "A.zarr", "B.npy", "-o", "C.npy"]):
+        result = run(*command, *where)
+        assert (result.exit_code, message in result.output) == (0, True), result.output
+    assert list(json.loads(Path("C.npy.certificate.json").read_text())["missing"].values()) == [message]
+    assert message in run("verify", "A.zarr", "B.npy", "C.npy", *where).output
 
 
 def test_plan_computes_nothing(where: list[str]) -> None:

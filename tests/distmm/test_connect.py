@@ -64,5 +64,5 @@ def test_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatc
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     pytest.importorskip("dask_jobqueue")
-    with pytest.raises(InputError, match="Slurm does not work here: .*no controller"), clusters.connect("slurm"):
+    with pytest.raises(InputError, match=r"Slurm does not work here: .*no controller"), clusters.connect("slurm"):
         pass

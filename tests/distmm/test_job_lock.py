@@ -137,3 +137,24 @@ def test_a_lock_that_this_process_could_not_remove_is_stale(tmp_path: Path) -> N
     taken.release()
     path.write_text(content)
     Lock.take(str(tmp_path)).release()
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff\x00", b'{"pid": "x"}', b'{"pid": [1], "token": {}}'])
+def test_an_odd_lock_holds_the_output_for_a_minute_at_most(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "lock.4"
+    path.write_bytes(content)
+    with pytest.raises(InputError, match="another job works on this output"):
+        Lock.take(str(tmp_path))
+    os.utime(path, (0, 0))
+    Lock.take(str(tmp_path)).release()
+
+
+def test_a_lock_that_cannot_be_removed_hides_no_other_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(path: str) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    taken = Lock.take(str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "unlink", read_only)
+        taken.release()
+    Lock.take(str(tmp_path)).release()

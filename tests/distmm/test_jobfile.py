@@ -160,3 +160,12 @@ def test_any_text_is_a_job_or_an_input_error(tmp_path_factory: pytest.TempPathFa
     else:
         said = f"{path}" if isinstance(job, jobfile.Job) else ""
     assert said.startswith(str(path))
+
+
+@pytest.mark.parametrize("name", ["a\ntouch evil\n", 'a"b', "a\x1bb", "a`b"])
+def test_a_job_file_in_a_folder_that_no_script_can_name_is_refused(name: str, tmp_path: Path) -> None:
+    """A line break ends the comment of sbatch that holds the path, and what follows would be a command."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "job.toml").write_text(PRODUCT)
+    with pytest.raises(InputError, match="quotes, backslashes or unprintable characters"):
+        jobfile.load(tmp_path / name / "job.toml")

@@ -1,0 +1,116 @@
+"""Exit codes of real processes: interrupts before any work, a reader that goes, a scheduler that dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from distmm import job
+from tests.until import until
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
+ONE = ["--device", "cpu", "--workers", "1"]
+
+# As the shell sees it, 130: Python ends by the signal itself where it interrupts one of its own imports.
+INTERRUPTED = (130, -signal.SIGINT)
+
+
+def start(folder: Path, *command: str, **options: object) -> subprocess.Popen[str]:
+    """Start a program in a group of its own, as a terminal does."""
+    np.save(folder / "A.npy", np.ones((400, 400), "float32"))
+    return subprocess.Popen(
+        [sys.executable, *command],
+        cwd=folder,
+        env={**ENVIRONMENT, **options},  # type: ignore[dict-item]
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "dask.py").write_text("import signal; print('here', flush=True); signal.pause()")
+    path = f"{tmp_path}{os.pathsep}{ENVIRONMENT['PYTHONPATH']}"
+    with start(tmp_path, "-m", "distmm", "plan", "A.npy", "A.npy", PYTHONPATH=path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "interrupted\n")
+
+
+STARTING = """
+import sys
+from distmm.cli import main
+from distmm.clusters import local_cluster
+made = local_cluster.LocalCluster
+def make(**options):
+    found = made(**options)
+    print("here", flush=True)
+    sys.stdin.readline()
+    return found
+local_cluster.LocalCluster = make
+main()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [["plan", "A.npy", "A.npy"], ["multiply", "A.npy", "A.npy", "-o", "C.npy"]])
+def test_ctrl_c_while_the_cluster_starts_is_no_error(command: list[str], tmp_path: Path) -> None:
+    with start(tmp_path, "-c", STARTING, *command, *ONE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate("\n", timeout=120)
+    assert (process.returncode in INTERRUPTED, err) == (True, "interrupted\n")
+    assert os.listdir(tmp_path) == ["A.npy"]
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
+    with start(tmp_path, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert (process.wait(timeout=120), "Broken" in (process.stderr or sys.stdin).read()) == (0, False)
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.full((400, 400), 400))
+
+
+HALF_WAY = """
+from distmm.cli import main
+from distmm.job.loop import Loop
+Loop._at_the_tail = lambda loop: not loop.waves
+main()
+"""
+
+
+@pytest.mark.slow
+def test_a_job_whose_scheduler_is_killed_can_be_gone_on_with(tmp_path: Path) -> None:
+    plan = ["--plan", "g1x1x1 b100x400x100 p1 w4x1 l1", "--device", "cpu"]
+    dask = ["-m", "dask"]
+    with (
+        start(tmp_path, *dask, "scheduler", "--port", "0", "--no-dashboard", "--scheduler-file", "s.json") as scheduler,
+        start(tmp_path, *dask, "worker", "--scheduler-file", "s.json", "--no-nanny", "--no-dashboard") as worker,
+    ):
+        try:
+            until(lambda: (tmp_path / "s.json").exists())
+            command = ["multiply", "A.npy", "A.npy", "-o", "C.zarr", *plan, "--cluster", "s.json"]
+            with start(tmp_path, "-c", HALF_WAY, *command) as process:
+                done = tmp_path / "C.zarr.job" / "done"
+                until(lambda: list(done.glob("*.json")) or process.poll() is not None)
+                scheduler.kill()
+                _, err = process.communicate(timeout=120)
+        finally:
+            scheduler.kill()
+            worker.kill()
+    assert (process.returncode, "Traceback" in err) == (75, False), err
+    assert "stopped: the scheduler " in err
+    assert "go on with: distmm resume C.zarr" in err
+    assert job.status(tmp_path / "C.zarr").state == "stopped"
