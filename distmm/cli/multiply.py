@@ -73,7 +73,8 @@ def multiply(
     stop = options.stop(deadline)
     with stop.on_signals():
         with interrupts.while_started():  # what is refused is not worth the start of a cluster
-            check_output(output, session.pair(a, b, transa, transb), overwrite or beta != 0)
+            session.pair(a, b, transa, transb)
+            check_output(output, overwrite or beta != 0)
         with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,

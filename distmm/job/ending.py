@@ -90,7 +90,7 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
             os.unlink(folder.pending_certificate)  # a run that goes on looks at each block
             return None
         Lock.check(folder.path, lock.token)
-        check_output(content["output"]["name"], (), content["output"]["overwrite"])
+        check_output(content["output"]["name"], content["output"]["overwrite"])
         Output(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     fsync(os.path.dirname(folder.target))
     _clean(folder, content, lock)
@@ -126,7 +126,6 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     elif os.path.exists(folder.certificate):  # of the C that has been replaced
         os.unlink(folder.certificate)
         fsync(os.path.dirname(folder.certificate))
-    folder.sweep()
     if os.path.exists(folder.pending_report):
         os.replace(folder.pending_report, folder.report)
     folder.clear()

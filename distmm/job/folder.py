@@ -133,19 +133,6 @@ class Folder:
                 with suppress(FileNotFoundError):  # another one that looks for the lock makes a file, and removes it
                     remove(os.path.join(self.path, name))
 
-    def sweep(self) -> None:
-        """Remove what killed jobs on this output have left beside C; called by the owner of the lock, once C is there.
-
-        That is the matrix that C has replaced, and half-written certificates.
-        """
-        stem, suffix = os.path.splitext(os.path.basename(self.target))
-        old = re.compile(rf"\.{re.escape(stem)}\.old-[0-9a-f]{{8}}{re.escape(suffix)}")
-        draft = re.compile(rf"{re.escape(os.path.basename(self.certificate))}\.[0-9a-f]{{32}}\.draft")
-        for place, ours in ((self.target, old), (self.certificate, draft)):
-            for entry in list(os.scandir(os.path.dirname(place))):
-                if ours.fullmatch(entry.name):
-                    remove(entry.path)
-
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
         return os.path.join(self.done, f"{i}.{j}.json")

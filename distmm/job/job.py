@@ -250,7 +250,7 @@ class Job:
         if self.spec.check == "full":
             self._check_fully(lock)
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
-        check_output(self.out, self.spec.inputs, self.overwrite)  # something else may be there by now
+        check_output(self.out, self.overwrite)  # something else may be there by now
         ending.finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
 

@@ -142,7 +142,7 @@ class Lock:
         self._beat.join()
         self.held.discard(self.token)
         path = _path(self.folder, self.number)
-        # The job may be complete, and its folder gone. Or the disk is gone, or takes no writes: that error is on its way
+        # The job may be complete, and its folder gone. Or the disk is gone, or read-only: that error is on its way
         # already, and a lock that stays is stale, since this process no longer holds it.
         with suppress(OSError):
             if _is(path, self.token):

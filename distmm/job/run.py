@@ -123,7 +123,7 @@ def multiply(
             return Summary.of_complete(folder, ended)
         if spec.reads(folder.target):
             refuse_twice(folder, spec)
-    check_output(out, spec.inputs, replaces)
+    check_output(out, replaces)
     if not overwrite and not folder.exists():
         finished = _finished(folder, spec)
         if finished is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from typing import Any
 
 from distmm.errors import InputError
@@ -88,26 +87,24 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     return file, dataset
 
 
-def check_output(path: str | os.PathLike[str], inputs: Iterable[Matrix], overwrite: bool) -> None:
+def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
     """Refuse an output that would damage something else, before anything is made.
 
     Parameters
     ----------
     path : str or path
         Final name.
-    inputs : iterable of Matrix
-        Those that the product reads, and that must outlive it.
     overwrite : bool
         Whether an existing matrix may be replaced.
 
     Raises
     ------
     InputError
-        For an output that is an input or lies inside a Zarr array; with `overwrite`, for one that takes the place of
+        For an output that lies inside a Zarr array; with `overwrite`, for one that takes the place of
         anything but one matrix of its own format: a pipe, a device, a symbolic link, a text, several matrices.
     """
     file, dataset = locate(path)
-    check_place(file, inputs)
+    check_place(file)
     if overwrite:
         check_replaceable(file, dataset)
 
@@ -155,7 +152,7 @@ def create_output(
     """
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
-    check_output(path, (), overwrite)
+    check_output(path, overwrite)
     output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
         if hdf5.split(file):

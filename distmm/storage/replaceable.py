@@ -6,16 +6,14 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable
 
 from distmm.errors import InputError
-from distmm.storage import flat, hdf5
-from distmm.storage.matrix import Matrix
+from distmm.storage import hdf5
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.regular import kind
 from distmm.storage.zarr_folder import ZarrMatrix
 
-__all__ = ["check_place", "check_replaceable", "file_of"]
+__all__ = ["check_place", "check_replaceable"]
 
 REMEDY = "it is not replaced: choose another name, or remove it yourself"
 
@@ -23,24 +21,18 @@ REMEDY = "it is not replaced: choose another name, or remove it yourself"
 ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./]?)?(\d+([./]\d+)?)?")
 
 
-def check_place(path: str, inputs: Iterable[Matrix]) -> None:
-    """Refuse an output that is one of the inputs, or that lies inside a Zarr array.
+def check_place(path: str) -> None:
+    """Refuse an output that lies inside a Zarr array.
 
     Parameters
     ----------
     path : str
         File or folder of the output, absolute.
-    inputs : iterable of Matrix
-        Those that must outlive the product.
 
     Raises
     ------
     InputError
     """
-    for matrix in inputs:
-        file = file_of(matrix)
-        if file is not None and os.path.exists(path) and os.path.samefile(file, path):
-            raise InputError(f"{path}: is read by this product ({matrix.path}), and would be lost; choose another name")
     folder = os.path.dirname(path)
     while folder != os.path.dirname(folder):
         if _is_array(folder):
@@ -84,13 +76,6 @@ def check_replaceable(path: str, dataset: str | None) -> None:
             _check_zarr(path)
     except InputError as error:
         raise InputError(f"{error}; {REMEDY}") from error
-
-
-def file_of(matrix: Matrix) -> str | None:
-    """Return the file or folder that a matrix lies in; None for a URL."""
-    if isinstance(matrix, (hdf5.Hdf5Matrix, flat.RawMatrix)):
-        return matrix.file
-    return None if "://" in matrix.path else matrix.path
 
 
 def _check_zarr(path: str) -> None:

@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import check_output, create_output, locate, open_matrix, reopen_output
+from distmm.storage import create_output, locate, open_matrix, reopen_output
 from tests.distmm.samples import DTYPES, sample
 
 TARGETS = ["C.npy", "C", "C.zarr", "C.h5", "C.hdf5", "C.h5:/results/C"]
@@ -241,21 +241,6 @@ def test_nothing_is_written_into_an_array(name: str, tmp_path: Path) -> None:
         zarr.create_array(tmp_path / f"{array}.zarr", data=sample(), zarr_format=version)
     with pytest.raises(InputError, match=r"lies inside the Zarr array .*[AB]\.zarr, which it would damage"):
         create_output(tmp_path / name, (2, 2), "float32", (2, 2))
-
-
-@pytest.mark.parametrize("name", ["A.npy", "A.zarr", "A.h5", "A.bin:13x9:float64"])
-def test_an_input_is_not_an_output(name: str, tmp_path: Path) -> None:
-    sample().tofile(tmp_path / "A.bin")
-    np.save(tmp_path / "A.npy", sample())
-    zarr.create_array(tmp_path / "A.zarr", data=sample())
-    with h5py.File(tmp_path / "A.h5", "w") as file:
-        file["A"] = sample()
-    out = tmp_path / ("A.npy" if name.startswith("A.bin") else name)
-    if name.startswith("A.bin"):  # another name of the same file
-        out.unlink()
-        os.link(tmp_path / "A.bin", out)
-    with pytest.raises(InputError, match="is read by this product"):
-        check_output(out, [open_matrix(tmp_path / name)], overwrite=True)
 
 
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(
