@@ -57,6 +57,7 @@ class Candidate:
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
 FLOAT32 = frozenset({"float32"})
+FLOAT64 = frozenset({"float64"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 
 
@@ -120,6 +121,17 @@ CANDIDATES = (
         "emulated:Tf32x3Kernel",
         "three products of TF32 halves, on tensor cores",
         FLOAT32,
+        "highest",
+        granule=8192,
+        tile=(128, 128),
+        capabilities=HOPPER,
+    ),
+    Candidate(
+        "residues",
+        "cuda",
+        "residues:ResidueKernel",
+        "sixteen products of int8 residues, on tensor cores",
+        FLOAT64,
         "highest",
         granule=8192,
         tile=(128, 128),
@@ -192,6 +204,7 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
+        "residues": {"float64": (0.5, 3, 15, 45, 75)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),
