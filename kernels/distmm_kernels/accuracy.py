@@ -127,9 +127,7 @@ SETS: dict[str, Callable[..., Pair]] = {
 }
 
 
-def draw(
-    name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np, dtype: DTypeLike = np.float32
-) -> Pair:
+def draw(name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np, dtype: DTypeLike = np.float32) -> Pair:
     """Draw a pair ``(m, k)``, ``(k, n)`` of one of the `SETS`.
 
     Parameters

@@ -34,7 +34,8 @@ class Candidate:
     capabilities
         The least and the greatest compute capability.
     by_name_only
-        True for what is never chosen unasked: a peer that we measure ourselves against.
+        True for what is never chosen unasked: a peer that we measure ourselves against, or a kernel without a measured
+        rate.
     """
 
     name: str
@@ -136,6 +137,7 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
+        by_name_only=True,  # no GPU has run it yet
     ),
     Candidate(
         "register_tiled",
@@ -204,7 +206,6 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
-        "residues": {"float64": (0.5, 3, 15, 45, 75)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),

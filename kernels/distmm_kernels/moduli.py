@@ -14,11 +14,11 @@ from __future__ import annotations
 import math
 
 __all__ = [
-    "UNITS",
     "LIMIT",
     "MODULI",
     "OFFSET",
     "PRODUCT",
+    "UNITS",
     "WEIGHTS",
     "byte_weights",
     "digits",
@@ -84,5 +84,5 @@ def multiplier(modulus: int) -> int:
 
 
 def epilogue_multiplier(modulus: int) -> int:
-    """Return M, such that ``v M // 2^39`` is ``v // modulus`` for all v below 2^29; M is below 2^32 as 128 < modulus."""
+    """Return M, such that ``v M // 2^39`` is ``v // modulus`` for all v below 2^29; M is below 2^32."""
     return -(-(2**39) // modulus)

@@ -75,7 +75,10 @@ def reconstruct(residues: NDArray[Any]) -> Float64:
         sum(digits(weight)[i] * wide[j] for j, weight in enumerate(WEIGHTS)).astype(np.float64) for i in range(3)
     )
     quotient = np.rint(np.ldexp(high, UNITS[0]) * (1 / PRODUCT)).astype(np.int64)
-    rest = [part.astype(np.int64) - digit * quotient for part, digit in zip((high, middle, low), digits(PRODUCT))]
+    rest = [
+        part.astype(np.int64) - digit * quotient
+        for part, digit in zip((high, middle, low), digits(PRODUCT), strict=True)
+    ]
     high, middle, low = (np.ldexp(part.astype(np.float64), unit) for part, unit in zip(rest, UNITS, strict=True))
     return np.asarray(high + (middle + low))
 

@@ -97,7 +97,7 @@ class Residues:
         return MatrixStack(address, moduli, at.rows, length, ld, step)
 
     def factors(self, index: int, matrix: int) -> int:
-        """Return the address of float64 factors of one granule's rows: powers of two, by which integers are too large."""
+        """Return the address of float64 factors of one granule's rows, powers of two."""
         at = self.layout
         return int(self.memory.ptr) + at.factors + 8 * at.rows * (matrix * granules(at.k) + index)
 

@@ -214,7 +214,9 @@ def test_errors_are_no_larger_than_those_of_a_chain_and_of_cublas(kernel, set_na
         assert ours.componentwise <= max(theirs.componentwise, 2.0**-53)
 
 
-@pytest.mark.parametrize(("batch_a", "batch_b"), [((3,), (3,)), ((), (4,)), ((2, 1), (3,)), ((5, 1, 2), (2,)), ((0,), ())])
+@pytest.mark.parametrize(
+    ("batch_a", "batch_b"), [((3,), (3,)), ((), (4,)), ((2, 1), (3,)), ((5, 1, 2), (2,)), ((0,), ())]
+)
 def test_batches_broadcast(kernel, batch_a, batch_b):
     a, b = normal((*batch_a, 70, 600), 1), normal((*batch_b, 600, 90), 2)
     d = multiply(kernel, a, b)

@@ -7,6 +7,8 @@ when a multiple of P is taken away: rounding happens once, where the parts are p
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from llvmlite import ir
 from numba import cuda, types
@@ -51,7 +53,9 @@ def _sums(context, builder, signature, values):
     return context.make_tuple(builder, signature.return_type, results)
 
 
-sums_of_four = intrinsic(_sums, of_arity(2, lambda *_: types.UniTuple(f64, len(UNITS) * COLUMNS)(u64, u64)))
+sums_of_four: Callable[..., Any] = intrinsic(
+    _sums, of_arity(2, lambda *_: types.UniTuple(f64, len(UNITS) * COLUMNS)(u64, u64))
+)
 """sums_of_four(address, step): of the residues of four neighbours, modulus by modulus ``step`` bytes apart."""
 
 to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)

@@ -2,7 +2,8 @@
 
 Operands are residues modulo 16 numbers (`distmm_kernels.residues`). The Hopper kernel multiplies all of them as one
 batch, and reduces its sums as it stores them: a byte for each modulus and element of C. What they are residues of is an
-integer that is rounded once, scaled, and added to C. Its error is less than that of a chain of float64 multiply-adds.
+integer that is rounded once, scaled, and added to C. Its error is less than that of a chain of float64 multiply-adds;
+where a guard says that it might not be, and where a granule is short, a granule is such a chain.
 
 C is worked on in strips of rows, so that its residues take a bounded amount of memory.
 """
