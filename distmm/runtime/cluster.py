@@ -42,8 +42,8 @@ RATES: dict[str, dict[str, float]] = {
 }
 
 # Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured. residues: 16 bytes for each element of 8, and 12 for each granule of
-# a row.
+# fp16x3 has factors too: 5 MB of 40 GB were measured. residues: 16 bytes for each element of 8, and 12 for each granule
+# of a row.
 PREPARED = {"fp16x3": 1.001, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0.5, "residues": 2.001}
 
 # Bytes that a kernel takes of a GPU while it works, beside operands and results, at most: residues of a strip of C.
