@@ -5,8 +5,8 @@ theorem), as long as it lies within half of their product P. Modulo a number of 
 which tensor cores compute exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv 2504.08009).
 
 Sixteen moduli leave 62 bits for a row of A and a column of B: elements of N(0, 1) keep their 53 bits for any k up to
-`distmm_kernels.formats.GRANULE`. With fifteen, rows whose numbers differ by 2^8 would be less accurate than a chain of
-float64 multiply-adds.
+`distmm_kernels.formats.GRANULE`. With fifteen, matrices skewed along k by 2^4 would have a larger error than a chain of
+float64 multiply-adds has.
 """
 
 from __future__ import annotations
