@@ -34,6 +34,7 @@ RATES: dict[str, dict[str, float]] = {
     "dmma": {"f8": 5.5e13},
     "fp16x3": {"f4": 2.2e14},
     "tf32x3": {"f4": 1.3e14},
+    "residues": {"f8": 8e13},  # not measured: sixteen int8 products, and what comes before and after them
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
     "hopper": {"f4": 6.8e14, "i4": 1.2e15},
@@ -42,8 +43,12 @@ RATES: dict[str, dict[str, float]] = {
 }
 
 # Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured.
-PREPARED = {"fp16x3": 1.001, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0.5}
+# fp16x3 has factors too: 5 MB of 40 GB were measured. residues: 16 bytes for each element of 8, and 12 for each granule
+# of a row.
+PREPARED = {"fp16x3": 1.001, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0.5, "residues": 2.001}
+
+# Bytes that a kernel takes of a GPU while it works, beside operands and results, at most: residues of a strip of C.
+WORKSPACE = {"residues": 1 << 29}
 
 # Bytes/s at which GPUs read and write sums of C: with C, bfloat16 products of 16384 x 2048 and 16384 x 4096 by as many
 # took 0.20 ms longer on an H200, for the 2.1 GB that are read and written.
@@ -223,7 +228,7 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
-        memory=_steady(min(fact["memory"] for fact in facts)),
+        memory=_steady(max(0, min(fact["memory"] - WORKSPACE.get(fact["kernel"], 0) for fact in facts))),
         device=device,
         rate=rate * (threads if device == "cpu" else 1),
         link=LINKS[device],

@@ -1,4 +1,4 @@
-"""Pairs of float32 matrices on which products go wrong in different ways, and how wrong a product is."""
+"""Pairs of float32 or float64 matrices on which products go wrong in different ways, and how wrong a product is."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 __all__ = ["SETS", "Errors", "draw", "errors"]
 
@@ -14,24 +15,29 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
 
 class _Draw:
-    """Seeded float32 numbers, on the host or on the device."""
+    """Seeded numbers, on the host or on the device."""
 
-    def __init__(self, module: Any, seed: int) -> None:
-        self.module, self.rng = module, module.random.default_rng(seed)
+    def __init__(self, module: Any, seed: int, dtype: np.dtype[Any]) -> None:
+        self.module, self.rng, self.dtype = module, module.random.default_rng(seed), dtype
 
     def normal(self, *shape: int) -> Array:
-        return self.rng.standard_normal(shape, dtype=np.float32)
+        return self.rng.standard_normal(shape, dtype=self.dtype)
 
     def uniform(self, *shape: int) -> Array:
-        return self.rng.random(shape, dtype=np.float32)
+        return self.rng.random(shape, dtype=self.dtype)
 
     def integers(self, most: int, *shape: int) -> Array:
-        return self.rng.integers(-most, most, shape, endpoint=True).astype(np.float32)
+        return self.rng.integers(-most, most, shape, endpoint=True).astype(self.dtype)
 
     def powers(self, most: int, *shape: int) -> Array:
         """Powers of two with exponents from -most to most."""
         exponents = self.rng.integers(-most, most, shape, endpoint=True).astype(np.int32)
-        return self.module.ldexp(self.module.ones(shape, np.float32), exponents)
+        return self.module.ldexp(self.module.ones(shape, self.dtype), exponents)
+
+    def subnormal(self, *shape: int) -> Array:
+        # by their bits: CuPy's arithmetic takes subnormals for zero
+        bits = self.rng.integers(1, 1 << np.finfo(self.dtype).nmant, shape)
+        return bits.astype(f"u{self.dtype.itemsize}").view(self.dtype)
 
 
 Pair = tuple[Array, Array]
@@ -92,9 +98,7 @@ def _integers(draw: _Draw, m: int, k: int, n: int) -> Pair:
 
 
 def _subnormal(draw: _Draw, m: int, k: int, n: int) -> Pair:
-    # by their bits: CuPy's arithmetic takes subnormals for zero
-    bits = draw.rng.integers(1, 2**23, (m, k)).astype(np.uint32)
-    return bits.view(np.float32), draw.normal(k, n) * np.float32(2.0**100)
+    return draw.subnormal(m, k), draw.normal(k, n) * np.float32(2.0**100)
 
 
 def _not_finite(draw: _Draw, m: int, k: int, n: int) -> Pair:
@@ -123,15 +127,17 @@ SETS: dict[str, Callable[..., Pair]] = {
 }
 
 
-def draw(name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np) -> Pair:
+def draw(name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np, dtype: DTypeLike = np.float32) -> Pair:
     """Draw a pair ``(m, k)``, ``(k, n)`` of one of the `SETS`.
 
     Parameters
     ----------
     module
         NumPy or CuPy, which make the numbers where they live: not the same ones.
+    dtype
+        float32 or float64. The sets' exponents are those of interest in float32.
     """
-    return SETS[name](_Draw(module, seed), m, k, n)
+    return SETS[name](_Draw(module, seed, np.dtype(dtype)), m, k, n)
 
 
 @dataclass(frozen=True)
@@ -151,7 +157,7 @@ class Errors:
 
 
 def errors(c: Array, a: Array, b: Array) -> Errors:
-    """Measure a product of finite matrices against float64, on the side where they live.
+    """Measure a product of finite float32 matrices against float64, on the side where they live.
 
     Raises
     ------

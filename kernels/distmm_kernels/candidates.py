@@ -59,6 +59,7 @@ class Candidate:
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
 FLOAT32 = frozenset({"float32"})
+FLOAT64 = frozenset({"float64"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 
 
@@ -142,6 +143,18 @@ CANDIDATES = (
         loads=lambda problem: _tile_loads(tilings((9, 0))[0], problem),
         capabilities=((8, 0), (99, 0)),
         by_name_only=True,  # its tests (-m gpu) have not run on a GPU yet
+    ),
+    Candidate(
+        "residues",
+        "cuda",
+        "residues:ResidueKernel",
+        "sixteen products of int8 residues, on tensor cores",
+        FLOAT64,
+        "highest",
+        granule=8192,
+        tile=(128, 128),
+        capabilities=HOPPER,
+        by_name_only=True,  # no GPU has run it yet
     ),
     Candidate(
         "register_tiled",

@@ -23,6 +23,9 @@ class Scales(NamedTuple):
         Addresses of float32: of a row each, then of 127 more that are read but not used; of a column each, then of 255.
     row_step, column_step
         Bytes from one matrix's to the next one's; 0 where all matrices of the batch have the same.
+
+    Where D is int8 there are no factors: ``rows`` is the address of the first matrix's modulus, and of the number by
+    which it divides (`distmm_kernels.moduli.epilogue_multiplier`), as words.
     """
 
     rows: int

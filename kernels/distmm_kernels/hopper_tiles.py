@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 Operand: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
-Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16"]
+Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
 SPAN = 128  # bytes of k in a stage, and of a row of every box in shared memory: what the widest swizzle permutes
@@ -59,7 +59,8 @@ class HopperTile:
     operand
         What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
     output
-        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end.
+        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is what is left
+        of int32 sums modulo a number of each matrix.
     columns
         Of a tile.
     a_major, b_major
@@ -94,8 +95,10 @@ class HopperTile:
         widest = 192 if self.products == 3 else 256  # two sets of accumulators do not fit in registers beyond 192
         if self.columns % 64 or not 64 <= self.columns <= widest:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
-        if (self.operand == "int8") != (self.output == "int32"):
-            raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, all others float")
+        if (self.operand == "int8") != (self.output in ("int32", "int8")):
+            raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, or reduced; all others float")
+        if self.output == "int8" and (self.adds or self.columns % self.box_columns):
+            raise ValueError(f"{self}: residues are added to no C, and stored in boxes of {self.box_columns} columns")
         if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
         if self.stages < 2:
@@ -202,7 +205,7 @@ def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
     From a lane (unsigned, 32 bits) to bytes from the box's start, and bytes within a row of 128 that are still to be
     combined with the columns' place by exclusive or: unit ``u`` of 16 bytes in row ``r`` lies at unit ``u ^ (r % 8)``.
     """
-    return _words_place if _BITS[output] == 32 else _halves_place
+    return {32: _words_place, 16: _halves_place, 8: _bytes_place}[_BITS[output]]
 
 
 def _words_place(lane):  # type: ignore[no-untyped-def]
@@ -215,6 +218,12 @@ def _halves_place(lane):  # type: ignore[no-untyped-def]
     """Four matrices of 8 rows of one unit: upper, lower rows of 8 columns, then of the next 8; a lane names a row."""
     matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
     return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
+
+
+def _bytes_place(lane):  # type: ignore[no-untyped-def]
+    """8 rows of 8 bytes, half a unit: each lane writes two bytes of one row."""
+    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+    return row * uint32(SPAN) + pair * uint32(2), row * uint32(16)
 
 
 # Rates of tiles by columns, where all multiprocessors are busy, for one product and for three (H200, n = 8192 and 4096)

@@ -85,7 +85,7 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
         if candidate is not chosen:
             reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
             if reason is None and candidate.by_name_only:
-                reason = f"{candidate.idea}: the peer, used only when asked for by name"
+                reason = f"{candidate.idea}: used only when asked for by name"
             elif reason is None:
                 expected, least = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
                 reason = f"{expected * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"

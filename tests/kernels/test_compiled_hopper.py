@@ -22,6 +22,8 @@ TILES = [
     HopperTile("float16", "float32", 64, b_major="k"),
     HopperTile("tfloat32", "float32", b_major="k", adds=True),
     HopperTile("int8", "int32", b_major="k", adds=True),
+    HopperTile("int8", "int8", b_major="k"),
+    HopperTile("int8", "int8", 128, b_major="k"),
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
     HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),
@@ -83,4 +85,5 @@ def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(build, tile, 
     for needed in ("UTMALDG.3D", "UTMASTG.3D", "SYNCS", "USETMAXREG"):
         assert needed in code
     assert ("STSM" in code) == (tile.output in ("float16", "bfloat16"))
-    assert bool(re.search(r"\bLDG\b", code)) == tile.scaled, "factors; C comes by the TMA"
+    reads = tile.scaled or tile.output == "int8"
+    assert bool(re.search(r"\bLDG\b", code)) == reads, "factors, or a modulus; C comes by the TMA"

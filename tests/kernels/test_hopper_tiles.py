@@ -32,11 +32,12 @@ OTHERS = [
     HopperTile(operand, output, columns, b_major="k")
     for operand, output, columns in itertools.product(("tfloat32",), ("float32", "float16"), (64, 128, 192, 256))
 ] + [HopperTile("int8", "int32", columns, b_major="k") for columns in (64, 128, 192, 256)]
+BYTES = [HopperTile("int8", "int8", columns, b_major="k") for columns in (128, 256)]
 THREE = [
     HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
     for columns, a_major, b_major, adds in itertools.product((64, 128, 192), "km", "kn", (False, True))
 ] + [HopperTile("tfloat32", "float32", columns, b_major="k", products=3) for columns in (64, 128, 192)]
-ALL = FLOATS + OTHERS + THREE
+ALL = FLOATS + OTHERS + BYTES + THREE
 
 
 @pytest.mark.parametrize("tile", ALL, ids=str)
@@ -76,6 +77,9 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"operand": "tfloat32"}, "contiguous along k"),
         ({"operand": "int8", "output": "int32", "a_major": "m", "b_major": "k"}, "contiguous along k"),
         ({"columns": 192, "products": 3, "buffers": 6}, "1 stage"),
+        ({"output": "int8"}, "float16 to int8"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
     ],
 )
 def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):
@@ -129,6 +133,16 @@ def test_lanes_write_words_of_c_where_the_accelerator_looks_for_them():
         assert address == swizzled(row, 4 * column)
         seen[address] = row, column
     assert len(seen) == 16 * 32 // 2
+
+
+def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them():
+    lane_place, seen = box_place("int8"), set()
+    for lane, j, below in itertools.product(range(32), range(16), range(2)):
+        start, permuted = map(int, lane_place(np.uint32(lane)))
+        address = start + (permuted ^ 16 * (j // 2)) + 8 * (j % 2) + 8 * 128 * below  # as epilogue.py's _put_bytes
+        assert address == swizzled(lane // 4 + 8 * below, 8 * j + lane % 4 * 2)
+        seen.add(address)
+    assert seen == set(range(0, 16 * 128, 2))
 
 
 def test_lanes_name_rows_of_halves_where_the_accelerator_looks_for_them():

@@ -19,6 +19,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from distmm_kernels import residue_twin
 from distmm_kernels.bench.host import call_microseconds, first_milliseconds
 from distmm_kernels.bench.peers import peer
 from distmm_kernels.bench.results import Results, Run
@@ -65,6 +66,7 @@ HEATS = (
     Heat("float32", "ieee", ("register_tiled",), "float32"),
     Heat("float64", "ieee", ("dmma",), "float64"),
     Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
+    Heat("float64", "highest", ("residues",), "float64"),
     Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
     Heat("bfloat16", "highest", ("hopper",), "float32"),
     Heat("float16", "highest", ("hopper",), "float16"),
@@ -229,6 +231,9 @@ def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     if not isinstance(d, cupy.ndarray):
         d = cupy.from_dlpack(d.float() if "bfloat16" in str(d.dtype) else d)
+    if a.dtype == np.float64:
+        far = residue_twin.errors(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
+        return far.normwise, far.componentwise
     left, right, found = _widened(a)[rows].astype(wide), _widened(b)[:, columns].astype(wide), _widened(d)[rows]
     exact = left @ right
     difference = cupy.abs(found[:, columns].astype(wide) - exact)

@@ -15,8 +15,9 @@ from numba import types
 from distmm_kernels.device_code.llvm import Registers, intrinsic
 from distmm_kernels.device_code.ptx import assembly, of_arity
 from distmm_kernels.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
+from distmm_kernels.moduli import OFFSET
 
-__all__ = ["read_c", "scale", "store_d"]
+__all__ = ["read_c", "residue", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
@@ -82,6 +83,29 @@ def scale(columns: int) -> Callable[..., None]:
     return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u64, u64)))
 
 
+def residue(columns: int) -> Callable[..., None]:
+    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues, `OFFSET` more than they are.
+
+    ``modulus`` is the address of a number from 129 to 256, and of what quotients by it are multiplications with
+    (`distmm_kernels.moduli.epilogue_multiplier`).
+    """
+    numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
+    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
+
+    def code(context, builder, signature, values):
+        acc = Registers(context, builder, signature.args[0], values[0])
+        modulus, multiplier = numbers(builder, [values[1]])
+        # a multiple of the modulus and more than 2^27: no sum is negative then
+        start = builder.add(builder.shl(modulus, I32(20)), I32(OFFSET))
+        for i, (element,) in enumerate(acc.get(0, columns // 2)):
+            value = builder.add(element, start)
+            quotient = builder.lshr(high(builder, [value, multiplier])[0], I32(7))
+            acc.put(i, [(builder.sub(value, builder.mul(quotient, modulus)),)])
+        return context.get_dummy_value()
+
+    return intrinsic(code, of_arity(2, lambda acc, *_: types.void(acc, u64)))
+
+
 def store_d(tile: HopperTile) -> Callable[..., None]:
     """Make ``store_d(acc, buffers, row, permuted, lane, map, x, y, z, left)``: a warp stores its 16 rows of D by TMA.
 
@@ -90,7 +114,7 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
     ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns with stores under way; the next call waits where it
     would overwrite what they read.
     """
-    slots, put = tile.slots, _put_words if tile.box_columns == 32 else _put_halves
+    slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
     free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
     # without a store it is an empty group, so that the count of groups is that of boxes
@@ -140,3 +164,14 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
         part = [element for (element,) in acc.get(8 * (4 * box + j), 8)]
         words = [narrow(builder, part[i : i + 2])[0] for i in range(0, 8, 2)]
         put(builder, [builder.add(row, builder.xor(permuted, I32(32 * j))), *words])
+
+
+def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Pairs of residues, each less `OFFSET`: 16 columns are a unit, of which 8 lie in a thread's four neighbours."""
+    put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
+    for j in range(16):
+        quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
+        place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
+        for upper, (first, second) in enumerate((quad[:2], quad[2:])):
+            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            put(builder, [builder.add(place, I32(8 * SPAN * upper)), pair])

@@ -17,7 +17,7 @@ from numba import cuda, float32, int32, types, uint32, uint64
 
 from distmm_kernels.compiler import Source
 from distmm_kernels.device_code import barriers, stages, tma, wgmma
-from distmm_kernels.device_code.epilogue import scale, store_d
+from distmm_kernels.device_code.epilogue import residue, scale, store_d
 from distmm_kernels.hopper_tiles import CONSUMERS, GROUP, ROWS, SPAN, THREADS, WARP_ROWS, HopperTile, box_place, place
 
 __all__ = ["hopper_gemm"]
@@ -32,7 +32,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
     is one product), C (that of D again, where there is none) and D; then, all unsigned and of 64 bits:
 
     row_scales, row_step, column_scales, column_step
-        Addresses of float32 factors, and bytes from one matrix's to the next one's.
+        Addresses of float32 factors, and bytes from one matrix's to the next one's. Where D is int8, the first two
+        say where the modulus of each matrix stands.
     m, n, k
         Sizes of one matrix.
     batch, a_step, b_step, c_step
@@ -41,7 +42,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
         Rows and columns of tiles of one C.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    three, scaled = tile.products == 3, tile.scaled
+    three, scaled, reduced = tile.products == 3, tile.scaled, tile.output == "int8"
     start_from_c, add_c = tile.adds and not scaled, tile.adds and scaled
     a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
     columns, steps = tile.columns, tile.depth // tile.instruction_depth
@@ -61,6 +62,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
 
     maps, multiply = tma.map_addresses(6), wgmma.multiply(tile)
     clear, add = wgmma.clear(accumulators), wgmma.add(accumulators)
+    reduce = residue(columns)
     rescale, wait_all, wait_but_last = scale(columns), wgmma.wait_for(0), wgmma.wait_for(1)
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     store = store_d(tile)
@@ -204,6 +206,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
                     if add_c:
                         stage, parity = take_c(acc, shared, full, empty, stage, parity, c_at, c_permuted, lane)
                         add(totals, acc)
+                if reduced:
+                    reduce(totals, row_scales + uint64(z) * row_step)
                 store(
                     totals,
                     buffers,

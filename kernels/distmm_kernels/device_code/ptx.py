@@ -18,8 +18,10 @@ _LLVM = {
     types.uint16: (ir.IntType(16), "h"),
     types.int32: (ir.IntType(32), "r"),
     types.uint32: (ir.IntType(32), "r"),
+    types.int64: (ir.IntType(64), "l"),
     types.uint64: (ir.IntType(64), "l"),
     types.float32: (ir.FloatType(), "f"),
+    types.float64: (ir.DoubleType(), "d"),
 }
 
 

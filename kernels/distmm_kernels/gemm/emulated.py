@@ -8,13 +8,10 @@ another way:
 1. float16 halves with scales;
 2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
 3. float32 multiply-adds: infinities, subnormals, and short granules, where a chain has fewer roundings than a split.
-
-A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
 """
 
 from __future__ import annotations
 
-import enum
 import functools
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -24,15 +21,14 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
-from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
 from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.tensor_map import MatrixStack
 
-__all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel", "Way"]
+__all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 
 # A chain of fewer multiply-adds has a smaller error than the split: twins.py, N(0, 1) and U(0, 1)
 SHORTEST = 256
@@ -40,42 +36,17 @@ SHORTEST = 256
 MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
 
 
-class Way(enum.Enum):
-    """How a granule is multiplied."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SplitOperand(GuardedOperand):
+    """A prepared operand: itself, and its halves."""
 
-    FP16X3 = enum.auto()
-    TF32X3 = enum.auto()
-    IEEE = enum.auto()
-
-
-@dataclass(frozen=True, eq=False)
-class SplitOperand:
-    """A prepared operand.
-
-    Attributes
-    ----------
-    shape
-        ``(*batch, m, k)`` or ``(*batch, k, n)``.
-    matrices
-        The operand itself, ``(*batch, rows, k)``: A, or B transposed. Kept for granules that take another way.
-    parts, found
-        Its halves, and what their guards found.
-    """
-
-    shape: tuple[int, ...]
-    matrices: Array
     parts: Parts
-    found: Found
     pieces: dict[tuple[str, int], tuple[Parts, Piece, Found]] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory, those of the operand itself included."""
         return int(self.matrices.nbytes) + self.parts.nbytes
-
-    def granule(self, index: int) -> Array:
-        """Return one granule of the operand itself."""
-        return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
 
     def piece(self, index: int, form: Format, device: Device) -> tuple[Parts, Piece, Found]:
         """Return one granule in a format, and what was found in it; split at the first call if not by `prepare`."""
@@ -89,44 +60,32 @@ class SplitOperand:
         return self.pieces[key]
 
 
-class Fp16x3Kernel(AlignedKernel):
+class Fp16x3Kernel(GuardedKernel):
     """Halves in float16, where the operands allow it."""
 
     name = "fp16x3"
-    granule = GRANULE
     form: ClassVar[Format] = FP16_PAIR
     first: ClassVar[Way] = Way.FP16X3
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._ieee = RegisterTiledKernel(problem, device)
         self._split = splitter(self.form, device)
         self._gemms: dict[tuple[Any, ...], HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> SplitOperand:
         block = block.astype(self.dtype, copy=False)
         matrices = block if operand == "A" else block.swapaxes(-1, -2)
-        return SplitOperand(block.shape, matrices, *self._split(as_stack(matrices)))
+        parts, found = self._split(as_stack(matrices))
+        return SplitOperand(shape=block.shape, matrices=matrices, found=found, parts=parts)
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
             raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
 
-    def _accumulate(self, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
-        expected = _expected(a.shape[-1], self.first)
-        # While the guards are on their way, the product that they nearly always allow is begun: nobody waits. If one
-        # is raised after all, D is computed again; C is still there.
-        begun = not (a.found.here and b.found.here)
-        if begun:
-            self._chain(expected, a, b, c, d)
-        ways = expected
-        if a.found.raised or b.found.raised:
-            ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
-        if not begun or ways != expected:
-            self._chain(ways, a, b, c, d)
+    def _expected(self, k: int) -> tuple[Way, ...]:
+        return _expected(k, self.first)
 
     def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
-        """Choose for one granule, from its guards."""
         if not (a.found.guards[index] or b.found.guards[index]):
             return self.first
         if self.first is Way.FP16X3:
@@ -136,14 +95,13 @@ class Fp16x3Kernel(AlignedKernel):
         return Way.IEEE
 
     def _chain(self, ways: tuple[Way, ...], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
-        """Add granule after granule; all but the first to what is in D already, element by element."""
         index = 0
         while index < len(ways):
             count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d), ways[index]
             if count > 1:
                 self._side_by_side(index, count, a, b, c, d)
             elif way is Way.IEEE:
-                self._ieee._accumulate(a.granule(index), b.granule(index).swapaxes(-1, -2), c, d)
+                self._by_multiply_adds(index, a, b, c, d)
             else:
                 form = FP16_PAIR if way is Way.FP16X3 else TF32_PAIR
                 left, right = (operand.piece(index, form, self.device)[:2] for operand in (a, b))

@@ -1,0 +1,114 @@
+"""Make float64 numbers of their residues, and add them to C.
+
+Three sums of residues by parts of their weights, 42 bits each, are exact in float64, and so is what remains of them
+when a multiple of P is taken away: rounding happens once, where the parts are put together, and once where C is added.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+
+from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.llvm import intrinsic
+from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
+from distmm_kernels.device_code.residues import read_double, store_double
+from distmm_kernels.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
+from distmm_kernels.residues import COLUMNS, THREADS
+
+__all__ = ["reconstruct"]
+
+f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
+I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
+
+load_factor = instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)
+store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
+
+
+def _sums(context, builder, signature, values):
+    """Three exact sums for each of four columns: a word holds their residues, as they come out of the tensor cores."""
+    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
+    address, step = values
+    words = []
+    for _ in WEIGHTS:
+        # OFFSET more than the residue, so that no byte is negative
+        words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
+        address = builder.add(address, step)
+    zero = ir.Constant(F64, 0.0)
+    results = []
+    for column in range(COLUMNS):
+        sums = [zero] * len(UNITS)
+        for word, weight in zip(words, WEIGHTS, strict=True):
+            byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+            # the bits of 2^52 + byte; a conversion would take four times as long
+            bits = builder.or_(builder.zext(byte, I64), I64((1023 + 52) << 52))
+            residue = builder.fsub(builder.bitcast(bits, F64), ir.Constant(F64, 2.0**52 + OFFSET))
+            parts = [ir.Constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
+            sums = [builder.fma(residue, part, total) for part, total in zip(parts, sums, strict=True)]
+        results += sums
+    return context.make_tuple(builder, signature.return_type, results)
+
+
+sums_of_four: Callable[..., Any] = intrinsic(
+    _sums, of_arity(2, lambda *_: types.UniTuple(f64, len(UNITS) * COLUMNS)(u64, u64))
+)
+"""sums_of_four(address, step): of the residues of four neighbours, modulus by modulus ``step`` bytes apart."""
+
+to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
+
+
+def reconstruct(adds: bool) -> Source:
+    """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
+
+    Its parameters, unsigned and of 64 bits: the address of residues ``(moduli, rows, columns)``, and bytes from one
+    modulus to the next and from one row to the next; the addresses of both factors; the address of D, on 16 bytes, and
+    bytes from one row to the next, a multiple of that; the address of C, and bytes from one row and one column to the
+    next; rows, columns.
+    """
+    inverse = f64(1 / PRODUCT)
+    high, middle, low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
+    inlined = cuda.jit(device=True, inline="always")
+
+    def integer(first, second, third):
+        quotient = to_nearest(first * inverse)
+        return (first - high * quotient) + ((second - middle * quotient) + (third - low * quotient))
+
+    def added(x, c):
+        return read_double(c) + x if adds else x
+
+    number, plus = inlined(integer), inlined(added)
+
+    def kernel(
+        residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,
+    ):  # fmt: skip
+        fours = u32((columns + u64(COLUMNS - 1)) // u64(COLUMNS))
+        place = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        if place < rows * u64(fours):
+            row = u64(place // u64(fours))
+            column = (place - row * u64(fours)) * u64(COLUMNS)
+            left = i32(min(columns - column, u64(COLUMNS)))
+            s = sums_of_four(residues + row * pitch + column, step)
+            mine, theirs = load_factor(row_factors + row * u64(8)), column_factors + column * u64(8)
+            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(8)
+            x0 = plus(number(s[0], s[1], s[2]) * (mine * load_factor(theirs)), from_c)
+            if left == i32(COLUMNS):
+                x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
+                x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
+                x3 = number(s[9], s[10], s[11]) * (mine * load_factor(theirs + u64(24)))
+                store_pair(to, x0, plus(x1, from_c + c_along))
+                x2 = plus(x2, from_c + u64(2) * c_along)
+                store_pair(to + u64(16), x2, plus(x3, from_c + u64(3) * c_along))
+            else:
+                store_double(to, x0)
+                if left > i32(1):
+                    x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
+                    store_double(to + u64(8), plus(x1, from_c + c_along))
+                if left > i32(2):
+                    x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
+                    store_double(to + u64(16), plus(x2, from_c + u64(2) * c_along))
+
+    return Source(kernel, types.void(*[u64] * 12), THREADS, blocks=3)

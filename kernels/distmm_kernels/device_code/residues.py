@@ -1,0 +1,283 @@
+"""Kernels that split float64 operands into residues: two passes over the operand, one over the result.
+
+A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads looks at `ROWS` rows and `STRETCH` of k. Where k
+is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
+
+All have the same parameters, unsigned and of 64 bits: the addresses of the operand, of the memory that receives its
+residues, of the flags and of the partial sums ``(matrices, stretches, rows)``; bytes from one matrix to the next, from
+one row to the next, and along k; rows, k; offsets in memory of factors and weights, ``(matrices, granules, rows)``
+each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
+of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
+
+Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
+them. `distmm_kernels.residue_twin` does the same in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import cuda, types
+
+from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
+from distmm_kernels.device_code.llvm import intrinsic
+from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
+from distmm_kernels.device_code.split import add_global, warp_sum
+from distmm_kernels.formats import GRANULE, SHARE
+from distmm_kernels.moduli import LIMIT, MODULI, byte_weights, multiplier, start
+from distmm_kernels.residues import LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+
+__all__ = ["find_factors", "split", "sum_squares"]
+
+f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
+I32, I64 = ir.IntType(32), ir.IntType(64)
+
+SIGNATURE = types.void(*[u64] * 16)
+WARPS = THREADS // 32
+ROWS_EACH = ROWS // WARPS  # of a warp, where its lanes lie along k
+FOURS = STRETCH // 4  # of neighbours along k in a stretch: one for each lane
+FOURS_EACH = FOURS // WARPS  # of a warp, where its lanes are rows
+PITCH = STRETCH + 1  # of float64 in shared memory: the same element of 16 rows lies in 16 pairs of banks
+
+load_double = instruction(
+    "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f64 $0, 0d0000000000000000; @p ld.global.nc.f64 $0, [$1]; }",
+    (u64, i32),
+    f64,
+    pure=True,
+)
+"""load_double(address, there): zero if it is not there."""
+
+read_double = instruction("ld.global.f64 $0, [$1];", (u64,), f64)
+store_double = instruction("st.global.f64 [$0], $1;", (u64, f64))
+square = instruction("mul.rn.f64 $0, $1, $1;", (f64,), f64, pure=True)
+"""square(x): rounded, never fused with an addition."""
+to_integer = instruction("cvt.rni.s64.f64 $0, $1;", (f64,), i64, pure=True)
+"""to_integer(x): to nearest, ties to even."""
+exponent_of = instruction(
+    "{ .reg .b32 low, high; mov.b64 {low, high}, $1; shr.u32 $0, high, 20; sub.s32 $0, $0, 1023; }",
+    (f64,),
+    i32,
+    pure=True,
+)
+"""exponent_of(x): floor(log2 x) of a normal positive number."""
+power_of_two = instruction(
+    "{ .reg .b32 high; add.s32 high, $1, 1023; shl.b32 high, high, 20; mov.b64 $0, {0, high}; }", (i32,), f64, pure=True
+)
+"""power_of_two(exponent), from -1022 to 1023."""
+
+
+def _write_residues(moduli: tuple[int, ...]) -> Callable[..., None]:
+    """Make ``(to, step, x0, x1, x2, x3)``: write a word of four neighbours' residues for each modulus, ``step`` apart.
+
+    ``x + 2^63`` is an unsigned number of 8 bytes; the sum of its bytes by their weights has the residue of x, and is
+    small enough for an exact quotient by one multiplication.
+    """
+    dot = assembly("dp4a.u32.s32 $0, $1, $2, $3;", [I32], [I32] * 3, ["=r", "r", "r", "r"], pure=True)
+    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
+    put = assembly("st.global.b32 [$0], $1;", [], [I64, I32], ["l", "r"])
+
+    def code(context, builder, signature, values):
+        to, step, *numbers = values
+        words = []
+        for number in numbers:
+            biased = builder.xor(number, I64(1 << 63))
+            words.append((builder.trunc(biased, I32), builder.trunc(builder.lshr(biased, I64(32)), I32)))
+        for modulus in moduli:
+            weights = byte_weights(modulus)
+            first, second = (I32(_packed(weights[i : i + 4])) for i in (0, 4))
+            packed = I32(0x80808080)
+            for i, (low, upper) in enumerate(words):
+                value = dot(builder, [low, first, I32(start(modulus))])[0]
+                value = dot(builder, [upper, second, value])[0]
+                quotient = high(builder, [value, I32(multiplier(modulus))])[0]
+                residue = builder.sub(value, builder.mul(quotient, I32(modulus)))
+                packed = builder.xor(packed, builder.shl(residue, I32(8 * i)))
+            put(builder, [to, packed])
+            to = builder.add(to, step)
+        return context.get_dummy_value()
+
+    return intrinsic(code, of_arity(6, lambda *_: types.void(u64, u64, i64, i64, i64, i64)))
+
+
+def _packed(weights: tuple[int, ...]) -> int:
+    """Return four int8 as a word."""
+    return sum((weight & 0xFF) << 8 * i for i, weight in enumerate(weights))
+
+
+@cuda.jit(device=True, inline="always")
+def _four(address, along, left):
+    """Load four neighbours along k, of which so many are there."""
+    return (
+        load_double(address, i32(left > i32(0))),
+        load_double(address + along, i32(left > i32(1))),
+        load_double(address + u64(2) * along, i32(left > i32(2))),
+        load_double(address + u64(3) * along, i32(left > i32(3))),
+    )
+
+
+@cuda.jit(device=True, inline="always")
+def _squares(x):
+    return ((square(x[0]) + square(x[1])) + square(x[2])) + square(x[3])
+
+
+def sum_squares(along_k: bool) -> Source:
+    """Sum the squares of each row and stretch: fours from left to right, then by halves. Grid: tiles, 1, matrices."""
+
+    def kernel(
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        last_least, first_matrix,
+    ):  # fmt: skip
+        held = cuda.shared.array((WARPS, ROWS), f64)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
+        down = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
+        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+        stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
+        start = source + matrix * between + first * along
+        to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
+        steps = i32(min(k - first, u64(STRETCH)))
+        if along_k:
+            for i in range(ROWS_EACH):
+                row = base + warp * u32(ROWS_EACH) + u32(i)
+                left = steps - i32(lane * u32(4)) if row < u32(rows) else i32(0)
+                total = _squares(_four(start + u64(row) * pitch + u64(lane * u32(4)) * along, along, left))
+                for level in range(5):
+                    total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1 << level)
+                if lane == u32(0) and row < u32(rows):
+                    store_double(to + u64(row) * u64(8), total)
+        else:
+            row = base + lane
+            mine = cuda.local.array(FOURS_EACH, f64)
+            for i in range(FOURS_EACH):
+                at = (warp * u32(FOURS_EACH) + u32(i)) * u32(4)
+                left = steps - i32(at) if row < u32(rows) else i32(0)
+                mine[i] = _squares(_four(start + u64(row) * pitch + u64(at) * along, along, left))
+            held[warp, lane] = (mine[0] + mine[1]) + (mine[2] + mine[3])
+            cuda.syncthreads()
+            if warp == u32(0) and row < u32(rows):
+                upper = (held[0, lane] + held[1, lane]) + (held[2, lane] + held[3, lane])
+                lower = (held[4, lane] + held[5, lane]) + (held[6, lane] + held[7, lane])
+                store_double(to + u64(row) * u64(8), upper + lower)
+
+    return _source(kernel)
+
+
+def find_factors() -> Source:
+    """Choose the scale of each row and granule, and write the factor that undoes it. Grid: rows, granules, matrices."""
+    limit, least_squares, largest_squares = f64(LIMIT), f64(LEAST_SQUARES), f64(LARGEST_SQUARES)
+    each = GRANULE // STRETCH
+
+    def kernel(
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        last_least, first_matrix,
+    ):  # fmt: skip
+        row = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z) + first_matrix
+        if row < rows:
+            stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
+            stretch = granule * u64(each)
+            last = min(stretch + u64(each), stretches)
+            total = f64(0)
+            while stretch < last:
+                total += read_double(sums + ((matrix * stretches + stretch) * rows + row) * u64(8))
+                stretch += u64(1)
+            exponent, guard = i32(0), u32(0)
+            if total >= least_squares and total <= largest_squares:
+                exponent = exponent_of(limit / total) >> i32(1)
+            elif total > f64(0) and total < least_squares:
+                guard = UNDERFLOW
+            elif total != f64(0):  # infinite, or not a number
+                guard = OVERFLOW
+            raise_guards(flags, granule, guard)
+            own = (matrix * u64(cuda.gridDim.y) + granule) * rows + row
+            store_double(memory + factors + own * u64(8), power_of_two(-exponent))
+
+    return _source(kernel)
+
+
+def split(along_k: bool) -> Source:
+    """Scale, round, and write the residues of each row, contiguous along k. Grid: as for `sum_squares`."""
+    moduli = len(MODULI)
+    write = _write_residues(MODULI)
+    inlined = cuda.jit(device=True, inline="always")
+
+    def weight_of(x, y, least, there):
+        small = y < least and y > -least
+        weight = u32(1) if x == f64(0) else u32(SHARE) if small else u32(0)
+        return weight if there else u32(0)
+
+    weigh = inlined(weight_of)
+
+    def kernel(
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        last_least, first_matrix,
+    ):  # fmt: skip
+        tile = cuda.shared.array((ROWS, PITCH), f64)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
+        down = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
+        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+        steps = i32(min(k - first, u64(STRETCH)))
+        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
+        whole = (granule + u64(1)) * u64(GRANULE) < k
+        length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
+        ld = u64(GRANULE) if whole else last_ld
+        bound = i64(1) << i64(least if granule + u64(1) < granules else last_least)
+        start = source + matrix * between + first * along
+        table = (matrix * granules + granule) * rows
+        if not along_k:
+            row = base + lane
+            for i in range(STRETCH // WARPS):
+                at = warp * u32(STRETCH // WARPS) + u32(i)
+                there = i32(row < u32(rows) and i32(at) < steps)
+                # the j-th of each four lie together: a warp reads them without conflicts
+                place = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
+                tile[lane, place] = load_double(start + u64(row) * pitch + u64(at) * along, there)
+            cuda.syncthreads()
+        for i in range(ROWS_EACH):
+            here = warp * u32(ROWS_EACH) + u32(i)
+            row = base + here
+            if row < u32(rows):  # the same in all lanes
+                at = lane * u32(4)
+                left = steps - i32(at)
+                if along_k:
+                    x = _four(start + u64(row) * pitch + u64(at) * along, along, left)
+                else:
+                    x = (
+                        tile[here, lane],
+                        tile[here, lane + u32(FOURS)],
+                        tile[here, lane + u32(2 * FOURS)],
+                        tile[here, lane + u32(3 * FOURS)],
+                    )
+                own = table + u64(row)
+                scale = power_of_two(-exponent_of(read_double(memory + factors + own * u64(8))))
+                y = (
+                    to_integer(x[0] * scale),
+                    to_integer(x[1] * scale),
+                    to_integer(x[2] * scale),
+                    to_integer(x[3] * scale),
+                )
+                weight = weigh(x[0], y[0], bound, left > i32(0)) + weigh(x[1], y[1], bound, left > i32(1))
+                weight += weigh(x[2], y[2], bound, left > i32(2)) + weigh(x[3], y[3], bound, left > i32(3))
+                weight = warp_sum(weight)
+                if lane == u32(0) and weight != u32(0):
+                    # it only grows, so whoever adds to it may judge
+                    weight += add_global(memory + weights + own * u64(4), weight)
+                    if weight > length:
+                        raise_guards(flags, granule, RANGE)
+                if left > i32(0):
+                    line = (matrix * u64(moduli) * rows + u64(row)) * ld + first - granule * u64(GRANULE)
+                    write(memory + granule * granule_step + line + u64(at), rows * ld, y[0], y[1], y[2], y[3])
+
+    return _source(kernel)
+
+
+def _source(kernel: Callable[..., Any]) -> Source:
+    return Source(kernel, SIGNATURE, THREADS, blocks=4)

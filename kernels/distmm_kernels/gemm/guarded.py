@@ -1,0 +1,92 @@
+"""Products whose granules of k go one way where their numbers allow it, and another where a guard says otherwise.
+
+A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
+"""
+
+from __future__ import annotations
+
+import enum
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.formats import GRANULE
+from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.kernel import Array
+from distmm_kernels.splits import Found
+
+__all__ = ["GuardedKernel", "GuardedOperand", "Way"]
+
+
+class Way(enum.Enum):
+    """How a granule is multiplied."""
+
+    RESIDUES = enum.auto()
+    FP16X3 = enum.auto()
+    TF32X3 = enum.auto()
+    IEEE = enum.auto()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GuardedOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    matrices
+        The operand itself, ``(*batch, rows, k)``: A, or B transposed. Kept for granules that take another way.
+    found
+        What the guards of its granules found.
+    """
+
+    shape: tuple[int, ...]
+    matrices: Array
+    found: Found
+
+    def granule(self, index: int) -> Array:
+        """Return one granule of the operand itself."""
+        return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
+
+
+class GuardedKernel(AlignedKernel):
+    """A kernel adds the ways that are expected, the way of a guarded granule, and the chain of granules."""
+
+    granule = GRANULE
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._ieee = RegisterTiledKernel(problem, device)
+
+    @abstractmethod
+    def _expected(self, k: int) -> tuple[Way, ...]:
+        """Return the ways of an operand's granules where no guard is raised."""
+
+    @abstractmethod
+    def _way(self, a: Any, b: Any, index: int) -> Way:
+        """Choose for one granule, from its guards."""
+
+    @abstractmethod
+    def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array) -> None:
+        """Add granule after granule; all but the first to what is in D already, element by element."""
+
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        expected = self._expected(a.shape[-1])
+        # While the guards are on their way, the product that they nearly always allow is begun: nobody waits. If one
+        # is raised after all, D is computed again; C is still there.
+        begun = not (a.found.here and b.found.here)
+        if begun:
+            self._chain(expected, a, b, c, d)
+        ways = expected
+        if a.found.raised or b.found.raised:
+            ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
+        if not begun or ways != expected:
+            self._chain(ways, a, b, c, d)
+
+    def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
+        """Add one granule by a chain of multiply-adds in the operands' own type."""
+        self._ieee._accumulate(a.granule(index), b.granule(index).swapaxes(-1, -2), c, d)
