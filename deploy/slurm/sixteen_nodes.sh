@@ -85,7 +85,7 @@ fi
 scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all steps that are left; there may be none
 wait "$client"
 code=$?
-[ -z "$lost" ] || code=3
+[ -z "$lost" ] || code=75
 wait "$workers" "$scheduler"
 rm -f "$scheduler_file"
 
@@ -94,7 +94,7 @@ preempted() {
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }
-if { [ -n "$warned" ] || preempted; } && { [ "$code" -eq 75 ] || [ "$code" -eq 3 ]; } &&
+if { [ -n "$warned" ] || preempted; } && [ "$code" -eq 75 ] &&
     [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
     echo "distmm: requeued, to go on with what is missing"
     scontrol requeue "$SLURM_JOB_ID"

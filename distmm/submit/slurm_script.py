@@ -88,7 +88,7 @@ fi
 scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all steps that are left; there may be none
 wait "$client"
 code=$?
-[ -z "$lost" ] || code={lost}
+[ -z "$lost" ] || code={resumable}
 wait "$workers" "$scheduler"
 rm -f "$scheduler_file"
 
@@ -97,7 +97,7 @@ preempted() {{
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }}
-if {{ [ -n "$warned" ] || preempted; }} && {{ [ "$code" -eq {resumable} ] || [ "$code" -eq {lost} ]; }} &&
+if {{ [ -n "$warned" ] || preempted; }} && [ "$code" -eq {resumable} ] &&
     [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
     echo "distmm: requeued, to go on with what is missing"
     scontrol requeue "$SLURM_JOB_ID"
@@ -109,11 +109,9 @@ exit "$code"
 # at once takes minutes; a node that needs longer than this is broken.
 PATIENCE_SECONDS = 600
 
-# Exit code of a client that was stopped with all finished work kept (EX_TEMPFAIL of sysexits.h).
+# Exit code of a job that was stopped, or has lost its scheduler or workers, with all finished work kept (EX_TEMPFAIL of
+# sysexits.h).
 RESUMABLE = 75
-
-# Exit code of a job whose scheduler or workers ended before its product.
-LOST = 3
 
 
 def render(job: Job, *, python: str = sys.executable) -> str:
@@ -161,7 +159,6 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         # A restart goes on with what the first start has left.
         overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
-        lost=LOST,
         restarts=job.run.restarts,
     )
 

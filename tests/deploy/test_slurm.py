@@ -193,7 +193,7 @@ def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Pa
     steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
     subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
     said: list[str] = []
-    assert batch.follow(job, number, said.append) == 3
+    assert batch.follow(job, number, said.append) == 75
     assert any("the workers ended before the product" in line for line in said)
 
 
