@@ -12,8 +12,12 @@ the order of waves. These wait for none that come after them, also where a produ
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
 from collections.abc import Iterable
+from heapq import heappop, heappush
+from itertools import count
+from typing import Any
 
 from distributed.scheduler import TaskState
 
@@ -37,11 +41,14 @@ class Places:
     def __init__(self, most: float) -> None:
         self.most = most
         self.results: defaultdict[Holder, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
-        self.taken: defaultdict[int, dict[Holder, int]] = defaultdict(
-            dict
-        )  # rank -> chains, and orders of their starts
-        self.waiting: defaultdict[int, list[TaskState]] = defaultdict(list)  # rank -> first steps, the next one last
+        # By rank: chains that have a place, with the orders of their starts, and these orders, ascending.
+        self.taken: defaultdict[int, dict[Holder, int]] = defaultdict(dict)
+        self.orders: defaultdict[int, list[int]] = defaultdict(list)
+        # By rank: a heap of first steps by priority, and how many each product has there.
+        self.waiting: defaultdict[int, list[tuple[Any, int, TaskState]]] = defaultdict(list)
+        self.products: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.changed: set[int] = set()  # ranks where a chain that waits may have got a place
+        self.numbers = count()  # of steps of equal priority the one that came first begins first
 
     def expect(self, task: Placed) -> None:
         """Note a task that makes what a chain has in the end, if it is one."""
@@ -54,20 +61,24 @@ class Places:
         may: list[Ranked] = []
         for ts, rank in tasks:
             if isinstance(ts.run_spec, Product) and ts.run_spec.is_first:
-                self.waiting[rank].append(ts)
+                heappush(self.waiting[rank], (ts.priority, next(self.numbers), ts))
+                self.products[rank][ts.run_spec.placement.product] += 1
                 self.changed.add(rank)
             else:
                 may.append((ts, rank))
         for rank in self.changed:
-            waiting, taken = self.waiting[rank], self.taken[rank]
-            waiting.sort(key=lambda ts: ts.priority, reverse=True)
+            waiting, products = self.waiting[rank], self.products[rank]
             while waiting:
-                where = waiting[-1].run_spec.placement
-                if sum(order <= where.order for order in taken.values()) >= self.most:
+                ts = waiting[0][-1]
+                where = ts.run_spec.placement
+                if bisect_right(self.orders[rank], where.order) >= self.most:
                     break
-                ts = waiting.pop()
+                heappop(waiting)
+                products[where.product] -= 1
+                if not products[where.product]:
+                    del products[where.product]
                 if ts.state != "forgotten":
-                    taken[_holder(where)] = where.order
+                    self._take(rank, _holder(where), where.order)
                     may.append((ts, rank))
         self.changed.clear()
         return may
@@ -84,7 +95,7 @@ class Places:
         del self.results[holder]
         freed = {where.grid.owner(where.i, where.j, where.batch, layer) for layer in range(where.grid.layers)}
         for rank in freed:
-            self.taken[rank].pop(holder, None)
+            self._give_back(rank, holder)
         return self._change(freed)
 
     def lift(self) -> set[str]:
@@ -94,7 +105,18 @@ class Places:
 
     def _change(self, ranks: set[int]) -> set[str]:
         self.changed |= ranks
-        return {ts.run_spec.placement.product for rank in ranks for ts in self.waiting.get(rank, ())}
+        return {product for rank in ranks for product in self.products.get(rank, ())}
+
+    def _take(self, rank: int, holder: Holder, order: int) -> None:
+        self._give_back(rank, holder)
+        self.taken[rank][holder] = order
+        insort(self.orders[rank], order)
+
+    def _give_back(self, rank: int, holder: Holder) -> None:
+        order = self.taken[rank].pop(holder, None)
+        if order is not None:
+            orders = self.orders[rank]
+            del orders[bisect_left(orders, order)]
 
 
 def _holder(where: Placement) -> Holder:
