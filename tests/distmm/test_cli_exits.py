@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -21,10 +23,11 @@ ONE = ["--device", "cpu", "--workers", "1"]
 INTERRUPTED = (130, -signal.SIGINT)
 
 
-def start(folder: Path, *command: str, **options: object) -> subprocess.Popen[str]:
-    """Start a program in a group of its own, as a terminal does."""
+@contextmanager
+def start(folder: Path, *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in a group of its own, as a terminal does; what is left of the group at the end is killed."""
     np.save(folder / "A.npy", np.ones((400, 400), "float32"))
-    return subprocess.Popen(
+    with subprocess.Popen(
         [sys.executable, *command],
         cwd=folder,
         env={**ENVIRONMENT, **options},  # type: ignore[dict-item]
@@ -33,7 +36,12 @@ def start(folder: Path, *command: str, **options: object) -> subprocess.Popen[st
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-    )
+    ) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def test_ctrl_c_while_the_command_is_imported_is_no_error(tmp_path: Path) -> None:
@@ -103,8 +111,8 @@ def test_a_job_whose_scheduler_is_killed_can_be_gone_on_with(tmp_path: Path) -> 
             until(lambda: (tmp_path / "s.json").exists())
             command = ["multiply", "A.npy", "A.npy", "-o", "C.zarr", *plan, "--cluster", "s.json"]
             with start(tmp_path, "-c", HALF_WAY, *command) as process:
-                done = tmp_path / "C.zarr.job" / "done"
-                until(lambda: list(done.glob("*.json")) or process.poll() is not None)
+                folder = tmp_path / "C.zarr.job"
+                until(lambda: list(folder.glob("*/done/*.json")) or process.poll() is not None)
                 scheduler.kill()
                 _, err = process.communicate(timeout=120)
         finally:
