@@ -176,7 +176,7 @@ def test_a_block_that_one_worker_makes_wrong_twice_has_no_second_opinion(lonely:
 def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     unused: Any = None
     plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"))
-    writer = Writer(unused, 1, unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0)
+    writer = Writer(unused, 1, unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
     loop = Loop(unused, unused, plan, writer, unused, unused)
     again: list[Writer] = []
     monkeypatch.setattr(loop, "_submit", lambda wave, blocks, plan, writer: again.append(writer))
@@ -184,8 +184,9 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
 
     def reject(i: int, crc: int, attempt: int) -> None:
         record = {"i": i, "j": 0, "crc32c": crc, "host": "h", "worker": f"w{attempt}", "attempt": attempt}
+        record["inputs"] = {"A": "0", "B": "0"}
         future: Any = Mock(result=lambda: {**record, "residual": 9.0, "row": 0, "written": False})
-        loop.pending[future] = unused, (i, 0), Submitted("product", 1, pending={future})
+        loop.pending[future] = unused, (i, 0), Submitted(1, pending={future})
         loop._take(future)
 
     reject(0, 1, 0)

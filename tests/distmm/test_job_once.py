@@ -65,7 +65,7 @@ def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
         assert (done.kept, done.plan) == (16, None)
     is_once(out, product)
     assert sorted(os.listdir(".")) == [out, f"{out}.certificate.json", f"{out}.report.html", "in"]
-    assert job.recheck(out).ok
+    assert "all 16 blocks are what was written" in job.recheck(out).message
 
 
 def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
@@ -202,7 +202,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     monkeypatch.setattr(type(target), "sync", slow)
     monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
     plan: Any = None
-    writer = Writer(folder, mine.token, target, plan, None, 0, 1, 0)
+    writer = Writer(folder, mine.token, target, plan, None, 0, 1, 0, {})
     with pytest.raises(InputError, match="taken over"):
         writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
     assert os.listdir(folder.done) == []
