@@ -156,7 +156,7 @@ class Freivalds:
         """Error over tolerance of each row and vector; infinity where the two sums are not finite."""
         with np.errstate(invalid="ignore", over="ignore"):
             spread, size = np.abs(left[:, -1:]), np.sqrt(right[:, -1:].real)
-            limit = self.tolerance.limit(spread, size, underflow)
+            limit = self.tolerance.limit(spread, size, underflow, self.c.shape[1])
             return self.tolerance.ratio(left[:, :-1], right[:, :-1], limit)
 
     def _scaled_ratio(self, sides: tuple[np.ndarray, ...], scales: Scales) -> np.ndarray:

@@ -22,6 +22,10 @@ standard deviation ``||E_i w||_2``, and with ``B_p`` for the rows of B::
 
 So an error in column j shows if it is large beside column j of B, whatever the other columns are. Rows need no weights,
 because each row of C is compared with a bound of its own.
+
+*The check's own sums.* It adds n products of a row of C, and of each row of B, with numbers of a vector, in float64.
+By the same theorem these sums err by sqrt(n) u_64 of their size, which shows where C is float64 itself. They do not
+depend on the errors of C, so that the squares of both are added.
 """
 
 from __future__ import annotations
@@ -38,7 +42,12 @@ from distmm.scaling import scaled
 
 __all__ = ["FORMULA", "PRECISIONS", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 
-FORMULA = "SIGMAS (sqrt(k) u |A||B| + u_out |C| + eta) + 2 u_in |A||B|, for rows times weighted random vectors"
+FORMULA = (
+    "SIGMAS (sqrt(k u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns times "
+    "weighted random vectors"
+)
+
+DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, in which the check adds
 
 # Bound in standard deviations: lambda of the error bound, and the tail of ``(E X)_i`` over all rows and vectors.
 SIGMAS = 8.0
@@ -125,10 +134,17 @@ class Tolerance:
         least = int(columns.min())
         return float(np.ldexp(eta * np.linalg.norm(np.ldexp(1.0, least - columns)), -least))
 
-    def limit(self, spread: np.ndarray, size: np.ndarray, underflow: np.ndarray | float) -> np.ndarray:
-        """Largest error of a right value. `spread` is |A||B|, `size` is |C|, or norms of these over a row."""
+    def limit(
+        self, spread: np.ndarray, size: np.ndarray, underflow: np.ndarray | float, columns: int = 0
+    ) -> np.ndarray:
+        """Largest error of a right value.
+
+        `spread` is |A||B| and `size` is |C|, or norms of these over a row whose `columns` the check has added.
+        """
+        added = math.sqrt(columns) * DOUBLE
         with np.errstate(invalid="ignore", over="ignore"):
-            rounding = SIGMAS * (math.sqrt(self.k) * self.u * spread + self.u_out * size + underflow)
+            by_products, by_rounding = math.hypot(math.sqrt(self.k) * self.u, added), math.hypot(self.u_out, added)
+            rounding = SIGMAS * (by_products * spread + by_rounding * size + underflow)
             return np.asarray(rounding + 2 * self.u_in * spread)
 
     def ratio(self, truth: np.ndarray, given: np.ndarray, limit: np.ndarray) -> np.ndarray:

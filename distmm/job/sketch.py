@@ -272,7 +272,7 @@ def judge(
             truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
             size = size + scaled(abs(beta_factor) * more[1], by_beta)
         given = scaled(given, given_shift - common)
-        limit = tolerance.limit(RMS * spread, RMS * size, RMS * scaled(underflow, -common))
+        limit = tolerance.limit(RMS * spread, RMS * size, RMS * scaled(underflow, -common), block.shape[1])
         ratio = tolerance.ratio(truth, given, limit)
         # Where no sum can have reached the largest number, inf and NaN in C are wrong.
         reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))

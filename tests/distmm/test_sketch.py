@@ -192,3 +192,18 @@ def test_operands_may_be_rounded_where_the_precision_says_so() -> None:
         tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K, precision)
         left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, {0: None})], tolerance.work)
         assert (sketch.judge(tolerance, left, 0, c, x).residual <= 1) is right
+
+
+@pytest.mark.parametrize("width", [30, 3000])
+@pytest.mark.parametrize("dtype", ["f8", "c16"])
+def test_a_wide_block_that_is_added_to_a_large_c_is_right(dtype: str, width: int) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((40, 300)).astype(dtype), rng.standard_normal((300, width)).astype(dtype)
+    before = (1e6 * rng.random((40, width))).astype(dtype)
+    tolerance = Tolerance.of(*3 * [np.dtype(dtype)], 300)
+    by = sketch.weigh(None, [b], (0,), tolerance.work)
+    left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, by)], tolerance.work)
+    x = sketch.vectors(0, 0, width, False)
+    found = sketch.judge(tolerance, left, 0, a @ b + before, x, beta=1, added=before, by=by[0])
+    assert found.ok
+    assert found.residual < 0.3  # without what the check's own sums err, 0.7 to 1.2
