@@ -9,12 +9,10 @@ from mmap import mmap
 from typing import Any
 
 import dask.array as da
-import h5py
 import numpy as np
-import zarr
 from dask.highlevelgraph import MaterializedLayer
 
-from distmm.storage import Matrix
+from distmm.sources import package_of
 
 __all__ = ["overlap", "repeats", "store_of"]
 
@@ -60,6 +58,16 @@ def _sources(array: Any) -> Iterator[Any]:
 
 def _parts(array: Any) -> Iterator[Part]:
     """Yield where the elements of an array are kept, if other arrays can be kept there too."""
+    if isinstance(array, np.ndarray):
+        yield from _mapped(array)
+        return
+    if package_of(array) not in ("distmm", "h5py", "zarr"):
+        return
+    import h5py  # these take a second, and who has such an array has them already
+    import zarr
+
+    from distmm.storage import Matrix
+
     if isinstance(array, Matrix):
         yield _file(getattr(array, "file", array.path)), 0, math.inf
     elif isinstance(array, zarr.Array):
@@ -67,8 +75,6 @@ def _parts(array: Any) -> Iterator[Part]:
     elif isinstance(array, h5py.Dataset):
         header = h5py.h5o.get_info(array.id).addr  # each dataset of a file has its own
         yield _file(array.file.filename), header, header + 1
-    elif isinstance(array, np.ndarray):
-        yield from _mapped(array)
 
 
 def _mapped(array: np.ndarray) -> Iterator[Part]:
@@ -82,15 +88,19 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
         base = getattr(base, "base", None)
 
 
-def store_of(array: zarr.Array[Any]) -> Any:
+def store_of(array: Any) -> Any:
     """Return the store of a Zarr array, without what is wrapped around it."""
+    import zarr
+
     store: Any = array.store
     while isinstance(store, zarr.storage.WrapperStore):
         store = store._store
     return store
 
 
-def _zarr(array: zarr.Array[Any]) -> Hashable:
+def _zarr(array: Any) -> Hashable:
+    import zarr
+
     store = store_of(array)
     if isinstance(store, zarr.storage.LocalStore):
         return _file(os.path.join(store.root, array.path))

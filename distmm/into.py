@@ -23,9 +23,7 @@ from typing import Any, Literal
 import dask
 import dask.array as da
 import dask.multiprocessing
-import h5py
 import numpy as np
-import zarr
 from dask.array.core import handle_out
 from dask.base import get_scheduler
 from distributed import Client, Future, as_completed, futures_of
@@ -36,6 +34,7 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.host import Lent, lend
 from distmm.host.lease import Lease
 from distmm.operands import kind_of
+from distmm.sources import package_of
 from distmm.units import are_shared, unit_of, whole_units
 from distmm.writes import Target
 
@@ -129,11 +128,13 @@ def target(out: Any, client: Client | None) -> Any:
 
 def _is_shared(out: Any) -> bool:
     """Whether several processes may write to different units of an array at the same time."""
-    if isinstance(out, zarr.Array):
+    if package_of(out) == "zarr":
+        import zarr
+
         store = store_of(out)
         in_memory = isinstance(store, zarr.storage.FsspecStore) and "memory" in store.fs.protocol
         return not in_memory and not isinstance(store, (zarr.storage.MemoryStore, zarr.storage.ZipStore))
-    return unit_of(out) is not None and not isinstance(out, h5py.Dataset)
+    return unit_of(out) is not None and package_of(out) != "h5py"
 
 
 def takes_gpu_blocks(to: Any) -> bool:

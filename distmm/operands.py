@@ -17,7 +17,7 @@ from distmm.geometry import accumulator_dtype
 from distmm.host import has_gaps, lend, segments
 from distmm.mapped import MappedFile, is_mapped
 from distmm.scalars import check_flags
-from distmm.sources import as_array
+from distmm.sources import as_array, package_of
 from distmm.travelling import travelling
 
 __all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
@@ -175,7 +175,7 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
 
 def kind_of(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
     """Tell NumPy from CuPy, by an array or by what `chunked` arrays have for one; refuse other blocks."""
-    package = type(meta).__module__.partition(".")[0]
+    package = package_of(meta)
     if package == "cupy":
         return "cupy"
     # Subclasses have products of their own: masked arrays skip elements, np.matrix changes shapes.

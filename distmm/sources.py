@@ -11,7 +11,7 @@ from dask.array.core import Array as PlainArray
 
 from distmm.errors import InputError
 
-__all__ = ["as_array", "check_sendable"]
+__all__ = ["as_array", "check_sendable", "package_of"]
 
 # What to do with tables and sparse matrices, by the package of their type.
 INSTEAD = {
@@ -22,6 +22,11 @@ INSTEAD = {
     "cupyx": "a sparse matrix, and products here are dense: give {name}.toarray() where that fits into memory",
     "sparse": "a sparse array, and products here are dense: give {name}.todense() where that fits into memory",
 }
+
+
+def package_of(x: Any) -> str:
+    """Return the name of the package that an object's type is from, which need not be imported to ask."""
+    return type(x).__module__.partition(".")[0]
 
 
 def as_array(source: Any, name: str) -> Any:
@@ -37,7 +42,7 @@ def as_array(source: Any, name: str) -> Any:
             "Dask's configuration has array.query-planning: True, and products are no arrays of that kind: set it to "
             "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
         )
-    package = type(source).__module__.partition(".")[0]
+    package = package_of(source)
     kind = type(source).__name__
     if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):
         return as_array(source.data, name)
@@ -79,7 +84,7 @@ def check_sendable(source: Any, name: str) -> None:
     ------
     InputError
     """
-    if isinstance(source, da.Array) or type(source).__module__.partition(".")[0] != "h5py":
+    if isinstance(source, da.Array) or package_of(source) != "h5py":
         return
     if source.file.mode != "r":
         raise InputError(
