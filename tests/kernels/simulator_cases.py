@@ -67,17 +67,10 @@ class SmallRegisterTiled(RegisterTiledKernel):
 
 
 class SmallDmma(DmmaKernel):
-    """Two warps below each other, each with 16 x 16 of C. Operands in Fortran and in C order stay as they are."""
+    """Two warps below each other, each with 16 x 16 of C."""
 
     tiling = MmaTiling(rows=32, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=4, vector=2)
     instruction_rows = 8
-
-    def _left(self, a):
-        return self._right(a)
-
-    def _right(self, b):
-        either = vectors.has_vectors(b, -1) or vectors.has_vectors(b, -2)
-        return b if either else vectors.in_vectors(b, self.device)
 
     def _tiling(self, a, b, d):
         chosen = super()._tiling(a, b, d)

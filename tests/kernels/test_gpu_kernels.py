@@ -92,6 +92,28 @@ def test_register_tiles_copy_only_operands_without_aligned_rows_along_m_or_n(ker
     assert again.data.ptr == left.data.ptr, "what is prepared needs no second copy"
 
 
+# every other line of a matrix is NaN, and so is what lies between the end of a line and the next
+@pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
+@pytest.mark.parametrize("shape", [(261, 77, 390), (129, 33, 1), (3, 1, 200)])
+def test_dmma_multiplies_both_orders_where_they_lie_and_reads_nothing_beside_them(kernel_for, orders, shape):
+    import cupy
+
+    def amid_nan(values, order):
+        lines = values if order == "C" else values.T
+        whole = cupy.full((2 * len(lines), lines.shape[1] + 2 + lines.shape[1] % 2), cupy.nan)
+        placed = whole[::2, : lines.shape[1]]
+        placed[...] = cupy.asarray(lines)
+        return placed if order == "C" else placed.T
+
+    m, k, n = shape
+    kernel = kernel_for("dmma", "float64")
+    a, b = amid_nan(matrix((m, k), "float64", 0), orders[0]), amid_nan(matrix((k, n), "float64", 1), orders[1])
+    assert kernel.prepare_a(a).data.ptr == a.data.ptr
+    assert kernel.prepare_b(b).data.ptr == b.data.ptr
+    expected = kernel_for("naive", "float64").multiply(a, b, None).get()
+    np.testing.assert_array_equal(multiply(kernel, a, b).get(), expected)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_dmma_reads_offsets_beyond_two_to_the_31(kernel_for, gpu, order):

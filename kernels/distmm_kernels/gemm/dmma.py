@@ -10,16 +10,25 @@ from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.mma_tiles import tilings
 from distmm_kernels.tiling import Tiling, tiling_for
-from distmm_kernels.vectors import has_vectors
+from distmm_kernels.vectors import has_vectors, in_vectors
 
 __all__ = ["DmmaKernel"]
 
 
 class DmmaKernel(RegisterTiledKernel):
-    """Products of a warp's tiles by `mma.sync`. Its bits are those of one ascending chain of steps."""
+    """Products of a warp's tiles by `mma.sync`. Its bits are those of one ascending chain of steps.
+
+    Operands lie in vectors along either axis, so that matrices in C and in Fortran order are multiplied where they are.
+    """
 
     name = "dmma"
     maker: ClassVar[str] = "distmm_kernels.device_code.mma:source"
+
+    def _left(self, a: Array) -> Array:
+        return self._right(a)
+
+    def _right(self, b: Array) -> Array:
+        return b if has_vectors(b, -1) or has_vectors(b, -2) else in_vectors(b, self.device)
 
     def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
         *batch, m, n = d.shape
