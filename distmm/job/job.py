@@ -169,9 +169,9 @@ class Job:
             orders(spec, plan.cluster.device),
         )  # fmt: skip
         loop = Loop(client, spec, plan, writer, stop, progress)
-        for marker in folder.markers().values():
+        for marker in done.values():
             loop.seen.add(marker)
-        missing = blocks - done
+        missing = blocks - done.keys()
 
         def flops(count: int) -> float:
             return plan.problem.flops * count / max(1, len(blocks))
@@ -208,8 +208,8 @@ class Job:
         markers = self.folder.markers().values()
         return unchanged(client, self.spec, plan.blocking, plan.cluster.device, manifest["stamps"], markers)
 
-    def _trusted(self, client: Client, plan: Plan, target: Target) -> set[tuple[int, int]]:
-        """Blocks that are finished: marked, and still what was written. Markers of others are removed."""
+    def _trusted(self, client: Client, plan: Plan, target: Target) -> dict[tuple[int, int], Json]:
+        """Return the markers of finished blocks, which are still what was written; other markers are removed."""
         folder, (markers, strays) = self.folder, self.folder.read_markers()
         for path in strays:
             os.unlink(path)
@@ -221,7 +221,7 @@ class Job:
         for i, j in bad:
             client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
             os.unlink(folder.marker(i, j))
-        return markers.keys() - bad
+        return {at: marker for at, marker in markers.items() if at not in bad}
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""
@@ -234,9 +234,8 @@ class Job:
             return type(error)(f"{error}; {kept}")
         if not isinstance(error, OSError):
             return InputError(f"{error}; {kept}, once the cause is gone")
-        if error.errno is None or isinstance(
-            error, ConnectionError
-        ):  # not from a file: Dask's word for a connection that is gone
+        # Not from a file: Dask's word for a connection that is gone.
+        if error.errno is None or isinstance(error, ConnectionError):
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 

@@ -110,30 +110,13 @@ class Writer:
         added: np.ndarray | None,
         weights: dict[int, sketch.Weights] | None,
     ) -> Json:
-        """Judge one block; write and mark it if it is right. Runs on workers, beside their products.
+        """Judge one block; write and mark it if it is right. Runs on workers.
 
         Returns
         -------
         dict
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
-        cluster = self.plan.cluster
-        # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
-        # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
-        # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
-        with beside_products("write", WRITERS if cluster.device == "cpu" else cluster.threads):
-            get_worker().log_event(self.topic, [where.product, where.i, where.j])
-            return self._written(where, np.ascontiguousarray(block), left, position, added, weights)
-
-    def _written(
-        self,
-        where: Placement,
-        block: np.ndarray,
-        left: Left,
-        position: int,
-        added: np.ndarray | None,
-        weights: dict[int, sketch.Weights] | None,
-    ) -> Json:
         sketches, sums = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
         if added is not None:
@@ -192,8 +175,15 @@ def _shared(content: bytes) -> Writer:
     return Writer(*pickle.loads(content))
 
 
-def _write(where: Placement, writer: Writer, *about: Any) -> Json:
-    return writer.write(where, *about)
+def _write(where: Placement, writer: Writer, block: np.ndarray, *about: Any) -> Json:
+    """Judge and write a block beside the worker's products."""
+    cluster = writer.plan.cluster
+    # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
+    # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
+    # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
+    with beside_products("write", WRITERS if cluster.device == "cpu" else cluster.threads):
+        get_worker().log_event(writer.topic, [where.product, where.i, where.j])
+        return writer.write(where, np.ascontiguousarray(block), *about)
 
 
 def _of_b(

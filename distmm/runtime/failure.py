@@ -23,7 +23,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def reported(method: Method) -> Method:
-    """Have a method of the plugin tell ``self.give_up`` what it raises, after what the scheduler is about."""
+    """Call ``self.give_up`` with what a method of the plugin raises, once the scheduler has ended what it is doing."""
 
     @functools.wraps(method)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:

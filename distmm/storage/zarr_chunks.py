@@ -21,7 +21,7 @@ __all__ = ["Present", "files", "stamp_of_objects"]
 
 @dataclass(frozen=True)
 class Present:
-    """Which files of a local array are there: of chunks, or of shards, if it has any. Without one, it counts as zeros.
+    """Which files of a local array are there: of shards, or else of chunks. One that is not reads as the fill value.
 
     Attributes
     ----------
@@ -42,11 +42,11 @@ class Present:
 
     @classmethod
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
-        """Look which files are there; those of object stores count as absent, for they are not looked for."""
+        """List the files that are there. Object stores are not listed: all of their files count as absent."""
         edges = stored.shards or stored.chunks
         names = stored.metadata.encode_chunk_key((0, 0)).replace("0", "{}")
         high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
-        there = set() if "://" in path else {name for name, _ in files(path)}
+        there = set() if "://" in path else {inside for inside, _ in _entries(path)}
         absent = np.array([names.format(*at) not in there for at in itertools.product(range(high), range(wide))], bool)
         packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
         return cls(names, (edges[0], edges[1]), wide, packed)
@@ -77,15 +77,21 @@ def _unpacked(bits: bytes) -> bytes:
     return zlib.decompress(bits)
 
 
-def files(folder: str, inside: str = "") -> Iterator[tuple[str, os.stat_result]]:
+def files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield all files of a folder and of those in it, in the order of their names."""
+    for inside, entry in _entries(folder):
+        with suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+            yield inside, entry.stat()
+
+
+def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
+    """List the same files; none is asked for its size, which would be a round trip each on a network's file system."""
     with os.scandir(folder) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             if entry.is_dir():
-                yield from files(entry.path, f"{inside}{entry.name}/")
-                continue
-            with suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
-                yield f"{inside}{entry.name}", entry.stat()
+                yield from _entries(entry.path, f"{inside}{entry.name}/")
+            else:
+                yield f"{inside}{entry.name}", entry
 
 
 def stamp_of_objects(url: str) -> str:
