@@ -20,11 +20,11 @@ import psutil
 from distributed import Client, Future, Scheduler, futures_of, wait
 
 from distmm.bench.cases import element
+from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
-from distmm.geometry import Grid
-from distmm.host import empty
-from distmm.runtime.scheduler import PlacementPlugin
-from distmm.tolerance import Tolerance
+from distmm.planning.geometry import Grid
+from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import empty
 
 __all__ = ["Arena", "draw", "fill", "finish", "normal", "resident", "sampled"]
 
@@ -151,7 +151,7 @@ def sampled(a: Any, b: Any, c: Any, precision: str, seed: int) -> dict[str, Any]
     Returns
     -------
     dict
-        ``ok``, and ``residual``, the largest error over the bound of `distmm.tolerance`.
+        ``ok``, and ``residual``, the largest error over the bound of `distmm.checking.tolerance`.
     """
     random = np.random.default_rng(seed)
     rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))
