@@ -107,7 +107,7 @@ def test_of_several_products_the_median_counts_and_one_wrong_one_is_wrong() -> N
 # Matrices
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_host_matrices_are_normal_and_new_for_each_seed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "STRIP", 4096)
     arena = matrices.Arena(3 * 300 * 300 * 4)
@@ -332,3 +332,20 @@ def test_scaling_on_gpus_is_measured_and_right(tmp_path: Path) -> None:
     resident = [row for row in ours if row["place"] == "resident"]
     assert [row["moved"] for row in resident] == [row["bound"] for row in resident]
     assert all(row["peak"] > 0 for row in ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_float64_products_take_no_more_gpu_memory_than_planned(tmp_path: Path) -> None:
+    pytest.importorskip("dask_cuda")
+    arguments = ["--gpus", "1", "--program", "distmm", "--only", "strong", "--dtype", "float64", "--size", "32768"]
+    result = CliRunner().invoke(
+        app, ["bench", "scaling", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
+    )
+    assert result.exit_code == 0, result.output
+    rows = [row for row in json.loads((tmp_path / "a.json").read_text())["rows"] if row["scaling"] == "strong"]
+    assert [(row["place"], row["failure"], row["ok"]) for row in rows] == [
+        ("resident", None, True),
+        ("host", None, True),
+    ]
+    assert all(0 < row["peak"] <= row["planned_peak"] for row in rows)
