@@ -43,8 +43,8 @@ RATES: dict[str, dict[str, float]] = {
 }
 
 # Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order; dmma operands whose rows do
-# not begin at multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
+# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, dmma operands whose rows
+# begin at no multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
 # they are made 8 for 128 elements; a granule has 512 elements or more.
 PREPARED = {
     "register_tiled": 1.0,

@@ -273,7 +273,7 @@ def seconds(candidate: Candidate, problem: Problem, capability: tuple[int, int])
     rows, columns = (-(-size // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
     together, turns = (batch, 1) if candidate.side_by_side else (1, batch)
     operations = (8 if problem.accumulator.kind == "c" else 2) * together * rows * columns * k
-    edge = (together * m * k * n) ** (1 / 3)
+    edge: float = (together * m * k * n) ** (1 / 3)
     of_operands, of_c = candidate.passes
     passes = together * (of_operands * (m * k + k * n) + of_c * m * n) - (2 * of_operands + of_c) * edge**2
     return turns * (operations / rate(candidate, problem, capability, edge) + max(0.0, passes) / _COPY)

@@ -110,7 +110,7 @@ def test_of_several_products_the_median_counts_and_one_wrong_one_is_wrong() -> N
 @pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_host_matrices_are_normal_and_new_for_each_seed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "STRIP", 4096)
-    arena = matrices.Arena(3 * 300 * 300 * 4)
+    arena = matrices.Arena(3 * 300 * 300 * element(dtype).itemsize)
     a, b, _ = arena.matrices(300, element(dtype))
     matrices.fill(a, 1)
     matrices.fill(b, 2)

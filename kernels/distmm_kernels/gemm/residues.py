@@ -116,7 +116,7 @@ class ResidueKernel(GuardedKernel):
             )
             kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
 
-    def _by_multiply_adds(self, index: int, a: ResidueOperand, b: ResidueOperand, c: Array | None, d: Array) -> None:
+    def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         left, right = a.granule(index), b.granule(index).swapaxes(-1, -2)
         depth = left.shape[-1]
         if depth < SHORTEST:  # copies take less than the residues that it would have
