@@ -13,7 +13,7 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.geometry import Grid
 
-__all__ = ["KERNEL", "PROGRAMS", "Case", "Experiment", "Group", "element", "weak_size"]
+__all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
 
 Device = Literal["cpu", "gpu"]
 

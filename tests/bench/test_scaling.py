@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from distmm.bench import Case, Experiment, Results, Row, efficiency, matrices, run, weak_size
-from distmm.bench.cases import KERNEL, element
+from distmm.bench.cases import KERNEL, TYPES, element
 from distmm.bench.child import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
@@ -306,6 +306,12 @@ def test_help_shows_examples() -> None:
     result = CliRunner().invoke(app, ["bench", "scaling", "--help"])
     assert result.exit_code == 0
     assert "distmm bench scaling --json" in result.output
+
+
+def test_every_type_has_a_place_in_the_table() -> None:
+    results = Results(Experiment("cpu", (1,), 256, 128, dtypes=TYPES))
+    results.rows = [Row(case(dtype=dtype), seconds=1.0) for dtype in reversed(TYPES)]
+    assert [str(cell) for cell in results.table().columns[2].cells] == list(TYPES)
 
 
 @pytest.mark.multigpu
