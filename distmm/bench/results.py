@@ -163,7 +163,7 @@ class Results:
     @property
     def title(self) -> str:
         """Where it was measured, in one line."""
-        return f"{self.device or self.experiment.device}, N(0, 1), float32 with precision {self.experiment.precision}"
+        return f"{self.device or self.experiment.device}, N(0, 1), precision {self.experiment.precision}"
 
 
 def _place_in_table(row: Row) -> tuple[Any, ...]:

@@ -107,7 +107,7 @@ def test_float64_on_hopper_gpus_has_the_same_bits_for_all_cuts_at_granules(gpus:
     a[7, granule + 5] = 2.0**70  # one granule of its row goes another way
     whole = distmm.matmul(a, b, client=gpus, blocks=(n, 3 * granule, n))
     value = gpus.compute(whole, sync=True)
-    np.testing.assert_allclose(value, a @ b, rtol=1e-12, atol=1e-10 * 2.0**70 * (np.arange(n) == 7)[:, None] + 1e-10)
+    assert (abs(value - a @ b) <= 1e-12 * (abs(a) @ abs(b))).all()
     for blocks in ((n, granule, n), (256, 2 * granule, 200), (128, granule, 599)):
         cut = distmm.matmul(a, b, client=gpus, blocks=blocks)
         np.testing.assert_array_equal(gpus.compute(cut, sync=True), value)
