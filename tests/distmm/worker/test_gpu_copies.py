@@ -1,0 +1,134 @@
+"""The client's memory and the GPU: both ways, pinned and not, any layout."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distmm import transfer
+from distmm.transfer import ClientArray, process_memory
+from distmm.worker import gpu_copies
+from distmm.worker.client_output import ClientOutput
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "as it is": lambda a: a,
+    "transposed": lambda a: a.swapaxes(-1, -2),
+    "rows from the last": lambda a: a[..., ::-1, :],
+    "columns of a wider one": lambda a: a[..., 3:200],
+}
+
+
+def filled(shape: tuple[int, ...], pinned: bool) -> np.ndarray:
+    array = transfer.empty(shape, "f4") if pinned else np.empty(shape, "f4")
+    array[...] = np.random.default_rng(1).standard_normal(shape, dtype="f4")
+    return array
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(700, 300), (3, 70, 300), (1, 300)])
+def test_a_block_arrives_on_the_gpu_and_comes_back(shape: tuple[int, ...], layout: str, pinned: bool) -> None:
+    array = LAYOUTS[layout](filled(shape, pinned))
+    index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
+    block = gpu_copies.upload(ClientArray.of(array).part(index))
+    np.testing.assert_array_equal(block.get(), array[index])
+    back = LAYOUTS[layout](filled(shape, pinned))
+    expected = back.copy()
+    expected[index] = 2 * array[index]
+    ClientOutput(ClientArray.of(back))[index] = 2 * block
+    np.testing.assert_array_equal(back, expected)
+
+
+@pytest.mark.gpu
+def test_pieces_larger_than_the_staging_buffers_arrive() -> None:
+    array = np.random.default_rng(2).standard_normal((5 * gpu_copies.STAGE // 2 // 6000, 1500), dtype="f4")
+    block = gpu_copies.upload(ClientArray.of(array).part((slice(None), slice(1, 1400))))
+    assert block.nbytes > 2 * gpu_copies.STAGE
+    np.testing.assert_array_equal(block.get(), array[:, 1:1400])
+    np.testing.assert_array_equal(gpu_copies.fetch(block), array[:, 1:1400])
+
+
+class Stream:
+    """Work that is done when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Callable[[], None]] = []
+
+    def finish(self) -> None:
+        while self.asked:
+            self.asked.pop(0)()
+
+
+STREAM = Stream()
+
+
+class Event:
+    def __init__(self, **how: Any) -> None:
+        """Take what CuPy's takes."""
+
+    def record(self, stream: Stream) -> None:
+        """Nothing: whoever waits for it waits for all."""
+
+    def synchronize(self) -> None:
+        STREAM.finish()
+
+
+@contextmanager
+def working(work: str) -> Iterator[Stream]:
+    yield STREAM
+    STREAM.finish()
+
+
+def to_device(device: np.ndarray, source: int, pitch: int, stream: Stream) -> None:
+    rows = [(row.ctypes.data, source + n * pitch, row.nbytes) for n, row in enumerate(device)]
+    stream.asked.append(lambda: [ctypes.memmove(*row) for row in rows] and None)
+
+
+def to_host(target: int, pitch: int, device: np.ndarray, stream: Stream) -> None:
+    rows = [(target + n * pitch, row.ctypes.data, row.nbytes) for n, row in enumerate(device)]
+    stream.asked.append(lambda: [ctypes.memmove(*row) for row in rows] and None)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let host memory stand for that of a GPU that copies as late as it may, and staging buffers be small."""
+    cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, Event=Event)
+    cupy = types.SimpleNamespace(empty=np.empty, ascontiguousarray=np.ascontiguousarray, cuda=cuda)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    for name, value in {"_to_device": to_device, "_to_host": to_host, "STAGE": 1000, "_idle": []}.items():
+        monkeypatch.setattr(gpu_copies, name, value)
+    monkeypatch.setattr(gpu_copies.gpu, "working", working)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(70, 300), (3, 40, 300), (1, 300)])
+def test_a_worker_copies_memory_of_its_own_process_without_the_system(
+    shape: tuple[int, ...], layout: str, simulated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail("the system was asked for memory"))
+    array = LAYOUTS[layout](filled(shape, pinned=False))
+    index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
+    block = gpu_copies.upload(ClientArray.of(array).part(index))
+    np.testing.assert_array_equal(block, array[index])
+    back = LAYOUTS[layout](filled(shape, pinned=False))
+    expected = back.copy()
+    expected[index] = 2 * array[index]
+    gpu_copies.download(ClientArray.of(back).part(index), 2 * block)
+    np.testing.assert_array_equal(back, expected)
+
+
+def test_blocks_come_in_pieces_and_go_back_without_the_system(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail("the system was asked for memory"))
+    array = filled((50, 100), pinned=False)
+    pieces = list(gpu_copies.pieces(array))
+    assert len(pieces) == 25
+    np.testing.assert_array_equal(np.concatenate(pieces), array)
+    np.testing.assert_array_equal(gpu_copies.fetch(array), array)
