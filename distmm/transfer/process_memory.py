@@ -136,7 +136,7 @@ def secret() -> np.ndarray:
 
 def can_read(pid: int, address: int, expected: bytes) -> bool:
     """Whether the memory of process `pid` is within reach: the same machine, and allowed. Runs on workers."""
-    if pid == os.getpid():  # or a process of that number on another machine, which has another secret
+    if pid == os.getpid():  # this process, unless the secret is that of a process with its number on another machine
         return secret().ctypes.data == address and secret().tobytes() == expected
     ours = np.zeros(len(expected), np.uint8)
     try:

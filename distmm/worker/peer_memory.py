@@ -44,25 +44,27 @@ class Peers:
         self.worker = worker
         self.addresses: dict[int, int] = {}  # by process: where its pool is mapped here
         self.missing: dict[int, int] = {}  # by process that is gone: looks at which it was
-        self.card = {"machine": machine(), "pid": os.getpid(), "pool": pool}
+        self.identity = {"machine": machine(), "pid": os.getpid(), "pool": pool}
 
     async def introduce(self, plugin: str) -> None:
-        """Exchange cards with the other workers of this host that have `plugin` already."""
+        """Exchange identities with the other workers of this host that have `plugin` already."""
         try:
-            replies = await run_on_workers(self.worker, get_address_host(self.worker.address), _meet, plugin, self.card)
-            cards = [reply["result"] for reply in replies.values() if reply["status"] == "OK"]
+            replies = await run_on_workers(
+                self.worker, get_address_host(self.worker.address), _exchange, plugin, self.identity
+            )
+            identities = [reply["result"] for reply in replies.values() if reply["status"] == "OK"]
         except Exception:  # a worker that ends, or another version of Dask: products do not need to know
             logger.warning("other workers of this host are unknown: their memory may stay in use", exc_info=True)
             return
-        for card in cards:
-            if card is not None:
-                self.open(**card)
+        for identity in identities:
+            if identity is not None:
+                self.open(**identity)
 
     def open(self, machine: str, pid: int, pool: bytes) -> None:
         """Open the pool of another process of this machine."""
         from cupy.cuda import runtime
 
-        if machine != self.card["machine"] or pid == self.card["pid"] or pid in self.addresses:
+        if machine != self.identity["machine"] or pid == self.identity["pid"] or pid in self.addresses:
             return
         try:
             self.addresses[pid] = runtime.ipcOpenMemHandle(pool, LAZY_PEER_ACCESS)
@@ -97,13 +99,13 @@ def pool_handle() -> bytes | None:
         return None
 
 
-def _meet(plugin: str, card: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:
-    """Take another worker's card, and return this worker's own. Runs on workers."""
+def _exchange(plugin: str, identity: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:
+    """Take another worker's identity, and return this worker's own. Runs on workers."""
     peers: Peers | None = getattr(dask_worker.plugins.get(plugin), "peers", None)
     if peers is None:
         return None
-    peers.open(**card)
-    return peers.card
+    peers.open(**identity)
+    return peers.identity
 
 
 def _close(address: int, device: int) -> None:

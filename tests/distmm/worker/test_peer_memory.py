@@ -101,7 +101,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
 
 def test_pools_of_other_hosts_and_ones_own_are_left_alone(driver: Driver, process: subprocess.Popen[bytes]) -> None:
     mine = Peers(None, b"1")
-    mine.open(**mine.card)
+    mine.open(**mine.identity)
     mine.open(**of(process, machine="another"))
     mine.open(**of(process, pool=b"unreachable"))
     assert (mine.addresses, driver.open) == ({}, {})
