@@ -48,6 +48,12 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     ------
     InputError
         For a cluster that does not answer in time, or that has no workers.
+
+    Examples
+    --------
+    >>> from distmm import clusters
+    >>> with clusters.connect("tcp://10.0.0.1:8786", timeout=30) as client:  # doctest: +SKIP
+    ...     client.wait_for_workers(8)
     """
     if where in ("local", "local-gpu", "local-cpu"):
         if where != "local":

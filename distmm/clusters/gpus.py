@@ -22,6 +22,10 @@ def gpu_count() -> int:
     """Count the CUDA devices that the driver grants this process; 0 without a driver.
 
     The driver obeys ``CUDA_VISIBLE_DEVICES``. Files ``/dev/nvidia*`` tell less: some containers with GPUs lack them.
+
+    Returns
+    -------
+    int
     """
     driver, count = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
@@ -30,7 +34,13 @@ def gpu_count() -> int:
 
 
 def missing_for_gpu() -> str | None:
-    """Return why a GPU cluster cannot be started here, and the remedy, in one sentence; None where it can."""
+    """Tell why a GPU cluster cannot be started here.
+
+    Returns
+    -------
+    str or None
+        The reason and the remedy in one sentence; None where a GPU cluster can be started.
+    """
     count = gpu_count()
     if count == 0:
         return "there is no NVIDIA GPU that the driver grants this process"

@@ -102,6 +102,13 @@ def local(
     InputError
         For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size; in a worker that
         runs the script anew, as its import, because the script does not say which part is for the main process alone.
+
+    Examples
+    --------
+    >>> import distmm, numpy as np
+    >>> from distmm import clusters
+    >>> with clusters.local("cpu", dashboard=None) as client:  # doctest: +SKIP
+    ...     C = distmm.matmul(np.ones((8, 8)), np.ones((8, 8)), client=client).compute()
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs the two would wait for each other
         raise InputError(

@@ -1,4 +1,4 @@
-"""The client's memory and the GPU: both ways, pinned and not, any layout."""
+"""Copies between the client's memory and the GPU: both ways, pinned and not, any layout."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
 from distmm import transfer
 from distmm.transfer import ClientArray, process_memory
-from distmm.worker import gpu_copies
+from distmm.transfer.write_lease import Lease
+from distmm.worker import client_output, gpu_copies, tasks
 from distmm.worker.client_output import ClientOutput
+from distmm.worker.tasks import loads
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "as it is": lambda a: a,
@@ -132,3 +135,53 @@ def test_blocks_come_in_pieces_and_go_back_without_the_system(simulated: None, m
     assert len(pieces) == 25
     np.testing.assert_array_equal(np.concatenate(pieces), array)
     np.testing.assert_array_equal(gpu_copies.fetch(array), array)
+
+
+class GpuBlock(np.ndarray):
+    """A block that says that it lies in GPU memory."""
+
+    __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+
+
+@pytest.fixture
+def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What tasks released their slots for."""
+    kinds: list[str] = []
+
+    @contextmanager
+    def noted(kind: str) -> Iterator[None]:
+        kinds.append(kind)
+        yield
+
+    monkeypatch.setattr(client_output, "slot_released", noted)
+    monkeypatch.setattr(loads, "slot_released", noted)
+    return kinds
+
+
+def test_loads_and_stores_of_gpu_blocks_release_their_slots(simulated: None, released: list[str]) -> None:
+    array, out = filled((70, 300), pinned=False), np.zeros((70, 300), "f4")
+    index = slice(3, 50), slice(7, 290)
+    block = tasks.load(ClientArray.of(array), index, "cuda")
+    np.testing.assert_array_equal(block, array[index])
+    assert released == ["load"]
+    ClientOutput(ClientArray.of(out))[index] = block.view(GpuBlock)
+    assert released == ["load", "store"]
+    ClientOutput(ClientArray.of(out))[slice(60, 61), slice(0, 300)] = np.ones((1, 300), "f4")
+    assert released == ["load", "store"]  # a block of host memory is written in the slot
+    expected = np.zeros((70, 300), "f4")
+    expected[index], expected[60] = array[index], 1
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_gpu_blocks_are_stored_only_while_the_lease_lasts(simulated: None, released: list[str]) -> None:
+    out, index = np.zeros((70, 300), "f4"), (slice(0, 70), slice(0, 300))
+    shared = replace(ClientArray.of(out), lease=Lease.begin())
+    assert shared.lease is not None
+    block = filled((70, 300), pinned=False).view(GpuBlock)
+    ClientOutput(shared)[index] = block
+    np.testing.assert_array_equal(out, block)
+    shared.lease.end()
+    out[:] = 0
+    with pytest.raises(OSError, match="has ended: nothing more is written"):
+        ClientOutput(shared)[index] = block
+    assert not out.any()
