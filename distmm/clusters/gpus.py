@@ -21,7 +21,8 @@ def _driver() -> ctypes.CDLL | None:
 def gpu_count() -> int:
     """Count the CUDA devices that the driver grants this process; 0 without a driver.
 
-    The driver obeys ``CUDA_VISIBLE_DEVICES``. Files ``/dev/nvidia*`` tell less: some containers with GPUs lack them.
+    The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
+    ``CUDA_VISIBLE_DEVICES``.
 
     Returns
     -------
@@ -34,12 +35,12 @@ def gpu_count() -> int:
 
 
 def missing_for_gpu() -> str | None:
-    """Tell why a GPU cluster cannot be started here.
+    """Say in one sentence why a GPU cluster cannot be started here, with the remedy.
 
     Returns
     -------
     str or None
-        The reason and the remedy in one sentence; None where a GPU cluster can be started.
+        None where it can be started.
     """
     count = gpu_count()
     if count == 0:

@@ -13,7 +13,6 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
-from distmm.all_workers import owns_gpu
 from distmm.graph.layer import Product
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
@@ -35,7 +34,7 @@ def own_gpu(worker: Worker) -> Device | None:
 
     Other workers see GPUs too, all the same one: what they would report is not theirs.
     """
-    if not owns_gpu(worker):
+    if not any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values()):
         return None
     if not nvml.device_get_count():
         return None
