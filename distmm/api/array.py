@@ -16,6 +16,7 @@ from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.geometry import Symmetry
 from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision, check_precision
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
 
@@ -24,7 +25,7 @@ def matmul(
     A: Any,
     B: Any,
     *,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
@@ -99,7 +100,7 @@ def gemm(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
@@ -137,7 +138,7 @@ def gemm(
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
     c = wrap(C, "C") if beta != 0 else None
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
-    return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
+    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
 
 
 def gram(
@@ -146,7 +147,7 @@ def gram(
     alpha: complex = 1,
     trans: bool = False,
     hermitian: bool = True,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int] | None = None,
@@ -202,7 +203,7 @@ def gram(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
         )
     product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
-    return product.array(Wishes(precision, kernel, device, _square(blocks), plan), out, client)
+    return product.array(Wishes(check_precision(precision), kernel, device, _square(blocks), plan), out, client)
 
 
 def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -229,7 +230,7 @@ def plan(
     transa: bool = False,
     transb: bool = False,
     hermitian: bool = True,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, ...] | None = None,
@@ -253,4 +254,4 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, cluster.usable(client))
+    return product.plan(Wishes(check_precision(precision), kernel, device, blocks, plan), out, cluster.usable(client))

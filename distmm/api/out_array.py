@@ -34,9 +34,10 @@ from distmm.api.operands import kind_of
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import are_shared, unit_of, whole_units
-from distmm.transfer import Lent, lend
+from distmm.transfer import ClientArray, share
 from distmm.transfer.counted_writes import Target
 from distmm.transfer.write_lease import Lease
+from distmm.worker.client_output import ClientOutput
 
 __all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "target"]
 
@@ -117,7 +118,7 @@ def target(out: Any, client: Client | None) -> Any:
         If Dask is to compute in processes that do not reach the array.
     """
     if client is not None:
-        return lend(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
+        return share(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
     if get_scheduler() == dask.multiprocessing.get and not _is_shared(out):
         raise InputError(
             f"Dask's scheduler is 'processes', and other processes do not write into this {type(out).__name__}: use "
@@ -139,7 +140,7 @@ def _is_shared(out: Any) -> bool:
 
 def takes_gpu_blocks(to: Any) -> bool:
     """Whether blocks in GPU memory may be assigned to what workers write to."""
-    return isinstance(to, Lent)
+    return isinstance(to, ClientArray)
 
 
 def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, to: Any, client: Client | None) -> None:
@@ -163,7 +164,7 @@ def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, t
             _receive(product, regions, out, client)
         return
     running: deque[list[Future]] = deque()  # of each wave: one for each of its regions
-    to = replace(to, lease=Lease.begin()) if isinstance(to, Lent) else Target(to)
+    to = ClientOutput(replace(to, lease=Lease.begin())) if isinstance(to, ClientArray) else Target(to)
     try:
         for product, regions in waves:
             _submit(product, regions, out, to, client, running)
@@ -179,15 +180,15 @@ def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, t
             error.add_note("the scheduler is lost: out is at rest when its workers have ended")
         raise
     finally:
-        if isinstance(to, Lent):
-            _take_back(to, out)
+        if isinstance(to, ClientOutput):
+            _take_back(to.array, out)
 
 
-def _take_back(lent: Lent, out: np.ndarray) -> None:
+def _take_back(shared: ClientArray, out: np.ndarray) -> None:
     """Wait until nobody writes into the memory of `out` any more."""
-    assert lent.lease is not None
+    assert shared.lease is not None
     try:
-        lent.lease.end()
+        shared.lease.end()
     except BaseException as error:
         _given_up.append(out)
         error.add_note("out is not at rest: workers may still write the blocks that they have begun")

@@ -17,7 +17,8 @@ from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.geometry import Problem
-from distmm.transfer import lend
+from distmm.planning.precision import Precision
+from distmm.transfer import share
 from distmm.worker.tasks import to_host
 
 __all__ = ["CHECKS", "check_possible", "verify"]
@@ -41,7 +42,7 @@ def verify(
     transa: bool = False,
     transb: bool = False,
     alpha: complex = 1,
-    precision: str = "highest",
+    precision: Precision = "highest",
 ) -> Verdict:
     """Check that ``C = alpha * op(A) @ op(B)``.
 
@@ -134,7 +135,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         if client is not None:
             check_sendable(source, operand.name)
         if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
-            operand = replace(operand, source=lend(source, client) or source)
+            operand = replace(operand, source=share(source, client) or source)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
         if operand.kind == "cupy" and not on_gpu:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))

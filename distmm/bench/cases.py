@@ -12,6 +12,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.geometry import Grid
+from distmm.planning.precision import Precision
 
 __all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
 
@@ -155,7 +156,7 @@ class Experiment:
     scalings: Sequence[str] = ("strong", "weak")
     places: Sequence[str] = ("resident", "host")
     dtypes: Sequence[str] = ("float32",)
-    precision: str = "highest"
+    precision: Precision = "highest"
     kernel: str | None = None
     repeat: int = 1
     seed: int = 0

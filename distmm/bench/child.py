@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from distmm.bench.cases import KERNEL, Case
+from distmm.planning.precision import Precision
 
 __all__ = ["Errand", "Say", "Task", "main", "serve"]
 
@@ -67,7 +68,7 @@ class Task:
     device: Literal["cpu", "gpu"]
     workers: int
     cases: tuple[Case, ...]
-    precision: str
+    precision: Precision
     kernel: str | None
     repeat: int
     seed: int

@@ -23,6 +23,7 @@ from distmm.bench.cases import element
 from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
 from distmm.planning.geometry import Grid
+from distmm.planning.precision import Precision
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
 
@@ -146,7 +147,7 @@ def _quantiles() -> np.ndarray:
     return np.array(exact).astype(element("bfloat16")).view(np.uint16)
 
 
-def sampled(a: Any, b: Any, c: Any, precision: str, seed: int) -> dict[str, Any]:
+def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str, Any]:
     """Compare elements of C at random with float64 products of rows of A and columns of B: NumPy or JAX matrices.
 
     Returns

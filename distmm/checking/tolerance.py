@@ -37,10 +37,10 @@ import ml_dtypes
 import numpy as np
 
 from distmm.checking.scaling import scaled
-from distmm.errors import InputError
 from distmm.planning.geometry import accumulator_dtype
+from distmm.planning.precision import Precision, check_precision
 
-__all__ = ["FORMULA", "PRECISIONS", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
+__all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 
 FORMULA = (
     "SIGMAS (sqrt(k u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns times "
@@ -56,7 +56,7 @@ SIGMAS = 8.0
 OUTLIER = 15.0
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
-PRECISIONS = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
+ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Tolerance:
     most_sum: float = math.inf
 
     @classmethod
-    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: str = "highest") -> Tolerance:
+    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: Precision = "highest") -> Tolerance:
         """Tolerance of C of type `c` as a product over `k` of A and B of types `a` and `b`.
 
         Raises
@@ -94,8 +94,7 @@ class Tolerance:
         InputError
             If there is no such precision.
         """
-        if precision not in PRECISIONS:
-            raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+        check_precision(precision)
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
         accumulator = np.finfo(accumulator_dtype(np.result_type(a, b, c)))
@@ -103,7 +102,7 @@ class Tolerance:
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
-        rounded = PRECISIONS[precision] if single else 0.0
+        rounded = ROUNDOFF[precision] if single else 0.0
         eta = 2 * (k + 2) * float(accumulator.tiny) + float(out.smallest_subnormal) / 2
         limits = float(out.max), float(accumulator.max)
         return cls(c, max(1, k), u, float(out.eps) / 2, eta, rounded, *limits)

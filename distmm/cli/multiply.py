@@ -49,7 +49,7 @@ def multiply(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
@@ -79,7 +79,7 @@ def multiply(
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
                 alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,
-                blocks=edges, plan=plan, kernel=kernel, precision=precision.value, stop=stop,
+                blocks=edges, plan=plan, kernel=kernel, precision=precision, stop=stop,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 

@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distmm.planning.precision import Precision
+
 if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
     "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
-    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
+    "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
     "stop", "writable",
 ]  # fmt: skip
 
@@ -25,15 +27,6 @@ class Device(StrEnum):
     auto = "auto"
     gpu = "gpu"
     cpu = "cpu"
-
-
-class Precision(StrEnum):
-    """Least accuracy of float32 products, in the names of PyTorch and JAX."""
-
-    highest = "highest"
-    high = "high"
-    medium = "medium"
-    ieee = "ieee"
 
 
 class Check(StrEnum):

@@ -25,7 +25,7 @@ def plan(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
@@ -44,7 +44,7 @@ def plan(
     left, right = session.pair(a, b, transa, transb)
     with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         planned = distmm.plan(
-            left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
+            left, right, transa=transa, transb=transb, precision=precision, kernel=kernel, device=device.value,
             blocks=edges, plan=plan, out=True, client=client,
         )  # fmt: skip
     session.out().print(session.table(planned.rows(), "Plan"))

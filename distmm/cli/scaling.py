@@ -67,7 +67,7 @@ def scaling(
             show_default=False,
         ),
     ] = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
     kernel: options.Kernel = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Products of each case, each of new matrices; the median counts.")
@@ -130,7 +130,7 @@ def scaling(
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
         places=[name for name in ("resident", "host") if name in kinds] or ("resident", "host"),
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
-        precision=precision.value,
+        precision=precision,
         kernel=kernel,
         repeat=repeat,
         seed=seed,

@@ -21,7 +21,7 @@ def verify(
     transb: options.TransB = False,
     check: options.CheckOption = options.Check.freivalds,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random vectors.", show_default=False)] = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
@@ -62,7 +62,7 @@ def verify(
                 seed=seed or 0,
                 transa=transa,
                 transb=transb,
-                precision=precision.value,
+                precision=precision,
             )
         )
     verdict.raise_if_wrong()

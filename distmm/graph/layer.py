@@ -176,7 +176,9 @@ class ProductLayer(Layer):
     def _chains(self, wave: Wave) -> Iterator[Placed]:
         plan, (a, b, c0) = self.plan, self.operands
         symmetry = plan.problem.symmetry
-        both = {} if symmetry is None else {"symmetry": symmetry}
+        both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
+        if self.choice.device == "cuda":
+            both["prepared"] = plan.peak.prepared
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         parts = plan.blocking.parts(plan.grid.layers)
         orders = max(map(len, parts)) + (len(parts) - 1).bit_length()  # steps, and levels of the tree
@@ -234,8 +236,7 @@ def calls(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ..
 
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:
     """Return what the tasks of a plan need to know of their kernel."""
-    dtype, prepared = plan.problem.dtype, plan.peak.prepared
-    return tasks.KernelChoice(plan.cluster.device, dtype, plan.precision, plan.kernel, prepared)
+    return tasks.KernelChoice(plan.cluster.device, plan.problem.dtype, plan.precision, plan.kernel)
 
 
 def build(

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
-from distmm.pid import born, machine
+from distmm.pid import machine, start_time
 from distmm.storage import fsync
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]
@@ -67,7 +67,7 @@ def holder(folder: str) -> Holder | None:
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
-        stale = content.get("born") != born(pid) or (pid == os.getpid() and token not in Lock.held)
+        stale = content.get("born") != start_time(pid) or (pid == os.getpid() and token not in Lock.held)
     return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
@@ -104,7 +104,7 @@ class Lock:
             )
         number = 0 if found is None else found.number + 1
         content = {
-            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": born(os.getpid()),
+            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": start_time(os.getpid()),
             "token": uuid.uuid4().hex,
         }  # fmt: skip
         try:

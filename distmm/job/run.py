@@ -20,6 +20,7 @@ from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision
 from distmm.storage import check_output
 from distmm.telemetry.record import Figures
 
@@ -40,7 +41,7 @@ def multiply(
     alpha: complex = 1,
     beta: complex = 0,
     dtype: Any = None,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,

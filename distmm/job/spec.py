@@ -18,6 +18,7 @@ from distmm.api.scalars import check_held, common_type
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
 from distmm.planning.geometry import Problem
+from distmm.planning.precision import Precision, check_precision
 from distmm.storage import Matrix, open_matrix
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
@@ -51,7 +52,7 @@ class Spec:
     alpha: complex
     beta: complex
     dtype: np.dtype[Any]
-    precision: str
+    precision: Precision
     kernel: str | None
     check: Check
 
@@ -67,7 +68,7 @@ class Spec:
         alpha: complex = 1,
         beta: complex = 0,
         dtype: Any = None,
-        precision: str = "highest",
+        precision: Precision = "highest",
         kernel: str | None = None,
         check: Check = "freivalds",
     ) -> Spec:
@@ -88,7 +89,7 @@ class Spec:
                 f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
             )
         check_held(kept, alpha=alpha, beta=beta)
-        return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
+        return cls(left, right, added, alpha, beta, kept, check_precision(precision), kernel, check)
 
     @property
     def problem(self) -> Problem:
@@ -160,7 +161,7 @@ class Spec:
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=_dtype(content["dtype"]),
-            precision=content["precision"], kernel=content["kernel"], check=content["check"],
+            precision=check_precision(content["precision"]), kernel=content["kernel"], check=content["check"],
         )  # fmt: skip
 
 

@@ -38,7 +38,7 @@ from distmm.job.lock import Lock
 from distmm.planning.geometry import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
-from distmm.worker.worker_slots import beside_products
+from distmm.worker.worker_slots import slot_released
 
 __all__ = ["Writer", "WritingLayer"]
 
@@ -181,7 +181,7 @@ def _write(where: Placement, writer: Writer, block: np.ndarray, *about: Any) -> 
     # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
     # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
     # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
-    with beside_products("write", WRITERS if cluster.device == "cpu" else cluster.threads):
+    with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
         get_worker().log_event(writer.topic, [where.product, where.i, where.j])
         return writer.write(where, np.ascontiguousarray(block), *about)
 

@@ -19,10 +19,9 @@ from distmm.planning.cluster_spec import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSp
 from distmm.planning.cost import Cost, Peak, cost, least_seconds
 from distmm.planning.geometry import Blocking, Grid, Problem, Wave
 from distmm.planning.layout import Layout
+from distmm.planning.precision import Precision, check_precision
 
-__all__ = ["LOOKAHEAD", "PRECISIONS", "Plan", "make_plan"]
-
-PRECISIONS = ("highest", "high", "medium", "ieee")
+__all__ = ["LOOKAHEAD", "Plan", "make_plan"]
 
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
 # with k cut at multiples of it the bits of C do not depend on the cut.
@@ -64,7 +63,7 @@ class Plan:
     blocking: Blocking
     grid: Grid
     cluster: ClusterSpec
-    precision: str = "highest"
+    precision: Precision = "highest"
     kernel: str | None = None
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Literal["workers", "host", "out"] = "workers"
@@ -199,7 +198,7 @@ def make_plan(
     edges: tuple[int, ...] | None = None,
     text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     operands: tuple[Residence, Residence] = ("streamed", "streamed"),
     result: Literal["workers", "host", "out"] = "workers",
@@ -229,8 +228,7 @@ def make_plan(
     InputError
         For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+    check_precision(precision)
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:

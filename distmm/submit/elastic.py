@@ -19,8 +19,9 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm.errors import InputError
 from distmm.submit import jobfile, pages
-from distmm.submit.schema import GPU_OPTIONS, Run, Slurm, Workers
-from distmm.tls import create, places, security
+from distmm.submit.schema import Run, Slurm, Workers
+from distmm.tls import certificate_paths, create, security
+from distmm.worker import gpu_worker_setup
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -61,7 +62,7 @@ def connect(
             per_node=workers or 1, device="cpu" if device == "cpu" else "gpu", memory=memory_limit or Workers.memory
         )
     switch = run.tls if tls == "none" else tls
-    certificates = places(switch, run.folder, run.name)
+    certificates = certificate_paths(switch, run.folder, run.name)
     if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
         create(certificates)
         switch = os.path.dirname(certificates["key"])
@@ -110,7 +111,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     }
     if gpu:
         found["worker_command"] = "dask_cuda.cli"
-        found["worker_extra_args"] += GPU_OPTIONS
+        found["worker_extra_args"] += gpu_worker_setup.worker_options()
     if workers.transport == "ucx":
         found["protocol"] = "ucx"
     if security is not None:

@@ -15,8 +15,9 @@ from dask.utils import parse_bytes, parse_timedelta
 from distmm import tls
 from distmm.errors import InputError
 from distmm.submit import pages
-from distmm.submit.schema import GPU_OPTIONS, Job
+from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
+from distmm.worker import gpu_worker_setup
 
 __all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
 
@@ -77,7 +78,7 @@ def cluster(job: Job) -> list[Manifest]:
 
 def certificates(job: Job) -> tls.Certificates | None:
     """Say where the certificates of a job are on this machine; None without TLS."""
-    return tls.places(job.run.tls, job.run.folder, job.run.name)
+    return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
 
 
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
@@ -126,7 +127,7 @@ def _cluster_spec(job: Job) -> Manifest:
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
     worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
-        worker += GPU_OPTIONS
+        worker += gpu_worker_setup.worker_options()
     else:
         worker += ["--nworkers", str(workers.per_node)]
     node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}

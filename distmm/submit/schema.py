@@ -9,18 +9,10 @@ from typing import Any
 
 from dask.utils import parse_bytes, parse_timedelta
 
-__all__ = ["GPU_OPTIONS", "GPU_THREADS", "Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
+from distmm.planning.precision import PRECISIONS
+from distmm.worker import gpu_worker_setup
 
-# Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
-GPU_THREADS = 3
-
-# Of ``dask cuda worker``: a pool of most of the GPU's memory, which a worker that replaces another one waits for.
-GPU_OPTIONS = (
-    *("--rmm-pool-size", "0.8"),
-    *("--set-rmm-allocator-for-libs", "cupy"),
-    *("--device-memory-limit", "0"),
-    *("--preload", "distmm.worker.gpu_memory"),
-)
+__all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
 
 Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one
 
@@ -81,7 +73,7 @@ class Product:
     transa: bool = key(default=False)
     transb: bool = key(default=False)
     overwrite: bool = key(default=False)  # start over each time that the job is submitted
-    precision: str = key(_one_of("highest", "high", "medium", "ieee"), "highest")
+    precision: str = key(_one_of(*PRECISIONS), "highest")
     check: str = key(_one_of("freivalds", "full", "none"), "freivalds")
     kernel: str = key(_matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them"), "")
     blocks: str = key(_matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192"), "")
@@ -117,7 +109,7 @@ class Workers:
     @property
     def threads(self) -> int:
         """Tasks at a time on one worker."""
-        return GPU_THREADS if self.device == "gpu" else 1
+        return gpu_worker_setup.THREADS if self.device == "gpu" else 1
 
     @property
     def count(self) -> int:

@@ -51,7 +51,7 @@ def submit(job: Job, *, python: str | None = None) -> str:
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
     folder = Path(job.run.folder)
-    certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
+    certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
     try:
         folder.mkdir(parents=True, exist_ok=True)

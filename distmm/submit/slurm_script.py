@@ -10,7 +10,8 @@ from dask.utils import parse_bytes
 
 from distmm import tls
 from distmm.submit import pages
-from distmm.submit.schema import GPU_OPTIONS, Job
+from distmm.submit.schema import Job
+from distmm.worker import gpu_worker_setup
 
 __all__ = ["render"]
 
@@ -129,7 +130,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         Text for ``sbatch``. Every value that comes from the job file is quoted.
     """
     workers, gpu = job.workers, job.workers.device == "gpu"
-    certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
+    certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     address = {"localhost": "127.0.0.1:0", "all": ":0", "none": "127.0.0.1:0"}[job.run.dashboard]
     no_pages = "--no-dashboard " if job.run.dashboard == "none" else ""
     variables = {**pages.environment(job.run.dashboard), **tls.environment(certificates)}
@@ -152,7 +153,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         worker="cuda worker" if gpu else "worker",
         worker_threads=workers.threads,
         memory=workers.memory_each,
-        worker_options=(shlex.join(GPU_OPTIONS) if gpu else f"--nworkers {workers.per_node}"),
+        worker_options=(shlex.join(gpu_worker_setup.worker_options()) if gpu else f"--nworkers {workers.per_node}"),
         count=workers.count,
         patience=PATIENCE_SECONDS,
         command=_command(job),

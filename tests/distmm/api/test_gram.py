@@ -21,7 +21,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Blocking, Grid, Problem, Symmetry, even_edges
 from distmm.planning.layout import Layout
 from distmm.planning.plan import make_plan
-from distmm.worker.tasks import DIAGONAL_TILE
+from distmm.worker.tasks.epilogue import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 
 F4 = np.dtype("f4")

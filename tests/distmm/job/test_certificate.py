@@ -59,6 +59,7 @@ def _spoil(kind: str, times: int, folder: str) -> None:
     import numpy as np
 
     from distmm.worker import tasks
+    from distmm.worker.tasks import products
 
     real = tasks.multiply
 
@@ -83,14 +84,15 @@ def _spoil(kind: str, times: int, folder: str) -> None:
         return flipped(out) if kind == "product" and (where.i, where.j, where.step) == (1, 2, 1) else out
 
     tasks.real_multiply = real  # type: ignore[attr-defined]
-    tasks.multiply = multiply
+    tasks.multiply = products.multiply = multiply
 
 
 def _mend() -> None:
     from distmm.worker import tasks
+    from distmm.worker.tasks import products
 
     if hasattr(tasks, "real_multiply"):
-        tasks.multiply = tasks.real_multiply
+        tasks.multiply = products.multiply = tasks.real_multiply
         del tasks.real_multiply
 
 

@@ -15,7 +15,7 @@ from distmm import job
 from distmm.job import wave
 from distmm.storage import open_matrix
 from distmm.storage.zarr_folder import ZarrTarget
-from distmm.worker.worker_slots import beside_products
+from distmm.worker.worker_slots import slot_released
 from tests.until import until
 
 
@@ -70,7 +70,7 @@ def test_a_disk_that_hangs_makes_products_wait(client: Client, tmp_path: Path) -
 
 def test_tasks_that_leave_their_slot_leave_no_callbacks_to_those_after_them(client: Client) -> None:
     def leave(_: int) -> int:
-        with beside_products("store"):
+        with slot_released("store"):
             return len(context_meter._callbacks.get())
 
     worker, *_ = client.scheduler_info(n_workers=-1)["workers"]
