@@ -21,9 +21,20 @@ __all__ = ["HeldStep", "Lookahead"]
 
 @dataclass(slots=True)
 class HeldStep:
-    """What waits for a step to open: tasks with the ranks that run them, and replicas as pairs of block and rank."""
+    """What waits for a step to open.
+
+    Attributes
+    ----------
+    tasks : dict
+        Product tasks, with the ranks that run them.
+    loads : dict
+        Blocks of A and B that this step is the first to read, each with the tasks that make it and their rank.
+    replicas : set
+        Blocks with the ranks that need a replica.
+    """
 
     tasks: dict[Key, int] = field(default_factory=dict)
+    loads: dict[Key, tuple[tuple[Key, ...], int]] = field(default_factory=dict)
     replicas: set[tuple[Key, int]] = field(default_factory=set)
 
 

@@ -96,6 +96,7 @@ class PlacementPlugin(SchedulerPlugin):
         """Hold or place the product tasks of a new graph, and the tasks that make their operands."""
         if not self.ranks:
             return  # there has been no worker yet: the tasks run as any others
+        self.products.renumber()
         known = scheduler.tasks
         new = dask_internals.to_run(scheduler, keys)
         tasks, others = [], []
@@ -126,9 +127,12 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a task's state means for products."""
-        if finish not in TOLD or (finish == "released" and start != "memory"):
+        if finish not in TOLD:
             return
-        products, task = self.products, self.scheduler.tasks[key].run_spec
+        ts = self.scheduler.tasks[key]
+        if finish == "released" and (start != "memory" or ts.waiters or ts.who_wants):
+            return  # it has not run, or its result is lost and will be made again
+        products, task = self.products, ts.run_spec
         if not isinstance(task, PlacedTask):
             if finish == "memory":
                 products.block_loaded(key)
@@ -151,11 +155,11 @@ class PlacementPlugin(SchedulerPlugin):
             dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
             for dependent in ts.dependents
         }
-        holder = next(iter(ts.who_has or ()), None)
+        alive = self.products.ranks.alive
         return Operand(
             () if isinstance(ts.run_spec, ProductTask) else tuple(ts.key for ts in dask_internals.makers(ts, new)),
             readers.pop() if len(readers) == 1 else None,
-            None if holder is None else self.products.ranks.alive.get(holder.address),
+            [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
         )
 
     # Decisions

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from distmm.graph.placement import Key, Placement
@@ -77,13 +78,13 @@ class Operand(NamedTuple):
         Tasks that are still to run and that serve this block alone; the first one makes it.
     reader : str or None
         The only product that reads it; None if anything else does.
-    holder : int or None
-        Rank that holds it already.
+    holders : collection of int
+        Ranks that hold it already.
     """
 
     makers: tuple[Key, ...] = ()
     reader: str | None = None
-    holder: int | None = None
+    holders: Collection[int] = ()
 
 
 class ProductState:

@@ -1,8 +1,8 @@
 """The state machine of all products on one scheduler: events in, decisions out.
 
 It knows keys, ranks and numbers, and no type of Dask. So tests can drive it through any order of events
-(``tests/distmm/scheduler/test_simulated_schedules.py``). The plugin (`distmm.scheduler.plugin`) tells it what happens on
-the scheduler, and carries out what it decides.
+(``tests/distmm/scheduler/test_simulated_schedules.py``). The plugin (`distmm.scheduler.plugin`) tells it what happens
+on the scheduler, and carries out what it decides.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Arrangement:
 
 @dataclass(slots=True)
 class Decisions:
-    """What is to be done now, in this order."""
+    """What is to be done now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
 
     drop: list[Replica] = field(default_factory=list)
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
@@ -58,6 +58,7 @@ class Products:
         self.opening: dict[str, None] = {}  # products that may open steps, or start chains
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
         self.unread: list[str] = []
+        self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
     # Events
 
@@ -68,6 +69,11 @@ class Products:
     def worker_left(self, address: str) -> None:
         """Keep the rank of a dead worker for its replacement."""
         self.ranks.leave(address)
+
+    def renumber(self) -> None:
+        """Give up the ranks of dead workers before a graph arrives, where no product is under way."""
+        if not self.products:
+            self.ranks.forget_dead()
 
     def arrived(
         self,
@@ -114,15 +120,19 @@ class Products:
                     continue
                 seen.add(block)
                 operand, home = operands[block], product.rank(where.home(block))
-                replicas.home[block] = home if operand.holder is None else operand.holder
+                replicas.settle(block, home, operand.holders)
                 # What a product needs to finish must not wait for a step of another one.
                 waits = operand.reader == where.product
-                for maker in operand.makers:
-                    if waits:
-                        arranged.hold.append((maker, order - product.limits.loads_first))
-                        held.tasks[maker] = home
-                    else:
-                        arranged.place.append((maker, home, order - product.limits.loads_first))
+                earlier = order - product.limits.loads_first
+                if not operand.makers:
+                    continue
+                if waits:
+                    for maker in operand.makers if self.orphans else ():
+                        self.orphans.pop(maker, None)
+                    arranged.hold += [(maker, earlier) for maker in operand.makers]
+                    held.loads[block] = operand.makers, home
+                else:
+                    arranged.place += [(maker, home, earlier) for maker in operand.makers]
             self.opening[where.product] = None
         for key, where in others:
             product = self.products.get(where.product)
@@ -153,7 +163,7 @@ class Products:
             self._close(product, task)
 
     def released(self, key: Key, where: Placement) -> None:
-        """Give back the slot of a block of C that is no longer in memory."""
+        """Give back the slot of a block of C that was let go; one that was lost keeps it, and is made again."""
         product = self.products.get(where.product)
         if product is not None and product.slots is not None:
             for waiting in product.slots.leave(key, where):
@@ -178,6 +188,8 @@ class Products:
                 self.unread.append(name)
         if not product.tasks:
             del self.products[where.product]
+            steps = product.lookahead.held.values()
+            self._pass_on({block: load for held in steps for block, load in held.loads.items()})
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
@@ -193,7 +205,7 @@ class Products:
     @property
     def undecided(self) -> bool:
         """Whether there is something to decide."""
-        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread)
+        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
 
     @property
     def busy(self) -> bool:
@@ -208,7 +220,8 @@ class Products:
         holders : callable
             Ranks that hold a block; none for a block that is not in memory.
         """
-        decided = Decisions(drop=self.replicas.drops(holders))  # first: it makes room
+        decided = Decisions(drop=self.replicas.drops(holders), start=list(self.orphans.items()))
+        self.orphans.clear()
         opening, self.opening = self.opening, {}
         blocks, self.loaded = dict.fromkeys(self.loaded), []
         for name in opening:
@@ -217,12 +230,14 @@ class Products:
             for held in product.lookahead.open():
                 self.replicas.want(held.replicas)
                 blocks.update((block, None) for block, _ in held.replicas)
+                decided.start += [(maker, rank) for makers, rank in held.loads.values() for maker in makers]
                 if product.slots is None:
                     decided.start += held.tasks.items()
                     continue
                 for key, rank in held.tasks.items():
-                    task = product.tasks.get(key)
-                    if task is not None and task.is_first:
+                    if (task := product.tasks.get(key)) is None:
+                        continue
+                    if task.is_first:
                         product.slots.ask(key, task.where, task.rank, _priority(task))
                     else:
                         decided.start.append((key, rank))
@@ -234,8 +249,6 @@ class Products:
         return decided
 
     def _begin(self, where: Placement, limits: Limits) -> ProductState:
-        if not self.products:
-            self.ranks.forget_dead()
         slots = None
         if limits.output_slots is not None:
             slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
@@ -245,6 +258,24 @@ class Products:
     def _is_wanted(self, name: str, key: Key) -> bool:
         product = self.products.get(name)
         return product is not None and key in product.tasks
+
+    def _pass_on(self, loads: dict[Key, tuple[tuple[Key, ...], int]]) -> None:
+        """Let loads that were held for a product that is gone wait for another one that reads the same blocks."""
+        if not loads:
+            return
+        first: dict[Key, PlannedTask] = {}
+        for product in self.products.values():
+            for task in product.tasks.values():
+                if task.key not in product.done:
+                    for block in loads.keys() & set(task.operands):
+                        first[block] = min(first.get(block, task), task, key=_order)
+        for block, (makers, rank) in loads.items():
+            reader = first.get(block)
+            held = self.products[reader.where.product].lookahead.held if reader is not None else {}
+            if reader is not None and reader.where.order in held:
+                held[reader.where.order].loads[block] = makers, rank
+            else:
+                self.orphans.update(dict.fromkeys(makers, rank))
 
     def _count(self, product: ProductState, task: PlannedTask) -> None:
         """Count a task as done, once: its operands are not needed for it any more."""

@@ -26,6 +26,13 @@ class Replicas:
         self.missing: defaultdict[Key, set[int]] = defaultdict(set)  # ranks of open steps that have no replica yet
         self.used_up: dict[Replica, None] = {}  # read for the last time, and not dropped yet
 
+    def settle(self, block: Key, planned: int, holders: Collection[int]) -> None:
+        """Give a block a home: of its holders its home so far, the planned one or any; else the planned one."""
+        if self.home.get(block, planned) not in holders:
+            self.home[block] = planned if planned in holders or not holders else min(holders)
+        else:
+            self.home.setdefault(block, planned)
+
     def use(self, block: Key, rank: int) -> bool:
         """Plan one more use of a block at a rank; return whether it is the first one there."""
         before = self.uses[block, rank]
