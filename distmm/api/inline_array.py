@@ -13,7 +13,7 @@ from typing import Literal
 import dask.array as da
 import numpy as np
 
-from distmm.graph import layer
+from distmm.graph.dask_tasks import one_per_block
 from distmm.worker import tasks
 
 __all__ = ["inline_array"]
@@ -44,5 +44,5 @@ def inline_array(
         index: _Part(f"{name}-{index}", plain[where])
         for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
     }
-    blocks = layer.calls(name, partial(tasks.load, index=everything, device=device), parts)
+    blocks = one_per_block(name, partial(tasks.load, index=everything, device=device), parts)
     return da.Array(blocks, name, chunks, meta=np.empty((0,) * array.ndim, array.dtype))

@@ -20,7 +20,7 @@ from distmm.api.plan_request import Chunks, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.planning.geometry import Problem, Symmetry, Wave
 from distmm.planning.plan import Plan
 from distmm.planning.write_units import unit_of
@@ -140,7 +140,7 @@ class Gemm:
         """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""
         a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
         on, blocking = plan.cluster.device, plan.blocking
-        choice = layer.kernel_choice(plan)
+        choice = product_graph.kernel_choice(plan)
         kind = "cupy" if on == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
@@ -159,7 +159,7 @@ class Gemm:
             if name is None:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.shape, choice, epilogue)}"
-            layers = layer.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
+            layers = product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
             return c[..., 0] if vector_b else c

@@ -264,7 +264,7 @@ def progress(client: Client, c: da.Array) -> Progress:
 
     def count(dask_scheduler: Scheduler) -> tuple[int, int]:
         plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
-        return (len(plugin.done[c_name]), plugin.total[c_name]) if plugin and c_name in plugin.total else (0, 0)
+        return plugin.progress(c_name) if plugin else (0, 0)
 
     c_name = c.name
     return Progress(*client.run_on_scheduler(count))

@@ -19,7 +19,7 @@ from distributed import Client, Future, Scheduler, Worker
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.errors import Stopped, WrongResultError
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.job.folder import Json
 from distmm.job.inputs import Seen
 from distmm.job.spec import RECHUNK, Spec
@@ -185,8 +185,8 @@ class Loop:
             c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
         product = f"distmm-matmul-{token}"
         epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
-        choice = layer.kernel_choice(plan)
-        chains = layer.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
+        choice = product_graph.kernel_choice(plan)
+        chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
         names = Names(a.name, b.name, product, None if c0 is None else c0.name)
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}

@@ -1,6 +1,6 @@
 """The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
 
-Beside the chains of `distmm.graph.layer.ProductLayer`, on the workers where the blocks are anyway::
+Beside the chains of `distmm.graph.product_graph.ProductLayer`, on the workers where the blocks are anyway::
 
     w[j]     weights by B[0,j]            at their home, one task for all j that have the same
     Y[p,j]   sketches of B[p,j]           at their home, likewise
@@ -24,14 +24,14 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import Layer
 from distributed import get_worker
 
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.checking.tolerance import Tolerance
-from distmm.graph.layer import Placed, Placement
+from distmm.graph.dask_tasks import List, PlacedTask, TaskRef
+from distmm.graph.placement import Placement
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.inputs import Order, fold
 from distmm.job.lock import Lock
@@ -254,11 +254,11 @@ class WritingLayer(Layer):  # type: ignore[misc]
     def __iter__(self) -> Iterator[Key]:
         return iter(self.made)
 
-    def __getitem__(self, key: Key) -> Placed:
+    def __getitem__(self, key: Key) -> PlacedTask:
         return self.made[key]
 
     @cached_property
-    def made(self) -> dict[Key, Placed]:
+    def made(self) -> dict[Key, PlacedTask]:
         """The tasks."""
         return {task.key: task for tasks in (self._sketches(), self._writing()) for task in tasks}
 
@@ -287,7 +287,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
         order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
         return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
 
-    def _sketches(self) -> Iterator[Placed]:
+    def _sketches(self) -> Iterator[PlacedTask]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
         work = None if writer.tolerance is None else writer.tolerance.work
         for p in panels:
@@ -295,8 +295,8 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
                 where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
                 if p == 0 and work is not None:
-                    yield Placed(weights, sketch.weigh, where, blocks, columns, work)
-                yield Placed(
+                    yield PlacedTask(weights, sketch.weigh, where, blocks, columns, work)
+                yield PlacedTask(
                     (f"{self.name}-b", p, columns[0]),
                     _of_b,
                     where,
@@ -310,7 +310,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
             right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in sorted({i for i, _ in self.blocks}):
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
-                yield Placed(
+                yield PlacedTask(
                     (f"{self.name}-a", i, p),
                     _of_a,
                     self._place(i, p, p),
@@ -321,12 +321,12 @@ class WritingLayer(Layer):  # type: ignore[misc]
                     work,
                 )
 
-    def _writing(self) -> Iterator[Placed]:
+    def _writing(self) -> Iterator[PlacedTask]:
         last = len(self.writer.plan.blocking.k) - 1
         judged = self.writer.tolerance is not None
         weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
         for i, j in self.blocks:
-            yield Placed(
+            yield PlacedTask(
                 self.key(i, j),
                 _write,
                 self._place(i, j, 0),  # before any product of the wave: it makes room

@@ -15,7 +15,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
-from distmm.graph.layer import Product
+from distmm.graph.dask_tasks import ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, targets
@@ -93,7 +93,7 @@ class Telemetry(SchedulerPlugin):
         if start not in ("released", "processing") and finish != "forgotten":
             return  # a result that is let go, a task that is sent to its worker: most transitions
         ts = self.scheduler.tasks.get(key)
-        if ts is None or not isinstance(ts.run_spec, Product):
+        if ts is None or not isinstance(ts.run_spec, ProductTask):
             return
         now, task = time.time(), ts.run_spec
         record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
@@ -121,7 +121,7 @@ class Telemetry(SchedulerPlugin):
             if not record.done[chain, step] and not record.ended:
                 record.add(Dropped(now, chain, step, ""))
 
-    def _wanted(self, task: Product, now: float) -> Record | None:
+    def _wanted(self, task: ProductTask, now: float) -> Record | None:
         """Note that a step is to be done; open the record of its product with the first one."""
         product = self._key(task)
         record = self.records.get(product)
@@ -139,7 +139,7 @@ class Telemetry(SchedulerPlugin):
             arrays.add(task.key[0])
         return record
 
-    def _key(self, task: Product) -> str:
+    def _key(self, task: ProductTask) -> str:
         """Name of the record that a task belongs to."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
@@ -150,7 +150,7 @@ class Telemetry(SchedulerPlugin):
         columns = len(plan.blocking.n)
         return Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
 
-    def _owner(self, task: Product) -> str:
+    def _owner(self, task: ProductTask) -> str:
         """Name of the worker that is to run a task."""
         placing = self.scheduler.plugins.get(PlacementPlugin.name)
         ranks = placing.ranks if placing else ()
@@ -235,7 +235,7 @@ class Telemetry(SchedulerPlugin):
         return self.names.get(address, address.rpartition("//")[2])
 
 
-def _place(record: Record, task: Product) -> tuple[int, int]:
+def _place(record: Record, task: ProductTask) -> tuple[int, int]:
     """Chain and step of a task."""
     where = task.placement
     return record.chain(where.batch, where.i, where.j), where.step

@@ -13,7 +13,7 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
-from distmm.graph.layer import Product
+from distmm.graph.dask_tasks import ProductTask
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
 
@@ -80,7 +80,7 @@ class WorkerTelemetry(WorkerPlugin):
         ts = self.worker.state.tasks[key]
         if start == "flight":
             self._receive(_array(key), ts.nbytes or 0)
-        elif isinstance(ts.run_spec, Product):
+        elif isinstance(ts.run_spec, ProductTask):
             for entry in ts.startstops:
                 if entry["action"] == "compute":  # tasks overlap where products are queued ahead
                     self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))

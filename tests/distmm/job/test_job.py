@@ -15,7 +15,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import DoesNotFitError, InputError
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.job.loop import Loop, Submitted
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
@@ -98,13 +98,13 @@ def test_waves_of_a_job_are_one_run_for_the_places_of_its_workers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, expected = pair(tmp_path)
-    build, runs = layer.build, []
+    build, runs = product_graph.build, []
 
     def noted(*args: Any, run: str, **kwargs: Any) -> Any:
         runs.append(run)
         return build(*args, run=run, **kwargs)
 
-    monkeypatch.setattr(layer, "build", noted)
+    monkeypatch.setattr(product_graph, "build", noted)
     job.multiply(a, b, tmp_path / "C.zarr", client=client, plan="g2x2x1 b16x32x16 p1 w2x2 l2")
     np.testing.assert_array_equal(open_matrix(tmp_path / "C.zarr")[...], expected)
     assert len(runs) == 4

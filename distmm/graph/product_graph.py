@@ -18,107 +18,20 @@ become part of.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import dask.array as da
-from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from distmm.planning.geometry import Grid, Wave, operand_batch
+from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
+from distmm.graph.placement import Chain, Key, Placement
+from distmm.planning.geometry import Wave, operand_batch
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build", "calls", "kernel_choice"]
-
-Key = tuple[Any, ...]
-Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
-
-
-@dataclass(frozen=True)
-class Placement:
-    """Where and when one product task belongs: its product, chain ``(batch, i, j)`` and step, the grid of workers.
-
-    `order` counts the steps of all waves: those of earlier waves come first. Waves of one `run` share their workers'
-    memory, also where each is a product of its own, as those of jobs are.
-    """
-
-    product: str
-    grid: Grid
-    batch: tuple[int, ...]
-    i: int
-    j: int
-    step: int
-    order: int
-    layer: int = 0
-    run: str = ""
-
-    @property
-    def chain(self) -> Chain:
-        """Block of C that it belongs to."""
-        return self.batch, self.i, self.j
-
-    @property
-    def rank(self) -> int:
-        """Rank of the worker that owns this block of C, on its layer."""
-        return self.grid.owner(self.i, self.j, self.batch, self.layer)
-
-
-class Placed(Task):
-    """A task whose first argument says where it belongs. It keeps its key through Dask's optimisers."""
-
-    __slots__ = ()
-
-    @property
-    def block_fusion(self) -> bool:
-        """Tell the optimisers to leave this task alone: fused with others it would lose its placement."""
-        return True
-
-    @property
-    def placement(self) -> Placement:
-        """Where the task belongs."""
-        where = self.args[0]
-        assert isinstance(where, Placement)
-        return where
-
-
-class Product(Placed):
-    """A step of a chain.
-
-    The plan is for the scheduler's plugin, where the tasks are made; it does not travel to the workers.
-    """
-
-    __slots__ = ("plan",)
-
-    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
-        super().__init__(key, func, *args, **kwargs)
-        self.plan = plan
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
-        return tuple(None if name == "plan" else value for name, value in slots)
-
-    @property
-    def is_first(self) -> bool:
-        """Whether it begins a chain: there is no sum yet that it adds to."""
-        return self.func is tasks.multiply and self.args[2] is None
-
-    def operands(self) -> Iterator[Key]:
-        """Key of every block of A and B that this step reads."""
-        if self.func is tasks.multiply:  # the others sum partial blocks of C
-            for blocks in self.args[3:5]:
-                yield from (ref.key for ref in blocks.args)
-
-    @property
-    def operand_names(self) -> set[str]:
-        """Names of the arrays of which this step reads blocks."""
-        return {blocks.args[0].key[0] for blocks in self.args[3:5]} if self.func is tasks.multiply else set()
-
-    def home(self, operand: Key) -> int:
-        """Rank of the worker at which a block of A or B that this step reads lives."""
-        *batch, row, column = operand[1:]
-        return self.placement.grid.owner(row, column, tuple(batch), self.placement.layer)
+__all__ = ["ProductLayer", "build", "kernel_choice"]
 
 
 class ProductLayer(Layer):
@@ -141,7 +54,7 @@ class ProductLayer(Layer):
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
         self.wave, self.run = wave, run or name
-        self._made: dict[Key, Placed] | None = None
+        self._made: dict[Key, PlacedTask] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave, self.run)
@@ -164,16 +77,16 @@ class ProductLayer(Layer):
     def __iter__(self) -> Iterator[Key]:
         return iter(self._tasks())
 
-    def __getitem__(self, key: Key) -> Placed:
+    def __getitem__(self, key: Key) -> PlacedTask:
         return self._tasks()[key]
 
-    def _tasks(self) -> dict[Key, Placed]:
+    def _tasks(self) -> dict[Key, PlacedTask]:
         if self._made is None:
             waves = self.plan.waves if self.wave is None else (self.wave,)
             self._made = {task.key: task for wave in waves for task in self._chains(wave)}
         return self._made
 
-    def _chains(self, wave: Wave) -> Iterator[Placed]:
+    def _chains(self, wave: Wave) -> Iterator[PlacedTask]:
         plan, (a, b, c0) = self.plan, self.operands
         symmetry = plan.problem.symmetry
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
@@ -186,12 +99,14 @@ class ProductLayer(Layer):
 
         def task(
             chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any, **kwargs: Any
-        ) -> Product:
+        ) -> ProductTask:
             where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer, self.run)
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
-            return Product(key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs)
+            return ProductTask(
+                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
+            )
 
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain
@@ -225,13 +140,7 @@ class ProductLayer(Layer):
                 partial = sums + partial[2 * len(sums) :]
                 order += 1
             if symmetry is not None and i != j:
-                yield Placed((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
-
-
-def calls(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:
-    """Return a graph with one task for each block of an array: what a function makes of that block's argument."""
-    made = {(name, *index): Task((name, *index), function, argument) for index, argument in arguments.items()}
-    return HighLevelGraph.from_collections(name, made)
+                yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
 
 
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:
