@@ -8,19 +8,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
-from numba import config, cuda, from_dtype, types
 
 from distmm_kernels.config import TILE
+from distmm_kernels.device_code.emit import cuda, from_dtype, types
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import CudaKernel, matrices
 
 __all__ = ["BlockKernel", "Source", "current_stream", "grid", "stacks", "view"]
 
 Source = Callable[[np.dtype[Any], int], Callable[..., None]]
-
-# Numba warns of any grid under 128 blocks. Ragged last blocks are small on purpose, and where warnings are errors the
-# product would fail for it.
-config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 
 
 class BlockKernel(CudaKernel):

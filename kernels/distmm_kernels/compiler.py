@@ -1,7 +1,7 @@
 """From a function in Numba's language to machine code for one architecture, without a GPU.
 
-Only Numba's `cuda.compile` and nvJitLink are used, none of Numba's private parts. Link-time optimisation is not
-optional: without it ptxas ignores ``setmaxnreg`` and serialises ``wgmma``.
+`distmm_kernels.device_code.emit` compiles and nvJitLink links. Link-time optimisation is not optional: without it ptxas
+ignores ``setmaxnreg`` and serialises ``wgmma``.
 """
 
 from __future__ import annotations
@@ -75,19 +75,11 @@ def versions() -> str:
 
 def build(source: Source, compute_capability: tuple[int, int]) -> Binary:
     """Compile and link a kernel (0.3 to 5 seconds)."""
-    from numba import cuda
+    from distmm_kernels.device_code import emit
 
     target = architecture(compute_capability)
     numba_target = (*compute_capability, "a") if target.endswith("a") else compute_capability
-    code, _ = cuda.compile(
-        source.function,
-        source.signature,
-        device=False,
-        abi="numba",
-        cc=numba_target,
-        output="ltoir",
-        launch_bounds=(source.threads, source.blocks),
-    )
+    code = emit.compile_to_ltoir(source.function, source.signature, numba_target, source.threads, source.blocks)
     cubin, log = _link(code, source.function.__name__, target)
     return Binary(cubin, source.threads, source.shared_bytes, log)
 

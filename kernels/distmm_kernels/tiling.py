@@ -139,6 +139,19 @@ class Tiling:
             for j in range(0, self.thread_columns, width)
         )
 
+    def step_registers(self, k: int) -> tuple[int, int]:
+        """First register of A's and of B's operands of step ``k``; there is room for two steps, used in turn."""
+        first = k % 2 * (self.thread_rows + self.thread_columns)
+        return first, first + self.thread_rows
+
+    def step_vectors(self, k: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Register and place in the tile of each vector of step ``k`` that a thread loads, of A and of B."""
+        a, b = self.step_registers(k)
+        return (
+            [(a + i, k * self.rows + self.row_of(i)) for i in range(0, self.thread_rows, self.vector)],
+            [(b + j, k * self.columns + self.column_of(j)) for j in range(0, self.thread_columns, self.vector)],
+        )
+
     def tile(self, operand: int) -> tuple[int, int]:
         """Rows and columns of a tile of A (0) or B (1) in shared memory."""
         width = (self.rows, self.columns)[operand]

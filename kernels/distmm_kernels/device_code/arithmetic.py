@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, from_dtype
+
+from distmm_kernels.device_code.emit import cuda, from_dtype, inlined
 
 __all__ = ["multiply_add"]
 
@@ -34,7 +35,4 @@ def multiply_add(dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], Any]:
         return number(complex(re, im))
 
     step = {"i": integer, "f": real, "c": complex_}[str(dtype.kind)]
-    # inlined by Numba itself: a call would be compiled for the current device, and there may be none
-    inlined = cuda.jit(device=True, inline="always")
-    device_function: Callable[[Any, Any, Any], Any] = inlined(step)
-    return device_function
+    return inlined(step)

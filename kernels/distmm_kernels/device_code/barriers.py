@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba import types
-
-from distmm_kernels.device_code.ptx import instruction
+from distmm_kernels.device_code.emit import instruction, types
 from distmm_kernels.hopper_tiles import CONSUMERS
 
 __all__ = [

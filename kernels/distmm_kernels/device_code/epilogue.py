@@ -9,18 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-
-from distmm_kernels.device_code.llvm import Registers, intrinsic
-from distmm_kernels.device_code.ptx import assembly, of_arity
+from distmm_kernels.device_code.elements import Registers
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
 from distmm_kernels.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 from distmm_kernels.moduli import OFFSET
 
 __all__ = ["read_c", "residue", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
-I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 _together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp
 _fence = assembly(
@@ -43,9 +39,8 @@ def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
         clobbers_memory=False,
     )
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
-        _, row, permuted = values
+    def write(builder, array, row, permuted):
+        acc = Registers(builder, array)
         for box in range(boxes):
             for j in range(4):
                 place = builder.add(row, builder.xor(permuted, I32(32 * j)))
@@ -54,9 +49,8 @@ def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
                 acc.put(4 * (4 * (first + box) + j), [(element,) for element in quad])
         _fence(builder, [])
         _together(builder, [])
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u32, u32)))
+    return intrinsic(write, (ANY, u32, u32))
 
 
 def scale(columns: int) -> Callable[..., None]:
@@ -68,19 +62,18 @@ def scale(columns: int) -> Callable[..., None]:
     one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
     two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
-        rows = [one(builder, [builder.add(values[1], I64(4 * row))])[0] for row in (0, 8)]
+    def write(builder, array, row_factors, column_factors):
+        acc = Registers(builder, array)
+        rows = [one(builder, [builder.add(row_factors, I64(4 * row))])[0] for row in (0, 8)]
         for j in range(columns // 8):
-            by_column = two(builder, [builder.add(values[2], I64(32 * j))])
+            by_column = two(builder, [builder.add(column_factors, I64(32 * j))])
             quad = [element for (element,) in acc.get(4 * j, 4)]
             acc.put(
                 4 * j,
                 [(builder.fmul(builder.fmul(x, rows[i // 2]), by_column[i % 2]),) for i, x in enumerate(quad)],
             )
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(3, lambda acc, *_: types.void(acc, u64, u64)))
+    return intrinsic(write, (ANY, u64, u64))
 
 
 def residue(columns: int) -> Callable[..., None]:
@@ -92,18 +85,17 @@ def residue(columns: int) -> Callable[..., None]:
     numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
-        modulus, multiplier = numbers(builder, [values[1]])
+    def write(builder, array, address):
+        acc = Registers(builder, array)
+        modulus, multiplier = numbers(builder, [address])
         # a multiple of the modulus and more than 2^27: no sum is negative then
         start = builder.add(builder.shl(modulus, I32(20)), I32(OFFSET))
         for i, (element,) in enumerate(acc.get(0, columns // 2)):
             value = builder.add(element, start)
             quotient = builder.lshr(high(builder, [value, multiplier])[0], I32(7))
             acc.put(i, [(builder.sub(value, builder.mul(quotient, modulus)),)])
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(2, lambda acc, *_: types.void(acc, u64)))
+    return intrinsic(write, (ANY, u64))
 
 
 def store_d(tile: HopperTile) -> Callable[..., None]:
@@ -127,9 +119,8 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
         ["r", "l", "r", "r", "r", "r", "r"],
     )
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
-        _, buffers, row, permuted, lane, tensor_map, x, y, z, left = values
+    def write(builder, array, buffers, row, permuted, lane, tensor_map, x, y, z, left):
+        acc = Registers(builder, array)
         for box in range(tile.columns // tile.box_columns):
             buffer = builder.add(buffers, I32(box % slots * WARP_ROWS * SPAN))
             free(builder, [lane])
@@ -139,9 +130,8 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
             _together(builder, [])
             along = I32(box * tile.box_columns)
             send(builder, [lane, tensor_map, buffer, builder.add(x, along), y, z, builder.sub(left, along)])
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(10, lambda acc, *_: types.void(acc, u32, u32, u32, u32, u64, i32, i32, i32, i32)))
+    return intrinsic(write, (ANY, u32, u32, u32, u32, u64, i32, i32, i32, i32))
 
 
 def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, types
-
+from distmm_kernels.device_code.emit import inlined, types
 from distmm_kernels.device_code.split import (
     magnitude,
     round_tf32,
@@ -49,7 +48,7 @@ OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def exponent_of(top):
     """Return the exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
     exponent = i32(top >> u32(23)) - i32(127)
@@ -57,7 +56,7 @@ def exponent_of(top):
     return exponent if top != u32(0) else i32(0)
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def guard_of(top):
     """Return the guards that a maximum (bits) raises against being scaled."""
     if top >= u32((LARGEST_EXPONENT + 128) << 23):
@@ -67,14 +66,14 @@ def guard_of(top):
     return u32(0)
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def weight_of(x, scaled, small):
     """Return what a number adds to its row's weight; ``small``: bits of the magnitude below which it is small."""
     weight = u32(SHARE) if magnitude(scaled) < small else u32(0)
     return weight if x != f32(0) else u32(1)
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def raise_guards(flags, granule, guard):
     """Set a granule's flags: a word for each guard, since they lie in the host's memory, where nothing is atomic."""
     for i in range(GUARDS):
@@ -82,7 +81,7 @@ def raise_guards(flags, granule, guard):
             store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
     """Return the element that a row's granule begins at, where k is contiguous."""
     pitch = ld if (granule + u64(1)) * u64(GRANULE) < k else last_ld
@@ -110,7 +109,7 @@ def writer4(form: Format) -> Callable[..., None]:
     def rounded(hi, lo, x0, x1, x2, x3):
         store4(hi, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
 
-    return _inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
+    return inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
 
 
 def writer1(form: Format) -> Callable[..., None]:
@@ -124,9 +123,4 @@ def writer1(form: Format) -> Callable[..., None]:
     def rounded(hi, lo, x):
         store_word(hi, round_tf32(x))
 
-    return _inlined(pairs if form.parts == 2 else rounded)
-
-
-def _inlined(function: Any) -> Callable[..., None]:
-    device_function: Callable[..., None] = cuda.jit(device=True, inline="always")(function)
-    return device_function
+    return inlined(pairs if form.parts == 2 else rounded)

@@ -7,10 +7,9 @@ stages are full and which are empty (`ring`). While one tile is stored, the stag
 
 from __future__ import annotations
 
-from numba import cuda, int32, types, uint32, uint64
-
 from distmm_kernels.compiler import Source
-from distmm_kernels.device_code import barriers, tma
+from distmm_kernels.device_code import barriers
+from distmm_kernels.device_code.emit import TENSOR_MAP, cuda, dynamic_shared_memory, tensor_map_addresses, types
 from distmm_kernels.device_code.loads import load_tiles
 from distmm_kernels.device_code.multiplies import multiply_tiles
 from distmm_kernels.device_code.ring import Ring, TileGrid, barriers_of, initialise
@@ -18,7 +17,11 @@ from distmm_kernels.hopper_tiles import THREADS, HopperTile
 
 __all__ = ["hopper_gemm"]
 
-SIGNATURE = types.void(*[tma.TENSOR_MAP] * 6, *[uint64] * 13)
+int32, uint32 = types.int32, types.uint32
+
+SIGNATURE = types.void(*[TENSOR_MAP] * 6, *[types.uint64] * 13)
+
+shared_memory = dynamic_shared_memory(alignment=1024)  # which the 128-byte swizzle demands
 
 
 def hopper_gemm(tile: HopperTile) -> Source:
@@ -37,7 +40,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
     high, wide
         Rows and columns of tiles of one C.
     """
-    addresses_of, ring_barriers, set_up = tma.map_addresses(6), barriers_of(tile), initialise(tile)
+    addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply = load_tiles(tile), multiply_tiles(tile)
 
@@ -46,7 +49,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
         m, n, k, batch, a_step, b_step, c_step, high_, wide_,
     ):  # fmt: skip
         a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
-        shared = tma.shared_memory()
+        shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
         # the same in all threads of a warp, and known to be: descriptors and barriers then stay in uniform registers

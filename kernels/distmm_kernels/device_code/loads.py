@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, int32, uint32
-
 from distmm_kernels.device_code import barriers, tma
-from distmm_kernels.device_code.ring import following, inlined, locate
+from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.ring import following, locate
 from distmm_kernels.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
 
 __all__ = ["load_tiles"]
+
+int32, uint32 = types.int32, types.uint32
 
 
 def load_tiles(tile: HopperTile) -> Callable[..., None]:
@@ -47,7 +48,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
                 stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
             t += uint32(cuda.gridDim.x)
 
-    return inlined(load)  # type: ignore[no-any-return]
+    return inlined(load)
 
 
 def _load_stage(tile: HopperTile) -> Callable[..., None]:
@@ -67,7 +68,7 @@ def _load_stage(tile: HopperTile) -> Callable[..., None]:
             load_a(here + a_bytes, maps[1], barrier, m0, k0, int32(z * uint32(steps[0])))
             load_b(here + b_offset + b_bytes, maps[3], barrier, n0, k0, int32(z * uint32(steps[1])))
 
-    return inlined(load)  # type: ignore[no-any-return]
+    return inlined(load)
 
 
 def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., None]:
@@ -76,7 +77,7 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
     Along k that is one box. Otherwise it is a box for each 64 of the lines, whose rows in shared memory are 128 bytes.
     """
     if along_k:
-        return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))  # type: ignore[no-any-return]
+        return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))
     boxes, box_lines, box_bytes = lines // 64, uint32(64), uint32(tile.depth * SPAN)
 
     def load(at, matrix, full, i, k, z):
@@ -84,7 +85,7 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
             line = i + int32(uint32(box) * box_lines)
             tma.load_box(at + uint32(box) * box_bytes, matrix, full, line, k, z)
 
-    return inlined(load)  # type: ignore[no-any-return]
+    return inlined(load)
 
 
 def _load_c(tile: HopperTile) -> Callable[..., Any]:
@@ -107,4 +108,4 @@ def _load_c(tile: HopperTile) -> Callable[..., Any]:
             stage, parity = after(stage, parity)
         return stage, parity
 
-    return inlined(load)  # type: ignore[no-any-return]
+    return inlined(load)

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda, float32, int32, uint32, uint64
-
 from distmm_kernels.device_code import barriers, tma, wgmma
+from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.epilogue import read_c, residue, scale, store_d
-from distmm_kernels.device_code.ring import following, inlined, locate
+from distmm_kernels.device_code.ring import following, locate
 from distmm_kernels.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, WARP_ROWS, HopperTile, box_place
 
 __all__ = ["multiply_tiles"]
+
+float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
 
 
 def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
@@ -63,11 +64,11 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             t += uint32(cuda.gridDim.x)
         tma.wait_stores()
 
-    return inlined(consume)  # type: ignore[no-any-return]
+    return inlined(consume)
 
 
 def _descriptors(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(here, half)``: descriptors for wgmma of the warpgroup's rows of A, and of B, in the stage at an address."""
+    """Make ``(here, half)``: descriptors of the warpgroup's rows of A, and of B, in the stage at an address."""
     a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
     a_constant, b_constant = (uint64(wgmma.descriptor(along, tile.depth)) for along in (a_along_k, b_along_k))
     a_half = uint32(64 * SPAN if a_along_k else tile.depth * SPAN)  # from one warpgroup's rows of A to the other's
@@ -78,7 +79,7 @@ def _descriptors(tile: HopperTile) -> Callable[..., Any]:
         b_tile = b_constant | uint64(((here + b_offset) & uint32(0x3FFFF)) >> uint32(4))
         return a_tile, b_tile
 
-    return inlined(describe)  # type: ignore[no-any-return]
+    return inlined(describe)
 
 
 def _one_product(tile: HopperTile) -> Callable[..., Any]:
@@ -116,7 +117,7 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
             barriers.arrive(ring.empty + before * uint32(8))
         return stage, parity
 
-    return inlined(accumulate)  # type: ignore[no-any-return]
+    return inlined(accumulate)
 
 
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
@@ -155,7 +156,7 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
             stage, parity = after(stage, parity)
         return stage, parity
 
-    return inlined(accumulate)  # type: ignore[no-any-return]
+    return inlined(accumulate)
 
 
 def _finish(tile: HopperTile) -> Callable[..., Any]:
@@ -188,7 +189,7 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
             reduce(totals, row_scales + uint64(z) * row_step)
         return stage, parity
 
-    return inlined(finish)  # type: ignore[no-any-return]
+    return inlined(finish)
 
 
 def _take_c(tile: HopperTile) -> Callable[..., Any]:
@@ -222,4 +223,4 @@ def _take_c(tile: HopperTile) -> Callable[..., Any]:
         stage, parity = take_1(acc, ring, stage, parity, at, permuted, lane)
         return take_2(acc, ring, stage, parity, at, permuted, lane)
 
-    return inlined(take_all)  # type: ignore[no-any-return]
+    return inlined(take_all)

@@ -25,9 +25,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from numba import cuda, types
-
 from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.device_code.halves import (
     LARGE,
     OVERFLOW,

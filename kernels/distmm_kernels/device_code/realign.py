@@ -8,13 +8,15 @@ bytes are read one by one.
 
 from __future__ import annotations
 
-from numba import cuda, int64, types, uint64
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.vectors import CHUNK, WARPS
 
 __all__ = ["source"]
+
+int64, uint64 = types.int64, types.uint64
 
 
 def source() -> Source:

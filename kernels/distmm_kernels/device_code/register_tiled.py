@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import config, cuda, from_dtype, int32, int64, types
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
-from distmm_kernels.device_code import unrolled
-from distmm_kernels.device_code.unrolled import address, close_stage, copy, copy_along_k, load, store, wait_for_stages
+from distmm_kernels.device_code import simulated, unrolled
+from distmm_kernels.device_code.emit import SIMULATED, cuda, from_dtype, inlined, types
 from distmm_kernels.tiling import Tiling
 
 __all__ = ["register_tiled", "source", "source_of"]
@@ -27,7 +26,10 @@ __all__ = ["register_tiled", "source", "source_of"]
 # down this many rows of tiles before they go on to the next column of tiles. 4 to 64 differ by under 3 % on an H200.
 GROUP = uint32(16)
 
-ALIGNMENT = None if config.ENABLE_CUDASIM else 16  # of shared memory, for vectors; the simulator refuses the argument
+int32, int64 = types.int32, types.int64
+operations: Any = simulated if SIMULATED else unrolled
+
+ALIGNMENT = None if SIMULATED else 16  # of shared memory, for vectors; the simulator refuses the argument
 
 
 # Static shared memory of a block ends here; more must be asked for at the launch.
@@ -35,7 +37,7 @@ MOST_STATIC = 48 * 1024
 
 
 def register_tiled(
-    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = unrolled.multiply
+    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = operations.multiply
 ) -> Callable[..., None]:
     """Make the kernel ``(a, b, c, d)`` for a dtype.
 
@@ -52,14 +54,14 @@ def register_tiled(
         Makes the steps of a tile, as `unrolled.multiply` does.
     """
     number = from_dtype(dtype)
-    place = tiling.place if config.ENABLE_CUDASIM else cuda.jit(device=True, inline="always")(tiling.place)
+    place = tiling.place if SIMULATED else inlined(tiling.place)
     rows, columns, depth, stages = tiling.rows, tiling.columns, tiling.depth, tiling.stages
     (share_a, beside_a, start_a, copy_a), (share_b, beside_b, start_b, copy_b) = (_operand(tiling, i) for i in (0, 1))
-    close, wait = close_stage(), wait_for_stages(stages - 2)
+    close, wait = operations.close_stage(), operations.wait_for_stages(stages - 2)
     last_step = depth // tiling.step - 1
     parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
     begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
-    load_c, store_d = load(tiling.outputs(1)), store(tiling.outputs(width), width)
+    load_c, store_d = operations.load(tiling.outputs(1)), operations.store(tiling.outputs(width), width)
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
@@ -174,12 +176,10 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
 
     copies = tiling.copies(operand), tiling.pitch(operand)
     if tiling.along_k[operand]:
-        made, moves = (share_along_k, any_of), (address(0), copy_along_k(*copies))
+        made, moves = (share_along_k, any_of), (operations.address(0), operations.copy_along_k(*copies))
     else:
-        made, moves = (share, last_or), (address(), copy(*copies, tiling.vector))
-    if config.ENABLE_CUDASIM:
-        return *made, *moves
-    return *(cuda.jit(device=True, inline="always")(function) for function in made), *moves
+        made, moves = (share, last_or), (operations.address(), operations.copy(*copies, tiling.vector))
+    return *(function if SIMULATED else inlined(function) for function in made), *moves
 
 
 def dynamic_bytes(tiling: Tiling) -> int:

@@ -18,13 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import cuda, types
-
 from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
 from distmm_kernels.device_code.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
-from distmm_kernels.device_code.llvm import intrinsic
-from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
 from distmm_kernels.device_code.split import add_global, warp_sum
 from distmm_kernels.formats import GRANULE, SHARE
 from distmm_kernels.moduli import LIMIT, MODULI, byte_weights, multiplier, start
@@ -33,7 +29,6 @@ from distmm_kernels.residues import LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETC
 __all__ = ["find_factors", "split", "sum_squares"]
 
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
-I32, I64 = ir.IntType(32), ir.IntType(64)
 
 SIGNATURE = types.void(*[u64] * 16)
 WARPS = THREADS // 32
@@ -79,8 +74,7 @@ def _write_residues(moduli: tuple[int, ...]) -> Callable[..., None]:
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     put = assembly("st.global.b32 [$0], $1;", [], [I64, I32], ["l", "r"])
 
-    def code(context, builder, signature, values):
-        to, step, *numbers = values
+    def write(builder, to, step, *numbers):
         words = []
         for number in numbers:
             biased = builder.xor(number, I64(1 << 63))
@@ -97,9 +91,8 @@ def _write_residues(moduli: tuple[int, ...]) -> Callable[..., None]:
                 packed = builder.xor(packed, builder.shl(residue, I32(8 * i)))
             put(builder, [to, packed])
             to = builder.add(to, step)
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(6, lambda *_: types.void(u64, u64, i64, i64, i64, i64)))
+    return intrinsic(write, (u64, u64, i64, i64, i64, i64))
 
 
 def _packed(weights: tuple[int, ...]) -> int:
@@ -107,7 +100,7 @@ def _packed(weights: tuple[int, ...]) -> int:
     return sum((weight & 0xFF) << 8 * i for i, weight in enumerate(weights))
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def _four(address, along, left):
     """Load four neighbours along k, of which so many are there."""
     return (
@@ -118,7 +111,7 @@ def _four(address, along, left):
     )
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def _squares(x):
     return ((square(x[0]) + square(x[1])) + square(x[2])) + square(x[3])
 
@@ -204,7 +197,6 @@ def split(along_k: bool) -> Source:
     """Scale, round, and write the residues of each row, contiguous along k. Grid: as for `sum_squares`."""
     moduli = len(MODULI)
     write = _write_residues(MODULI)
-    inlined = cuda.jit(device=True, inline="always")
 
     def weight_of(x, y, least, there):
         small = y < least and y > -least

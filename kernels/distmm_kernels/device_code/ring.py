@@ -10,15 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from numba import cuda, uint32
-
 from distmm_kernels.device_code import barriers
+from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.hopper_tiles import CONSUMERS, GROUP, HopperTile, place
 
-__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "inlined", "locate"]
+__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate"]
 
-# by Numba itself: a call would be compiled for the current device, and there may be none
-inlined = cuda.jit(device=True, inline="always")
+uint32 = types.uint32
 
 
 class Ring(NamedTuple):
@@ -46,8 +44,7 @@ def barriers_of(tile: HopperTile) -> Callable[[Any], tuple[Any, Any]]:
         full = shared + offset
         return full, full + full_bytes
 
-    made: Callable[[Any], tuple[Any, Any]] = inlined(addresses)
-    return made
+    return inlined(addresses)
 
 
 def initialise(tile: HopperTile) -> Callable[[Any, Any, Any], None]:
@@ -62,19 +59,17 @@ def initialise(tile: HopperTile) -> Callable[[Any, Any, Any], None]:
             barriers.fence_barrier_init()
         cuda.syncthreads()
 
-    made: Callable[[Any, Any, Any], None] = inlined(set_up)
-    return made
+    return inlined(set_up)
 
 
 def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Make ``(stage, parity)``: the next stage, and the parity of its barriers."""
     stages = uint32(tile.stages)
-    made: Callable[[Any, Any], tuple[Any, Any]] = inlined(
+    return inlined(
         lambda stage, parity: (
             (uint32(0), parity ^ uint32(1)) if stage + uint32(1) == stages else (stage + uint32(1), parity)
         )
     )
-    return made
 
 
 _place = inlined(place)

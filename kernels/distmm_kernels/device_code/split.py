@@ -5,9 +5,7 @@ Addresses are 64-bit integers, elements come in fours: 16 bytes, where memory is
 
 from __future__ import annotations
 
-from numba import types
-
-from distmm_kernels.device_code.ptx import instruction
+from distmm_kernels.device_code.emit import instruction, types
 
 __all__ = [
     "add_global",

@@ -6,13 +6,15 @@ It goes through a tile in shared memory, so that what a warp reads and what it w
 from __future__ import annotations
 
 import numpy as np
-from numba import cuda, from_dtype, int64, types
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.emit import cuda, from_dtype, types
 from distmm_kernels.vectors import TILE
 
 __all__ = ["source"]
+
+int64 = types.int64
 
 ROWS = TILE // 4  # of a tile that a block of threads reads at once
 

@@ -7,13 +7,15 @@ int8, with which the copy took 0.16 ms of 0.87 of a product of n = 8192 on an H2
 
 from __future__ import annotations
 
-from numba import cuda, int64, types
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.vectors import TILE, WARPS
 
 __all__ = ["source"]
+
+int64 = types.int64
 
 
 def source(elements: int) -> Source:

@@ -11,17 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-
-from distmm_kernels.device_code.llvm import Registers, intrinsic
-from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
+from distmm_kernels.device_code.elements import Registers
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, instruction, intrinsic, types
 from distmm_kernels.hopper_tiles import SPAN, HopperTile, Operand
 
 __all__ = ["add", "clear", "commit", "descriptor", "fence", "multiply", "step", "wait_for"]
 
 i32, u64 = types.int32, types.uint64
-I32, I64, F32 = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
 # name in PTX of the operand, of the accumulator, and whether it takes the bits that say which operand is transposed
 _NAMES = {
@@ -79,33 +75,30 @@ def multiply(tile: HopperTile) -> Callable[..., None]:
         clobbers_memory=False,
     )
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
+    def write(builder, array, a, b, add):
+        acc = Registers(builder, array)
         before = [element for (element,) in acc.get(0, count)]
-        acc.put(0, [(element,) for element in emit(builder, [*values[1:], *before])])
-        return context.get_dummy_value()
+        acc.put(0, [(element,) for element in emit(builder, [a, b, add, *before])])
 
-    return intrinsic(code, of_arity(4, lambda acc, *_: types.void(acc, u64, u64, i32)))
+    return intrinsic(write, (ANY, u64, u64, i32))
 
 
 def clear(count: int) -> Callable[[Any], None]:
     """Make a function that sets so many accumulators to 0."""
 
-    def code(context, builder, signature, values):
-        acc = Registers(context, builder, signature.args[0], values[0])
+    def write(builder, array):
+        acc = Registers(builder, array)
         acc.put(0, acc.zeros(count))
-        return context.get_dummy_value()
 
-    return intrinsic(code, lambda acc: types.void(acc))
+    return intrinsic(write, (ANY,))
 
 
 def add(count: int) -> Callable[[Any, Any], None]:
     """Make ``add(totals, acc)``: add accumulators to totals, each rounded to nearest."""
 
-    def code(context, builder, signature, values):
-        totals, acc = (Registers(context, builder, *pair) for pair in zip(signature.args, values, strict=True))
+    def write(builder, *arrays):
+        totals, acc = (Registers(builder, array) for array in arrays)
         sums = [(builder.fadd(x, y),) for (x,), (y,) in zip(totals.get(0, count), acc.get(0, count), strict=True)]
         totals.put(0, sums)
-        return context.get_dummy_value()
 
-    return intrinsic(code, lambda totals, acc: types.void(totals, acc))
+    return intrinsic(write, (ANY, ANY))

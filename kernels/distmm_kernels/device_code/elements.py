@@ -1,4 +1,4 @@
-"""Numba's arrays as LLVM code sees them: addresses, vector loads and stores, one multiply-add.
+"""Arrays of the kernels as instructions see them: elements in registers, in shared memory and in matrices.
 
 An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors, which
 become single instructions of up to 16 bytes that the compiler may still move.
@@ -6,70 +6,58 @@ become single instructions of up to 16 bytes that the compiler may still move.
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from llvmlite import ir
-from numba import types
+from distmm_kernels.device_code.emit import (
+    I8,
+    I32,
+    I64,
+    Array,
+    assembly,
+    constant,
+    integer,
+    is_integer,
+    undefined,
+    vector,
+)
 
-__all__ = ["I32", "I64", "Matrix", "Registers", "Shared", "assembly", "copy_part", "copy_vector", "intrinsic"]
+__all__ = ["Matrix", "Registers", "Shared", "copy_part", "copy_vector"]
 
 Elements: TypeAlias = list[tuple[Any, ...]]
 
-I32, I64 = ir.IntType(32), ir.IntType(64)
 GLOBAL, SHARED = 1, 3  # address spaces of NVVM
 
-
-def intrinsic(code: Callable[..., Any], signature: Callable[..., Any]) -> Callable[..., None]:
-    """Make a function for Numba's kernels from an LLVM code generator and its signature as a function of types."""
-    from numba.cuda.extending import intrinsic as numba_intrinsic  # the simulator has none
-
-    def typed(typing_context, *arguments):
-        return signature(*arguments), code
-
-    # Numba reads the number of arguments off the function's signature
-    parameters = [inspect.Parameter("typing_context", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
-    typed.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        parameters + list(inspect.signature(signature).parameters.values())
-    )
-    made: Callable[..., None] = numba_intrinsic(typed)
-    return made
-
-
-def assembly(builder: Any, text: str, arguments: Sequence[Any] = ()) -> None:
-    """Write PTX with effects on memory, its arguments integers."""
-    letters = ["r" if argument.type == I32 else "l" for argument in arguments]
-    kind = ir.FunctionType(ir.VoidType(), [argument.type for argument in arguments])
-    code = ir.InlineAsm(kind, text, ",".join([*letters, "~{memory}"]), side_effect=True)
-    builder.call(code, arguments)
+_copy_vector = assembly(
+    "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }",
+    [],
+    [I32, I64, I32],
+    ["r", "l", "r"],
+)
+_copy_part = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [I32, I64, I32], ["r", "l", "r"])
+_block_z = assembly("mov.u32 $0, %ctaid.z;", [I32], [], ["=r"], pure=True)
 
 
 def copy_vector(builder: Any, target: Any, source: Any, valid: Any) -> None:
     """Start an asynchronous copy of 16 bytes, or of zeros if not valid, from a global address to shared memory."""
-    text = "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }"
-    assembly(builder, text, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
+    _copy_vector(builder, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
 
 
 def copy_part(builder: Any, target: Any, source: Any, count: Any) -> None:
-    """Start an asynchronous copy of so many of 16 bytes, filled up with zeros, from global to shared memory."""
-    text = "cp.async.cg.shared.global [$0], [$1], 16, $2;"
-    assembly(builder, text, [builder.ptrtoint(target, I32), source, count])
+    """Start an asynchronous copy of ``count`` bytes, completed to 16 with zeros, from global to shared memory."""
+    _copy_part(builder, [builder.ptrtoint(target, I32), source, count])
 
 
 class _Elements:
     """Elements in memory: loads and stores of vectors in any address space."""
 
-    def __init__(self, context: Any, builder: Any, array: Any) -> None:
-        self.builder = builder
-        self.components = 2 if isinstance(array.dtype, types.Complex) else 1
-        real = array.dtype.underlying_float if self.components == 2 else array.dtype
-        self.real = context.get_value_type(real)
-        self.itemsize = real.bitwidth // 8 * self.components
+    def __init__(self, builder: Any, array: Array) -> None:
+        self.builder, self.components = builder, array.components
+        self.real, self.itemsize = array.real, array.itemsize
 
     def load_from(self, pointer: Any, count: int) -> Elements:
         reals, builder = count * self.components, self.builder
-        kind = self.real if reals == 1 else ir.VectorType(self.real, reals)
+        kind = self.real if reals == 1 else vector(self.real, reals)
         value = builder.load(builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
         _align(value, count * self.itemsize)
         parts = [value] if reals == 1 else [builder.extract_element(value, I32(i)) for i in range(reals)]
@@ -80,37 +68,36 @@ class _Elements:
         if len(parts) == 1:
             kind, value = self.real, parts[0]
         else:
-            kind = ir.VectorType(self.real, len(parts))
-            value = ir.Constant(kind, ir.Undefined)
+            kind = vector(self.real, len(parts))
+            value = undefined(kind)
             for i, part in enumerate(parts):
                 value = builder.insert_element(value, part, I32(i))
         stored = builder.store(value, builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
         _align(stored, len(elements) * self.itemsize)
 
     def zeros(self, count: int) -> Elements:
-        return [(ir.Constant(self.real, 0),) * self.components] * count
+        return [(constant(self.real, 0),) * self.components] * count
 
     def disguised(self, element: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return the element in registers of its own, which the compiler must not take for the old ones.
 
-        It is xored with the block's number along the grid's third axis, which is 0: there is one. The compiler does not
-        know that.
+        It is xored with the block's number along the grid's third axis, which is 0, since that axis has one block. The
+        compiler does not know that.
         """
-        builder, integer = self.builder, ir.IntType(self.itemsize // self.components * 8)
-        kind = ir.FunctionType(I32, [])
-        third = builder.call(ir.InlineAsm(kind, "mov.u32 $0, %ctaid.z;", "=r"), [])
-        zero = third if integer == I32 else builder.zext(third, integer)
-        return tuple(builder.bitcast(builder.xor(builder.bitcast(part, integer), zero), self.real) for part in element)
+        builder, kind = self.builder, integer(self.itemsize // self.components * 8)
+        (third,) = _block_z(builder, [])
+        zero = third if kind == I32 else builder.zext(third, kind)
+        return tuple(builder.bitcast(builder.xor(builder.bitcast(part, kind), zero), self.real) for part in element)
 
     def multiply_add(self, acc: Sequence[Any], x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
         """Return ``acc + x * y``, as `device_code.arithmetic` does: fused, and a complex number in the same order."""
         builder = self.builder
-        if isinstance(self.real, ir.IntType):
+        if is_integer(self.real):
             return (builder.add(acc[0], builder.mul(x[0], y[0])),)
         if self.components == 1:
             return (builder.fma(x[0], y[0], acc[0]),)
         # -0.0 - x and not fneg, which the LLVM of NVVM does not know before sm_100
-        minus = builder.fsub(ir.Constant(self.real, -0.0), x[1])
+        minus = builder.fsub(constant(self.real, -0.0), x[1])
         re = builder.fma(minus, y[1], builder.fma(x[0], y[0], acc[0]))
         im = builder.fma(x[1], y[0], builder.fma(x[0], y[1], acc[1]))
         return re, im
@@ -124,9 +111,9 @@ def _align(instruction: Any, size: int) -> None:
 class Registers(_Elements):
     """A ``cuda.local.array`` that the compiler keeps in registers, since every index is a constant here."""
 
-    def __init__(self, context: Any, builder: Any, array: Any, value: Any) -> None:
-        super().__init__(context, builder, array)
-        data = context.make_array(array)(context, builder, value).data
+    def __init__(self, builder: Any, array: Array) -> None:
+        super().__init__(builder, array)
+        data = array.data
         self.first = builder.bitcast(data, self.real.as_pointer(data.type.addrspace))
 
     def _pointer(self, element: int, component: int) -> Any:
@@ -147,9 +134,9 @@ class Registers(_Elements):
 class Shared(_Elements):
     """A flat array in shared memory, from element ``base`` on; places are constants, part of the instruction."""
 
-    def __init__(self, context: Any, builder: Any, array: Any, value: Any, base: Any) -> None:
-        super().__init__(context, builder, array)
-        data = context.make_array(array)(context, builder, value).data
+    def __init__(self, builder: Any, array: Array, base: Any) -> None:
+        super().__init__(builder, array)
+        data = array.data
         data = builder.addrspacecast(data, data.type.pointee.as_pointer(SHARED))
         self.first = builder.gep(data, [base])
 
@@ -165,15 +152,14 @@ class Shared(_Elements):
 class Matrix(_Elements):
     """One matrix of a stack in global memory, seen from a thread's own element; 64-bit addresses.
 
-    ``place`` is the stack, and the thread's batch, row and column; ``unit`` the axis of unit stride, if that is known.
+    ``place`` is the thread's batch, row and column; ``unit`` the axis of unit stride, if that is known.
     """
 
-    def __init__(self, context: Any, builder: Any, array: Any, place: Sequence[Any], unit: int | None) -> None:
-        super().__init__(context, builder, array)
-        value, batch, row, column = place
-        stack = context.make_array(array)(context, builder, value)
-        _, rows, columns = (builder.extract_value(stack.shape, axis) for axis in range(3))
-        between, *self.strides = (builder.extract_value(stack.strides, axis) for axis in range(3))
+    def __init__(self, builder: Any, stack: Array, place: Sequence[Any], unit: int | None) -> None:
+        super().__init__(builder, stack)
+        batch, row, column = place
+        _, rows, columns = (stack.shape(axis) for axis in range(3))
+        between, *self.strides = (stack.stride(axis) for axis in range(3))
         if unit is not None:
             self.strides[unit] = I64(self.itemsize)
         start = builder.mul(batch, between)
@@ -185,7 +171,7 @@ class Matrix(_Elements):
             left = builder.select(builder.icmp_signed("<", left, most), left, most)
             self.left.append(builder.trunc(left, I32))
         data = builder.addrspacecast(stack.data, stack.data.type.pointee.as_pointer(GLOBAL))
-        self.first = builder.gep(builder.bitcast(data, ir.IntType(8).as_pointer(GLOBAL)), [start])
+        self.first = builder.gep(builder.bitcast(data, I8.as_pointer(GLOBAL)), [start])
 
     def address(self) -> Any:
         """Return the address of the thread's own element."""
