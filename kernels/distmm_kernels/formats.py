@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "Placement", "granules", "place", "warps_of"]
+__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "granules", "warps_of"]
 
 GRANULE = 8192  # a row of it is what the registers of one thread block hold; blocks of a matrix are rarely deeper
 
@@ -31,8 +31,6 @@ SHARE = 64  # a row may have one small number in so many that are not zero; N(0,
 # Products of TF32 numbers within these bounds neither overflow nor vanish, summed over any k.
 TF32_LARGEST_EXPONENT = 56
 TF32_SMALLEST_EXPONENT = -50
-
-TMA_BYTES = 16  # alignment of what the tensor memory accelerator loads, and of four float32
 
 
 class Guard(enum.IntFlag):
@@ -78,34 +76,6 @@ class Format:
 FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2)
 TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2)
 TF32 = Format("tf32", np.dtype("float32"), 1)
-
-
-@dataclass(frozen=True)
-class Placement:
-    """How a stack of matrices ``(batch, rows, k)`` may be read.
-
-    Attributes
-    ----------
-    contiguous
-        Axis of unit stride: ``"k"`` or ``"rows"``; None if neither has it, then it is copied first.
-    aligned
-        Whether four neighbours along that axis lie on 16 bytes, everywhere.
-    """
-
-    contiguous: str | None
-    aligned: bool
-
-
-def place(shape: tuple[int, ...], strides: tuple[int, ...], address: int, itemsize: int) -> Placement:
-    """Say how a stack ``(batch, rows, k)`` may be read, from its strides in bytes and its first element's address.
-
-    An axis of one element may count as having any stride. k is preferred: it needs no transposition.
-    """
-    for axis, contiguous in ((2, "k"), (1, "rows")):
-        if strides[axis] == itemsize or shape[axis] == 1:
-            others = [strides[i] for i in range(3) if i != axis and shape[i] > 1]
-            return Placement(contiguous, all(number % TMA_BYTES == 0 for number in (address, *others)))
-    return Placement(None, aligned=False)
 
 
 def granules(k: int) -> int:

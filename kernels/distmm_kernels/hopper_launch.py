@@ -9,7 +9,8 @@ from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import ParameterBlock, loaded
 from distmm_kernels.hopper_tiles import C_BOX_COLUMNS, ROWS, WARP_ROWS, HopperTile
-from distmm_kernels.tensor_map import MatrixStack, TensorMap, tensor_map
+from distmm_kernels.stack import Stack
+from distmm_kernels.tensor_map import TensorMap, tensor_map
 
 __all__ = ["HopperGemm", "Scales", "hopper_gemm"]
 
@@ -68,10 +69,10 @@ class HopperGemm:
 
     def __call__(
         self,
-        a: tuple[MatrixStack, ...],
-        b: tuple[MatrixStack, ...],
-        c: MatrixStack | None,
-        d: MatrixStack,
+        a: tuple[Stack, ...],
+        b: tuple[Stack, ...],
+        c: Stack | None,
+        d: Stack,
         scales: Scales = NO_SCALES,
     ) -> None:
         """Enqueue ``D = C + scale * A B`` on CuPy's current stream; the device must be current.
@@ -80,8 +81,8 @@ class HopperGemm:
         ----------
         a, b
             One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is
-            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. Aligned as `distmm_kernels.tensor_map.ALIGNMENT`
-            says. One matrix, or as many as D.
+            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. As
+            `Stack.for_tensor_map` gives them. One matrix, or as many as D.
         c
             ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
         d
@@ -92,10 +93,10 @@ class HopperGemm:
 
     def _launch(
         self,
-        a: tuple[MatrixStack, ...],
-        b: tuple[MatrixStack, ...],
-        c: MatrixStack | None,
-        d: MatrixStack,
+        a: tuple[Stack, ...],
+        b: tuple[Stack, ...],
+        c: Stack | None,
+        d: Stack,
         scales: Scales,
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns

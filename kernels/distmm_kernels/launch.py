@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -16,8 +16,9 @@ from distmm_kernels import driver
 from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel
+from distmm_kernels.stack import Stack
 
-__all__ = ["CudaKernel", "Launch", "Stack", "address", "matrices"]
+__all__ = ["CudaKernel", "Launch", "matrices"]
 
 MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; gridDim.x goes to 2^31 - 1, which no C in memory exceeds
 
@@ -53,22 +54,6 @@ class CudaKernel(Kernel):
         self._module.cuda.get_current_stream().synchronize()
 
 
-class Stack(NamedTuple):
-    """How matrices ``(batch, rows, columns)`` lie in memory, but for where: strides and itemsize in bytes."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    itemsize: int
-
-    @classmethod
-    def of(cls, array: Array) -> Stack:
-        """Describe an array of two or three axes; one matrix alone is a stack of one."""
-        shape, strides = array.shape, array.strides
-        return (
-            cls(shape, strides, array.itemsize) if len(shape) == 3 else cls((1, *shape), (0, *strides), array.itemsize)
-        )
-
-
 class Launch:
     """A launch of a kernel on stacks of matrices that lie in given ways: only their addresses are still to come.
 
@@ -77,12 +62,12 @@ class Launch:
     blocks
         Along the grid's first two axes.
     stacks
-        As the kernel will be given them; None is a stack of none.
+        As the kernel will be given them, at any address; None is a stack of none.
     """
 
     def __init__(self, recipe: Recipe, device: Device, blocks: tuple[int, int], stacks: Sequence[Stack | None]) -> None:
         self._kernel, self._grid = driver.loaded(recipe, device), (*blocks, 1)
-        arguments = [NO_MATRICES if x is None else driver.array_arguments(0, *x) for x in stacks]
+        arguments = [NO_MATRICES if x is None else driver.array_arguments(0, *x[1:]) for x in stacks]
         self._values = [value for each in arguments for value in each]
 
     def __call__(self, *addresses: int) -> None:
@@ -107,9 +92,3 @@ def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Ar
         for first in range(0, batch[-1], MAX_GRID_Y):
             part = (*index, slice(first, first + MAX_GRID_Y))
             yield a[part], b[part], None if c is None else c[part], d[part]
-
-
-def address(array: Array) -> int:
-    """Return where the first element lies."""
-    pointer: int = array.data.ptr
-    return pointer

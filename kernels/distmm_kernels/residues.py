@@ -16,10 +16,9 @@ from distmm_kernels.binary import Recipe
 from distmm_kernels.device import Device
 from distmm_kernels.driver import LoadedKernel, loaded
 from distmm_kernels.formats import GRANULE, granules
-from distmm_kernels.launch import Stack
 from distmm_kernels.moduli import MODULI
 from distmm_kernels.splits import ALIGNMENT, MAX_GRID_Z, Found
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.stack import Stack
 from distmm_kernels.vectors import row_pitch
 
 __all__ = ["LARGEST_SQUARES", "LEAST_SQUARES", "SHORTEST", "STRETCH", "Residues", "Splitter", "smallest", "splitter"]
@@ -87,14 +86,14 @@ class Residues:
         """Bytes of device memory."""
         return self.layout.end
 
-    def granule(self, index: int, matrix: int) -> MatrixStack:
+    def granule(self, index: int, matrix: int) -> Stack:
         """Return the residues ``(moduli, rows, k)`` of one granule of one matrix."""
         at = self.layout
         length = min(GRANULE, at.k - index * GRANULE)
         ld = at.last_ld if (index + 1) * GRANULE >= at.k else GRANULE
         step, moduli = at.rows * ld, len(MODULI)
         address = self.memory.ptr + index * at.granule_step + matrix * moduli * step
-        return MatrixStack(address, moduli, at.rows, length, ld, step)
+        return Stack(address, (moduli, at.rows, length), (step, ld, 1), 1)
 
     def factors(self, index: int, matrix: int) -> int:
         """Return the address of float64 factors of one granule's rows, powers of two."""
@@ -124,7 +123,7 @@ class Splitter:
         """
         import cupy
 
-        shape, strides, _ = Stack.of(stack)
+        _, shape, strides, _ = Stack.of(stack)
         plan = self._plans.get((shape, strides))
         if plan is None:
             plan = self._plans[shape, strides] = self._plan(shape, strides)

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.binary import Recipe
+from distmm_kernels.copies import choose
 from distmm_kernels.device import Device
 from distmm_kernels.driver import LoadedKernel, loaded
-from distmm_kernels.formats import GRANULE, Format, Guard, granules, place, warps_of
-from distmm_kernels.launch import Stack
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.formats import GRANULE, Format, Guard, granules, warps_of
+from distmm_kernels.stack import Stack
 from distmm_kernels.vectors import row_pitch
 
 __all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
@@ -25,8 +24,6 @@ MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile of the product may stick out so far, and still read scales
 ALIGNMENT = 256  # bytes, of what shares one allocation
 GUARDS, NO_GUARD = len(Guard), Guard(0)
-# What the kernels' blocks cover: `distmm_kernels.device_code.prepass` says why.
-ROWS_BY_K = {"find_maxima": (128, 128), "split_columns": (128, 128), "split_transposed": (32, 128)}
 Grid = tuple[int, int, int]
 
 
@@ -42,8 +39,8 @@ class Piece(NamedTuple):
         words that may be read; bytes from one matrix's to the next one's. 0 if the format has none.
     """
 
-    hi: MatrixStack
-    lo: MatrixStack
+    hi: Stack
+    lo: Stack
     scales: int
     scales_step: int
 
@@ -132,19 +129,18 @@ class Parts:
     def _piece(self, index: int, batch: int, lines: int, line: int, ld: int, step: int, scales_step: int) -> Piece:
         at, itemsize = self.layout, self.format.dtype.itemsize
         hi = self.memory.ptr + index * at.granule_step * itemsize
-        lying = batch, lines, line, ld * itemsize, step * itemsize
-        parts = MatrixStack(hi, *lying), MatrixStack(hi + at.lo, *lying)
+        lying = (batch, lines, line), (step * itemsize, ld * itemsize, itemsize), itemsize
+        parts = Stack(hi, *lying), Stack(hi + at.lo, *lying)
         if not self.format.scaled:
             return Piece(*parts, 0, 0)
         return Piece(*parts, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
 
-    def array(self, part: MatrixStack) -> Array:
+    def array(self, part: Stack) -> Array:
         """Return what lies in a piece as a CuPy array."""
         import cupy
 
         pointer = self.memory + (part.address - self.memory.ptr)
-        strides = part.step, part.pitch, self.format.dtype.itemsize
-        return cupy.ndarray(part[1:4], self.format.dtype, pointer, strides)
+        return cupy.ndarray(part.shape, self.format.dtype, pointer, part.strides)
 
     def rounded(self, shape: tuple[int, ...]) -> Array:
         """Return the parts of a format of one part as an array ``(*batch, rows, k)``."""
@@ -230,16 +226,15 @@ class Splitter:
         """
         import cupy
 
-        shape, strides, _ = Stack.of(stack)
-        address = stack.data.ptr
+        source = Stack.of(stack)
+        address, shape, strides, _ = source
         key = shape, strides, address % 16
         plan = self._plans.get(key)
         if plan is None:
-            placement = place(*key, 4)
-            contiguous = "k" if 0 in shape else placement.contiguous  # nothing will be read
-            if contiguous is None:
+            plan = self._plan(source)
+            if plan is None:
                 return self(cupy.ascontiguousarray(stack))
-            plan = self._plans[key] = self._plan(shape, strides, contiguous, placement.aligned)
+            self._plans[key] = plan
         memory = cupy.cuda.alloc(plan.layout.end)
         found = Found(granules(shape[2]), self.form.guarded)
         stream = cupy.cuda.get_current_stream().ptr
@@ -252,36 +247,29 @@ class Splitter:
         found.record()
         return Parts(self.form, plan.layout, memory), found
 
-    def _plan(self, shape: tuple[int, ...], strides: tuple[int, ...], contiguous: str, aligned: bool) -> _Plan:
-        batch, rows, k = shape
-        form, by_rows = self.form, contiguous == "k"
+    def _plan(self, source: Stack) -> _Plan | None:
+        """Choose the kernels and lay out what they write; None if the stack must be copied first."""
+        batch, rows, k = source.shape
+        form, empty = self.form, 0 in source.shape
+        copy, recipes = choose(source, form)
+        by_rows = empty or copy.name == "split_rows"
+        if not (empty or recipes):
+            return None
         at = Layout.of(form, batch, rows, k, by_rows)
         numbers = (
-            *(strides[0], strides[1 if by_rows else 2], rows, k),
+            *(source.step, source.strides[1 if by_rows else 2], rows, k),
             *(at.lo, at.scales, at.maxima, at.weights, at.table_pitch, at.granule_step, at.ld, at.last_ld),
         )
-        launches: list[tuple[LoadedKernel, Grid]] = []
-
-        def launch(name: str, *parameters: Any) -> None:
-            kernel = loaded(Recipe(f"distmm_kernels.device_code.prepass:{name}", parameters), self.device)
-            if by_rows:
-                lines = at.table_pitch if form.scaled else rows
-                grid = -(-lines // (8 // warps_of(k))), granules(k), batch
-            else:
-                block_rows, block_k = ROWS_BY_K[name]
-                grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
-            launches.append((kernel, grid))
-
-        if 0 in shape:
+        if empty:
             return _Plan(at, (0, 0), (), numbers)
         if by_rows:
-            launch("split_rows", form, aligned, warps_of(k))
-        elif form.scaled:
-            launch("find_maxima", aligned)
-            launch("split_columns", form, aligned)
+            lines = at.table_pitch if form.scaled else rows
+            grid = -(-lines // (8 // warps_of(k))), granules(k), batch
         else:
-            launch("split_transposed", form)
-        return _Plan(at, (at.scales, 0 if by_rows else at.end - at.scales), tuple(launches), numbers)
+            block_rows, block_k = copy.block
+            grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
+        launches = tuple((loaded(recipe, self.device), grid) for recipe in recipes)
+        return _Plan(at, (at.scales, 0 if by_rows else at.end - at.scales), launches, numbers)
 
 
 @functools.cache

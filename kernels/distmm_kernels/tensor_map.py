@@ -6,13 +6,13 @@ The driver encodes one in 9 us; it depends on nothing but the numbers below, so 
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 from distmm_kernels.driver import check
+from distmm_kernels.stack import Stack
 
-__all__ = ["ALIGNMENT", "MatrixStack", "TensorMap", "tensor_map"]
+__all__ = ["TensorMap", "tensor_map"]
 
-ALIGNMENT = 16  # bytes, of the first element, of rows and of matrices
 _TYPES = {
     "bfloat16": "BFLOAT16",
     "float16": "FLOAT16",
@@ -24,39 +24,6 @@ _TYPES = {
 # TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off
 
 
-class MatrixStack(NamedTuple):
-    """Matrices of one size in device memory, each with contiguous rows.
-
-    Attributes
-    ----------
-    address
-        Of the first element.
-    matrices, rows, columns
-        How many there are.
-    pitch, step
-        Bytes from a row to the next, and from a matrix to the next.
-    """
-
-    address: int
-    matrices: int
-    rows: int
-    columns: int
-    pitch: int
-    step: int
-
-    @classmethod
-    def of(cls, array: Any) -> MatrixStack:
-        """Describe a CuPy array ``(rows, columns)`` or ``(matrices, rows, columns)``; a broadcast one is one matrix."""
-        shape, strides = array.shape, array.strides
-        rows, columns, pitch = shape[-2], shape[-1], strides[-2]
-        matrices, step = (shape[0], strides[0]) if len(shape) == 3 else (1, 0)
-        if rows == 1:  # its stride is that of nothing, and may be anything
-            pitch = -(-columns * array.itemsize // ALIGNMENT) * ALIGNMENT
-        if step == 0 or matrices == 1:
-            matrices, step = 1, rows * pitch
-        return cls(array.data.ptr, matrices, rows, columns, pitch, step)
-
-
 class TensorMap:
     """Owns the encoded bytes; their address is what a launch takes."""
 
@@ -65,8 +32,8 @@ class TensorMap:
 
 
 @functools.lru_cache(maxsize=4096)
-def tensor_map(stack: MatrixStack, kind: str, rows: int, columns: int) -> TensorMap:
-    """Return the tensor map of a stack that is loaded or stored in boxes of so many rows and columns.
+def tensor_map(stack: Stack, kind: str, rows: int, columns: int) -> TensorMap:
+    """Return the tensor map of a `Stack.for_tensor_map`, loaded or stored in boxes of so many rows and columns.
 
     Rows of a box are at most 128 bytes long, and lie in shared memory permuted by the 128-byte swizzle.
     """

@@ -15,7 +15,7 @@ __all__ = ["TILINGS", "VECTOR_BYTES", "WARP", "Tiling", "lane_place", "tiling_fo
 # Threads of a warp along the rows and along the columns of its part of C.
 WARP = (4, 8)
 
-VECTOR_BYTES = 16  # the widest load of a thread
+VECTOR_BYTES = 16  # the widest load of a thread, and the alignment that the tensor memory accelerator demands
 
 Offsets: TypeAlias = tuple[tuple[int, int], ...]
 

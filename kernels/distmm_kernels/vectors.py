@@ -4,31 +4,22 @@ from __future__ import annotations
 
 import functools
 
-from distmm_kernels import driver, launch
+from distmm_kernels import driver, launch, stack
 from distmm_kernels.binary import Recipe
+from distmm_kernels.copies import CHUNK, WARPS, Copy, choose
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.tiling import VECTOR_BYTES
+from distmm_kernels.stack import VECTOR_BYTES, Stack
 
-__all__ = ["CHUNK", "TILE", "VECTOR_BYTES", "WARPS", "has_vectors", "in_vectors", "row_pitch"]
-
-TILE = 32  # rows and columns of what a block transposes
-
-WARPS, CHUNK = 8, 128  # of a block that shifts rows, and words of 4 bytes that one of them has under way
+__all__ = ["has_vectors", "in_vectors", "row_pitch"]
 
 LINE_BYTES = 128  # of the second-level cache
 LONG_ROW_BYTES = 2048  # from here on whole lines take at most 6 % more memory
 
-NUMBERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}  # that elements are copied as, by bytes
-REALIGN = Recipe("distmm_kernels.device_code.realign:source")
-
 
 def has_vectors(array: Array, axis: int) -> bool:
     """Whether neighbours along the axis, -1 or -2, touch, and every line along it begins at a multiple of 16 bytes."""
-    strides = array.strides
-    touch = strides[axis] == array.itemsize or array.shape[axis] == 1
-    across = strides[-3 - axis]  # the other of the last two
-    return touch and not any(number % VECTOR_BYTES for number in (launch.address(array), across, *strides[:-2]))
+    return Stack.of(array).has_vectors(axis)
 
 
 def in_vectors(rows: Array, device: Device) -> Array:
@@ -42,23 +33,19 @@ def in_vectors(rows: Array, device: Device) -> Array:
         ``(*batch, m, n)`` on the device, with any strides.
     """
     *others, m, length = rows.shape
-    itemsize, strides = rows.itemsize, rows.strides
+    itemsize = rows.itemsize
     whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's and CuPy's: memory as it is
     filled = _up(length * itemsize, VECTOR_BYTES)  # bytes
-    if not rows.size:
-        pass
-    elif strides[-1] == itemsize or length == 1:
-        for source, _, _, target in launch.matrices(rows, rows, None, whole):
-            _realign(source, target, filled, device)
-    elif abs(strides[-2]) < abs(strides[-1]):  # read down columns, which are contiguous or nearly so
-        for source, _, _, target in launch.matrices(rows, rows, None, whole):
-            whole_words = launch.address(source) % 4 == 0
-            transposition = _transposition(
-                launch.Stack.of(source), launch.Stack.of(target), filled, device, whole_words
-            )
-            transposition(launch.address(source), launch.address(target))
-    else:
-        whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
+    if rows.size:
+        copy, recipes = choose(Stack.of(rows))
+        if not recipes:
+            whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
+        for source, _, _, target in launch.matrices(rows, rows, None, whole) if recipes else ():
+            if copy.name == "realign":
+                _realign(recipes[0], Stack.of(source), Stack.of(target), filled, device)
+            else:
+                given = Stack.of(source).at(0), Stack.of(target).at(0)
+                _transposition(copy, recipes[0], *given, filled, device)(stack.address(source), stack.address(target))
     return whole if whole.shape[-1] == length else whole[..., :length]
 
 
@@ -74,29 +61,25 @@ def row_pitch(columns: int, itemsize: int) -> int:
 
 @functools.lru_cache(maxsize=1024)
 def _transposition(
-    source: launch.Stack, target: launch.Stack, filled: int, device: Device, whole_words: bool
+    copy: Copy, recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device
 ) -> launch.Launch:
-    """Return the launch that copies matrices whose columns are contiguous to rows of which so many bytes are filled.
-
-    Small numbers go by words, if all columns begin at whole ones (the first one does: `whole_words`) and end with them.
-    """
-    (matrices, m, n), (step, down, pitch), itemsize = source
-    if whole_words and down == itemsize <= 2 and not (m * itemsize % 4 or step % 4 or pitch % 4):
-        recipe = Recipe("distmm_kernels.device_code.transpose_words:source", (4 // itemsize,))
-        source = launch.Stack((matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
-        target = launch.Stack((matrices, m, filled // 4), (*target.strides[:2], 4), 4)
+    """Return the launch that copies matrices by columns to rows of which so many bytes are filled."""
+    (matrices, m, n), (step, _, pitch), itemsize = source[1:]
+    if copy.name == "transpose_words":
+        source = Stack(0, (matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
+        target = Stack(0, (matrices, m, filled // 4), (*target.strides[:2], 4), 4)
     else:
-        recipe = Recipe("distmm_kernels.device_code.transpose:source", (NUMBERS[itemsize],))
         target = target._replace(shape=(matrices, m, filled // itemsize))
-    blocks = -(-source.shape[1] // TILE) * -(-target.shape[2] // TILE), matrices
+    down, across = copy.block
+    blocks = -(-source.rows // down) * -(-target.columns // across), matrices
     return launch.Launch(recipe, device, blocks, (source, target))
 
 
-def _realign(source: Array, target: Array, filled: int, device: Device) -> None:
+def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> None:
     """Copy matrices whose rows are contiguous, one or a stack, to rows of which so many bytes are filled."""
-    (matrices, rows, columns), (step, pitch, _), itemsize = launch.Stack.of(source)
-    _, (out_step, out_pitch, _), _ = launch.Stack.of(target)
-    start, length, words = launch.address(source), columns * itemsize, filled // 4
+    start, (matrices, rows, columns), (step, pitch, _), itemsize = source
+    out_step, out_pitch, _ = target.strides
+    length, words = columns * itemsize, filled // 4
     ends = (rows - 1) * pitch, (matrices - 1) * step  # negative where rows or matrices are in reverse
     first, size = start + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
     lead = -first % 4  # bytes before the first whole word
@@ -104,12 +87,12 @@ def _realign(source: Array, target: Array, filled: int, device: Device) -> None:
         *driver.array_arguments(first, (size,), (1,), 1),
         *driver.array_arguments(first + lead, (max(0, size - lead) // 4,), (4,), 4),
         *(lead, start - first, pitch, step, length),
-        *driver.array_arguments(launch.address(target), (matrices * rows * out_pitch // 4,), (4,), 4),
+        *driver.array_arguments(target.address, (matrices * rows * out_pitch // 4,), (4,), 4),
         *(rows, words, out_pitch // 4, out_step // 4),
     )
     # a warp has up to 4 chunks of a row: enough warps for few long rows too
     grid = -(-rows // WARPS), matrices, min(-(-words // (4 * CHUNK)), launch.MAX_GRID_Y)
-    driver.loaded(REALIGN, device).launch(grid, (), values)
+    driver.loaded(recipe, device).launch(grid, (), values)
 
 
 def _up(number: int, multiple: int) -> int:

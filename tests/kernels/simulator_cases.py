@@ -24,7 +24,7 @@ from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from numba.np.numpy_support import as_dtype
 
-from distmm_kernels import block_kernel, driver, launch, reference, vectors
+from distmm_kernels import block_kernel, driver, launch, reference, stack, vectors
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.dmma import DmmaKernel
@@ -90,7 +90,7 @@ def numpy_memory(monkeypatch):
     """Let the launcher see NumPy arrays, of any strides, where it sees CuPy's on a GPU."""
     monkeypatch.setattr(block_kernel, "view", FakeCUDAArray)
     monkeypatch.setattr(block_kernel, "current_stream", lambda: 0)
-    monkeypatch.setattr(launch, "address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)
     monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
     monkeypatch.setattr(driver, "loaded", RealigningKernel)
 

@@ -2,59 +2,11 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, granules, place, warps_of
+from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, granules, warps_of
 from distmm_kernels.splits import Layout, Parts
-
-ITEM = 4
-
-
-def placed(array):
-    return place(array.shape, array.strides, array.__array_interface__["data"][0], array.itemsize)
-
-
-def aligned_zeros(shape):
-    """Zeros that begin on 16 bytes."""
-    memory = np.zeros(int(np.prod(shape)) + 4, np.float32)
-    first = -(memory.__array_interface__["data"][0] // ITEM) % 4
-    return memory[first : first + int(np.prod(shape))].reshape(shape)
-
-
-@pytest.mark.parametrize(
-    ("cut", "contiguous", "aligned"),
-    [
-        ((slice(None), slice(None), slice(None)), "k", True),
-        ((slice(None), slice(None), slice(4, None)), "k", True),
-        ((slice(None), slice(None), slice(1, None)), "k", False),
-        ((slice(None), slice(None), slice(None, None, 2)), None, False),
-        ((slice(None), slice(None), slice(None, None, -1)), None, False),
-        ((slice(None), slice(None, None, -1), slice(None)), "k", True),
-        ((slice(None), slice(None), slice(3, 4)), "k", False),
-        ((slice(None), slice(2, 3), slice(None, None, 2)), "rows", False),
-    ],
-)
-def test_views_are_read_in_place_where_an_axis_is_contiguous(cut, contiguous, aligned):
-    x = aligned_zeros((3, 8, 16))[cut]
-    assert (placed(x).contiguous, placed(x).aligned and contiguous is not None) == (contiguous, aligned)
-    if x.shape[1] > 1 and x.shape[2] > 1:
-        turned = {"k": "rows", "rows": "k", None: None}[contiguous]
-        assert placed(x.swapaxes(1, 2)).contiguous == turned
-
-
-@given(st.tuples(*[st.integers(1, 9)] * 3), st.integers(0, 4), st.booleans())
-def test_aligned_means_every_four_neighbours_lie_on_16_bytes(shape, offset, turned):
-    whole = aligned_zeros((shape[0], shape[1], shape[2] + offset))
-    x = whole[:, :, offset:]
-    x = x.swapaxes(1, 2) if turned else x
-    placement = placed(x)
-    axis = {"k": 2, "rows": 1}[placement.contiguous]
-    starts = np.moveaxis(x, axis, 2)[:, :, :1]
-    addresses = [starts[i].__array_interface__["data"][0] for i in np.ndindex(starts.shape[:2])]
-    assert placement.aligned == all(address % 16 == 0 for address in addresses)
 
 
 @given(st.integers(0, 5 * GRANULE))
@@ -80,7 +32,7 @@ def test_pieces_tile_the_memory_of_an_operand(form, batch, rows, k, by_rows):
     for i in range(granules(k)):
         hi, lo, scales, scales_step = parts.piece(i)
         length = min(GRANULE, k - i * GRANULE)
-        assert hi[1:4] == ((batch, rows, length) if at.k_major else (batch, length, rows))
+        assert hi.shape == ((batch, rows, length) if at.k_major else (batch, length, rows))
         assert all(number % 16 == 0 for part in (hi, lo) for number in (part.address, part.pitch, part.step))
         assert hi.columns * itemsize <= hi.pitch
         if at.k_major and form.guarded:

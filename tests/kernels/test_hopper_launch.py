@@ -8,7 +8,7 @@ import pytest
 from distmm_kernels import hopper_launch
 from distmm_kernels.hopper_launch import HopperGemm, Scales
 from distmm_kernels.hopper_tiles import HopperTile
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.stack import Stack
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def launches(monkeypatch):
 
 def stack(address, rows, columns, matrices=1, itemsize=2):
     pitch = -(-columns * itemsize // 128) * 128
-    return MatrixStack(address, matrices, rows, columns, pitch, rows * pitch)
+    return Stack(address, (matrices, rows, columns), (rows * pitch, pitch, itemsize), itemsize)
 
 
 def test_each_launch_has_its_own_operands_sizes_and_results(launches):

@@ -11,8 +11,8 @@ from __future__ import annotations
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.copies import CHUNK, WARPS
 from distmm_kernels.device_code.emit import cuda, types
-from distmm_kernels.vectors import CHUNK, WARPS
 
 __all__ = ["source"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.copies import TILE
 from distmm_kernels.device_code.emit import cuda, from_dtype, types
-from distmm_kernels.vectors import TILE
 
 __all__ = ["source"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from numpy import uint32
 
 from distmm_kernels.compiler import Source
+from distmm_kernels.copies import TILE, WARPS
 from distmm_kernels.device_code.emit import cuda, types
-from distmm_kernels.vectors import TILE, WARPS
 
 __all__ = ["source"]
 

@@ -26,7 +26,7 @@ from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
 from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.stack import Stack
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 
@@ -147,19 +147,19 @@ class Fp16x3Kernel(GuardedKernel):
         c = self._loadable(c)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:
-            to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
+            to, added = Stack.for_tensor_map(d), None if c is None else Stack.for_tensor_map(c)
             scales = Scales(a.scales, 0, b.scales, 0)
             self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
             return
         for index in np.ndindex(batch[:-1]):
-            to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
+            to, added = Stack.for_tensor_map(d[index]), None if c is None else Stack.for_tensor_map(c[index])
             mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
             scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
             gemm = self._gemm(left[0], right[0], to, c is not None)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
-        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
+    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> HopperGemm:
+        key = a.format.name, to.shape, a.k_major, b.k_major, adds
         if key not in self._gemms:
             columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
             tile = HopperTile(
@@ -198,5 +198,8 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
     for size, place in zip(own, (*index, 0), strict=True):
         first = first * size + (place if size > 1 else 0)
     number = own[-1]
-    hi, lo = (part._replace(address=part.address + first * part.step, matrices=number) for part in (piece.hi, piece.lo))
+    hi, lo = (
+        Stack(part.address + first * part.step, (number, *part.shape[1:]), part.strides, part.itemsize)
+        for part in (piece.hi, piece.lo)
+    )
     return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)

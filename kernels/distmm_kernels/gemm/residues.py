@@ -26,11 +26,10 @@ from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
 from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import address
 from distmm_kernels.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.residues import COLUMNS, SHORTEST, THREADS, Residues, splitter
 from distmm_kernels.splits import as_stack
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.stack import Stack, address
 from distmm_kernels.vectors import row_pitch
 
 __all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "strip"]
@@ -101,8 +100,8 @@ class ResidueKernel(GuardedKernel):
         kernel = loaded(Recipe("distmm_kernels.device_code.reconstruct:reconstruct", (c is not None,)), self.device)
         for first in range(0, m, rows):
             here = min(rows, m - first)
-            to = MatrixStack(memory.ptr, len(MODULI), here, n, pitch, here * pitch)
-            part = left._replace(address=left.address + first * left.pitch, rows=here)
+            to = Stack(memory.ptr, (len(MODULI), here, n), (here * pitch, pitch, 1), 1)
+            part = left._replace(address=left.address + first * left.pitch, shape=(left.matrices, here, left.columns))
             self._gemm(here, n)((part,), (right,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
             values = (
                 *(to.address, to.step, pitch, row_factors + 8 * first, column_factors),
