@@ -101,6 +101,22 @@ def _packed(weights: tuple[int, ...]) -> int:
 
 
 @inlined
+def _tile_of_block(rows, k, first_matrix):
+    """Return lane and warp of the thread, and what its block looks at.
+
+    That is the first of `ROWS` rows, the number of the stretch, the matrix, the first step of k and how many there are.
+    """
+    thread = u32(cuda.threadIdx.x)
+    lane, warp = thread & u32(31), thread >> u32(5)
+    wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
+    down = u32(cuda.blockIdx.x) // wide
+    base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
+    matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+    steps = i32(min(k - first, u64(STRETCH)))
+    return lane, warp, base, down, matrix, first, steps
+
+
+@inlined
 def _four(address, along, left):
     """Load four neighbours along k, of which so many are there."""
     return (
@@ -124,16 +140,10 @@ def sum_squares(along_k: bool) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
-        down = u32(cuda.blockIdx.x) // wide
-        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
-        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+        lane, warp, base, down, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
         stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
         start = source + matrix * between + first * along
         to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
-        steps = i32(min(k - first, u64(STRETCH)))
         if along_k:
             for i in range(ROWS_EACH):
                 row = base + warp * u32(ROWS_EACH) + u32(i)
@@ -210,13 +220,7 @@ def split(along_k: bool) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
-        down = u32(cuda.blockIdx.x) // wide
-        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
-        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
-        steps = i32(min(k - first, u64(STRETCH)))
+        lane, warp, base, _, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
         granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
         whole = (granule + u64(1)) * u64(GRANULE) < k
         length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
