@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
-from distmm_kernels.mma_tiles import tilings
-from distmm_kernels.tiling import TILINGS, Tiling
+from distmm_kernels.tiles.mma_tiles import tilings
+from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
 __all__ = ["CANDIDATES", "SIZES", "Candidate", "rate"]
 

@@ -288,8 +288,8 @@ def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
 
 
 def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
+    from distmm_kernels.emulation.residues import Layout
     from distmm_kernels.gemm import residues
-    from distmm_kernels.residues import Layout
 
     for rows, k in ((2048, 8192), (8192, 2048), (4096, 20_480)):
         of_operand = 8 * rows * k

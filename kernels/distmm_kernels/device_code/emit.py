@@ -71,7 +71,7 @@ BUILDER_METHODS = (
 """What intrinsics may call of their builder."""
 
 ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
-"""Parameters that an array becomes, in this order. `distmm_kernels.driver.array_arguments` writes them."""
+"""Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
 
 SIMULATED = bool(config.ENABLE_CUDASIM)
 """Whether kernels run in Numba's simulator, which has no intrinsics."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 
-from distmm_kernels.compiler import Source
 from distmm_kernels.device_code.emit import (
     F64,
     I32,
@@ -22,8 +21,9 @@ from distmm_kernels.device_code.emit import (
     types,
 )
 from distmm_kernels.device_code.residues import read_double, store_double
-from distmm_kernels.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
-from distmm_kernels.residues import COLUMNS, THREADS
+from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.residues import COLUMNS, THREADS
+from distmm_kernels.launch.compiler import Source
 
 __all__ = ["reconstruct"]
 

@@ -4,7 +4,7 @@
 product: 8 elements of A and 16 of B, six vector loads in all, give 128 multiply-adds, and the loads of the next step
 are under way meanwhile. Tiles lie in shared memory with k first. They come as asynchronous copies of 16 bytes, a few
 stages ahead and past the registers, so that next to nothing but multiply-adds is left for the threads to do. For that
-`prepare` brings operands into memory with k first. `distmm_kernels.tiling` computes which thread does what.
+`prepare` brings operands into memory with k first. `distmm_kernels.tiles.tiling` computes which thread does what.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 from numpy import uint32
 
-from distmm_kernels.compiler import Source
 from distmm_kernels.device_code import simulated, unrolled
 from distmm_kernels.device_code.emit import SIMULATED, cuda, from_dtype, inlined, types
-from distmm_kernels.tiling import Tiling
+from distmm_kernels.launch.compiler import Source
+from distmm_kernels.tiles.tiling import Tiling
 
 __all__ = ["register_tiled", "source", "source_of"]
 
@@ -188,7 +188,7 @@ def dynamic_bytes(tiling: Tiling) -> int:
 
 
 def source(dtype: str, tiling: Tiling, width: int) -> Source:
-    """Return what `distmm_kernels.binary` compiles."""
+    """Return what `distmm_kernels.launch.binary` compiles."""
     return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
 
 

@@ -10,7 +10,7 @@ each; bytes from one granule's residues to the next ones', and from one line to 
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
 Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
-them. `distmm_kernels.residue_twin` does the same in NumPy.
+them. `distmm_kernels.reference.residue_twin` does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.compiler import Source
+from distmm_kernels.device_code.copies.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
+from distmm_kernels.device_code.copies.split import add_global, warp_sum
 from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
-from distmm_kernels.device_code.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
-from distmm_kernels.device_code.split import add_global, warp_sum
-from distmm_kernels.formats import GRANULE, SHARE
-from distmm_kernels.moduli import LIMIT, MODULI, byte_weights, multiplier, start
-from distmm_kernels.residues import LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.formats import GRANULE, SHARE
+from distmm_kernels.emulation.moduli import LIMIT, MODULI, byte_weights, multiplier, start
+from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.launch.compiler import Source
 
 __all__ = ["find_factors", "split", "sum_squares"]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
-from distmm_kernels.mma_tiles import LANES, MmaTiling
-from distmm_kernels.tiling import VECTOR_BYTES, Offsets, Tiling
+from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling
+from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
 __all__ = [
     "address",

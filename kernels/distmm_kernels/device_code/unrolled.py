@@ -14,7 +14,7 @@ from typing import Any
 
 from distmm_kernels.device_code.elements import Matrix, Registers, Shared, copy_part, copy_vector
 from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, types
-from distmm_kernels.tiling import VECTOR_BYTES, Offsets, Tiling
+from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
 __all__ = ["address", "close_stage", "copy", "copy_along_k", "load", "multiply", "store", "wait_for_stages"]
 

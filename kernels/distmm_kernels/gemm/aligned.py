@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel
-from distmm_kernels.stack import VECTOR_BYTES, Stack
-from distmm_kernels.vectors import in_vectors
+from distmm_kernels.launch.launches import CudaKernel
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.vectors import in_vectors
 
 __all__ = ["AlignedKernel"]
 

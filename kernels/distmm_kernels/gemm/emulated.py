@@ -1,9 +1,9 @@
 """float32 products on tensor cores that multiply 11 bits: three products of halves, each granule of k by what suits it.
 
-``A B = A_low B_high + A_high B_low + A_high B_high``: the halves are those of `distmm_kernels.formats`. The Hopper
+``A B = A_low B_high + A_high B_low + A_high B_high``, with the halves of `distmm_kernels.emulation.formats`. The Hopper
 kernel adds the products, and takes the sum out of the tensor cores every stage, since those truncate. float16 halves
-are twice as fast as TF32 ones, and right for numbers of like size; where a guard says otherwise, the granule takes
-another way:
+are twice as fast as TF32 ones, and right for numbers of like size. Where a guard is raised, the granule takes another
+way:
 
 1. float16 halves with scales;
 2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
@@ -20,13 +20,13 @@ import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
-from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
-from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
-from distmm_kernels.stack import Stack
+from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 

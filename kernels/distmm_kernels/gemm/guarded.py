@@ -12,11 +12,11 @@ from typing import Any
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.splits import Found
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import Found
 
 __all__ = ["GuardedKernel", "GuardedOperand", "Way"]
 

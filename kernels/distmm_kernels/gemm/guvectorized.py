@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.block_kernel import current_stream, stacks, view
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.device_code.emit import from_dtype, guvectorize, types
+from distmm_kernels.gemm.block_kernel import current_stream, stacks, view
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel
+from distmm_kernels.launch.launches import CudaKernel
 
 __all__ = ["GuvectorizedKernel"]
 

@@ -1,7 +1,7 @@
 """Tensor cores of Hopper GPUs, fed by the tensor memory accelerator: float16, bfloat16, int8, and TF32.
 
 Operands stay as they are where the accelerator can read them: rows or columns contiguous, all aligned to 16 bytes; else
-they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper_gemm`.
+they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper.hopper_gemm`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels import hopper_tiles
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import TF32
+from distmm_kernels.emulation.formats import TF32
+from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.hopper_launch import HopperGemm, hopper_gemm
-from distmm_kernels.hopper_tiles import HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import as_stack, splitter
-from distmm_kernels.stack import Stack
-from distmm_kernels.vectors import in_vectors
+from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.vectors import in_vectors
+from distmm_kernels.tiles import hopper_tiles
+from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 

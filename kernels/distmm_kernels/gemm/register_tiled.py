@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from distmm_kernels import launch, stack
-from distmm_kernels.binary import Recipe
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.stack import VECTOR_BYTES
-from distmm_kernels.tiling import TILINGS, Tiling, tiling_for
-from distmm_kernels.vectors import has_vectors, in_vectors
+from distmm_kernels.launch import launches as launch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.layout import stack
+from distmm_kernels.layout.stack import VECTOR_BYTES
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
+from distmm_kernels.tiles.tiling import TILINGS, Tiling, tiling_for
 
 __all__ = ["RegisterTiledKernel"]
 

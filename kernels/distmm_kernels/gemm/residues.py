@@ -1,9 +1,9 @@
 """float64 products on int8 tensor cores: sixteen products of residues, each granule of k where its numbers allow it.
 
-Operands are residues modulo 16 numbers (`distmm_kernels.residues`). The Hopper kernel multiplies all of them as one
-batch, and reduces its sums as it stores them: a byte for each modulus and element of C. What they are residues of is an
-integer that is rounded once, scaled, and added to C. Its error is less than that of a chain of float64 multiply-adds;
-where a guard says that it might not be, and where a granule is short, a granule is such a chain.
+Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`). The Hopper kernel multiplies all of them
+as one batch, and reduces its sums as it stores them: a byte for each modulus and element of C. These residues are of an
+integer, which is rounded once, scaled, and added to C. Its error is less than that of a chain of float64
+multiply-adds; where a guard says that it might not be, and where a granule is short, a granule is such a chain.
 
 C is worked on in strips of rows, so that its residues take a bounded amount of memory.
 """
@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.binary import Recipe
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.driver import loaded
-from distmm_kernels.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
+from distmm_kernels.emulation.residues import COLUMNS, SHORTEST, THREADS, Residues, splitter
+from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
-from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
-from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.moduli import MODULI, epilogue_multiplier
-from distmm_kernels.residues import COLUMNS, SHORTEST, THREADS, Residues, splitter
-from distmm_kernels.splits import as_stack
-from distmm_kernels.stack import Stack, address
-from distmm_kernels.vectors import row_pitch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.driver import loaded
+from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.stack import Stack, address
+from distmm_kernels.layout.vectors import row_pitch
+from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "strip"]
 
