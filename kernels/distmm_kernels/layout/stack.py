@@ -115,6 +115,11 @@ class Stack(NamedTuple):
         """Return the description of matrices that lie in the same way elsewhere."""
         return Stack(address, self.shape, self.strides, self.itemsize)
 
+    def rows_from(self, first: int, count: int) -> Stack:
+        """Describe so many rows of each matrix, from the first on."""
+        shape = *self.shape[:-2], count, self.columns
+        return Stack(self.address + first * self.pitch, shape, self.strides, self.itemsize)
+
 
 def address(array: Array) -> int:
     """Return where the first element of a CuPy array lies."""
