@@ -102,14 +102,16 @@ class Stack(NamedTuple):
 
     def loadable(self) -> bool:
         """Whether the tensor memory accelerator can load and store boxes of rows of these matrices."""
-        if not self.contiguous(-1):
+        # a product asks this of its C each time: plain variables, since properties take three times as long
+        start, (*_, rows, columns), (*steps, pitch, stride), itemsize = self
+        if stride != itemsize and columns != 1:
             return False
-        row, pitch = self.columns * self.itemsize, self.pitch
-        if self.rows == 1:
+        row = columns * itemsize
+        if rows == 1:
             pitch = -(-row // VECTOR_BYTES) * VECTOR_BYTES  # there is no next row
-        if (self.address | pitch) % VECTOR_BYTES or not row <= pitch < LONGEST_PITCH:
+        if (start | pitch) % VECTOR_BYTES or not row <= pitch < LONGEST_PITCH:
             return False
-        return all(step % VECTOR_BYTES == 0 and step >= 0 for step in self.strides[:-2])
+        return all(step >= 0 and step % VECTOR_BYTES == 0 for step in steps)
 
     def at(self, address: int) -> Stack:
         """Return the description of matrices that lie in the same way elsewhere."""

@@ -101,6 +101,35 @@ def test_aligned_means_every_line_begins_on_16_bytes(shape, offset, turned):
     assert stack.aligned(axis) or not stack.has_vectors(axis)
 
 
+@pytest.mark.parametrize(
+    ("address", "shape", "strides", "loadable"),
+    [
+        (4096, (3, 5, 7), (160, 32, 4), True),
+        (4096, (2, 3, 5, 7), (480, 160, 32, 4), True),
+        (4100, (3, 5, 7), (160, 32, 4), False),  # begins beside 16 bytes
+        (4096, (3, 5, 7), (160, 28, 4), False),  # so do rows
+        (4096, (3, 5, 7), (150, 32, 4), False),  # so do matrices
+        (4096, (2, 3, 5, 7), (484, 160, 32, 4), False),
+        (4096, (3, 5, 7), (160, 32, 8), False),  # neighbours lie apart
+        (4096, (3, 5, 1), (160, 32, 8), True),
+        (4096, (3, 5, 7), (-160, 32, 4), False),
+        (4096, (3, 5, 7), (160, -32, 4), False),
+        (4096, (3, 5, 7), (160, 0, 4), False),  # one row for all
+        (4096, (3, 5, 7), (0, 32, 4), True),  # one matrix for all
+        (4096, (3, 1, 7), (160, 4, 4), True),  # one row has no next one
+        (4096, (1, 5, 7), (2**50, 2**40, 4), False),
+    ],
+)
+def test_the_tensor_memory_accelerator_loads_aligned_rows_only(address, shape, strides, loadable):
+    assert Stack(address, shape, strides, 4).loadable() == loadable
+
+
+@given(st.integers(0, 8), st.integers(0, 4))
+def test_rows_of_a_stack_lie_where_those_of_the_array_do(first, count):
+    whole = np.zeros((3, 12, 5), np.float32)
+    assert placed(whole).rows_from(first, count) == placed(whole[:, first : first + count])
+
+
 ROWS = (480, 32, 1)  # strides in elements of (5, 9, 12): C order, Fortran order, neither
 COLUMNS, APART = (480, 1, 16), (480, 64, 2)
 
