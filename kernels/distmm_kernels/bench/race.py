@@ -1,4 +1,4 @@
-"""Our kernels next to cuBLAS: the same products, in turns, so that both meet the GPU in the same state.
+"""Our kernels next to cuBLAS: the same products, in turns, so that the GPU is in the same state for both.
 
 A GPU under load lowers its clock to stay within its power limit, and how far depends on what ran before. So each
 contestant of a heat runs once in each round, in shuffled order, after a short pause: the first milliseconds after it

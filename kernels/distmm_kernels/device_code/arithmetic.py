@@ -1,8 +1,8 @@
 """One step of an inner product, with the same bits wherever in k the loop is cut.
 
-A real float takes one fused multiply-add and a complex number four, written out so that no compiler decides which
-product is rounded first. Integers are cast back at once, since Numba would widen int32 to int64 and pay for 64-bit
-multiplications whose upper half is dropped.
+A real float takes one fused multiply-add, a complex number four. They are written out, so that the compiler does not
+decide which product is rounded first. Integers are cast back at once: Numba would widen int32 to int64, and multiply 64
+bits whose upper half is dropped.
 """
 
 from __future__ import annotations

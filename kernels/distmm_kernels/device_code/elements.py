@@ -1,4 +1,4 @@
-"""Arrays of the kernels as instructions see them: elements in registers, in shared memory and in matrices.
+"""Loads and stores of elements in registers, in shared memory and in matrices, written with a builder.
 
 An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors, which
 become single instructions of up to 16 bytes that the compiler may still move.
@@ -79,10 +79,10 @@ class _Elements:
         return [(constant(self.real, 0),) * self.components] * count
 
     def disguised(self, element: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the element in registers of its own, which the compiler must not take for the old ones.
+        """Return a copy of the element in new registers, which the compiler cannot merge with the old ones.
 
-        It is xored with the block's number along the grid's third axis, which is 0, since that axis has one block. The
-        compiler does not know that.
+        The copy is the element xor the block's number along the grid's third axis. That number is 0, since the axis has
+        one block, but the compiler does not know this.
         """
         builder, kind = self.builder, integer(self.itemsize // self.components * 8)
         (third,) = _block_z(builder, [])
@@ -104,7 +104,7 @@ class _Elements:
 
 
 def _align(instruction: Any, size: int) -> None:
-    """Promise that a load or store of so many bytes is aligned to them, or to 16."""
+    """Tell the compiler that a load or store of ``size`` bytes is aligned to ``size``, or to 16 if that is less."""
     instruction.align = min(size, 16)
 
 
@@ -132,7 +132,7 @@ class Registers(_Elements):
 
 
 class Shared(_Elements):
-    """A flat array in shared memory, from element ``base`` on; places are constants, part of the instruction."""
+    """A flat array in shared memory, from element ``base`` on. Places are constants, so instructions contain them."""
 
     def __init__(self, builder: Any, array: Array, base: Any) -> None:
         super().__init__(builder, array)
@@ -150,7 +150,7 @@ class Shared(_Elements):
 
 
 class Matrix(_Elements):
-    """One matrix of a stack in global memory, seen from a thread's own element; 64-bit addresses.
+    """One matrix of a stack in global memory; offsets count from a thread's own element.
 
     ``place`` is the thread's batch, row and column; ``unit`` the axis of unit stride, if that is known.
     """

@@ -1,21 +1,21 @@
-"""All that this package takes from numba-cuda and llvmlite: kernels, and machine instructions within them.
+"""Everything that the CUDA kernels use of numba-cuda and llvmlite.
 
-No other module of the CUDA kernels imports these packages. numba-cuda is in maintenance mode, so a move to its
-successor is a new version of this file. It offers:
+No other module of the CUDA kernels imports these packages. numba-cuda is in maintenance mode; to move to its successor,
+write another version of this file. It offers:
 
 `intrinsic`
-    A function of the kernels' language from a Python function that writes instructions with a builder.
+    Makes a function for kernels from a Python function that writes instructions with a builder.
 `assembly`, `instruction`
-    PTX: within an intrinsic, and as an intrinsic of its own.
+    PTX, within an intrinsic and as an intrinsic of its own.
 `Array`
     What an intrinsic is given for an array: its address, shape and strides.
 `tensor_map_addresses`, `dynamic_shared_memory`
-    Parameters that stay in the constant bank, and the shared memory that a launch asks for.
+    Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
 `compile_to_ltoir`
-    A kernel as input for nvJitLink.
+    Compiles a kernel to what nvJitLink links.
 
-The language itself (``cuda.threadIdx``, ``cuda.shared.array``, number types) is passed on as ``cuda`` and ``types``. A
-builder has the arithmetic methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.
+The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
+``types``. Intrinsics may call the methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ BUILDER_METHODS = (
     "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select", "shl", "store", "sub", "trunc",
     "xor", "zext",
 )  # fmt: skip
-"""What intrinsics may call of their builder."""
+"""Methods of a builder that intrinsics may call."""
 
 ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 """Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
@@ -96,11 +96,11 @@ _LLVM = {
     types.float64: (F64, "d"),
 }
 
-# Numba warns of any grid under 128 blocks. Ragged last blocks are small on purpose, and where warnings are errors the
-# product would fail for it.
+# Numba warns of any grid of fewer than 128 blocks. Ragged last blocks are small on purpose, and where warnings are
+# errors the product would fail.
 config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
 
-# Inlined by Numba itself: it would compile a call for the current device, and there may be none.
+# Numba inlines these functions itself. A call would be compiled for the current device, and there may be none.
 inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = cuda.jit(device=True, inline="always")
 
 
@@ -214,9 +214,9 @@ def assembly(
 ) -> Callable[[Any, Any], list[Any]]:
     """Return a function of a builder and values that writes PTX and returns its results.
 
-    ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. What is pure touches no memory
-    that this kernel writes; the rest keeps its order, and the compiler's loads and stores pass it only if it does not
-    clobber memory.
+    ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. Pure code touches no memory
+    that this kernel writes. Other code keeps its order; the compiler moves loads and stores across it only if it does
+    not clobber memory.
     """
     returned = ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
     kind = ir.FunctionType(returned, inputs)
@@ -232,17 +232,17 @@ def assembly(
 
 
 def integer(bits: int) -> Any:
-    """Return the type of integers of so many bits."""
+    """Return the type of integers of ``bits`` bits."""
     return ir.IntType(bits)
 
 
 def is_integer(kind: Any) -> bool:
-    """Whether a builder's type is one of integers."""
+    """Whether a builder's type is an integer type."""
     return isinstance(kind, ir.IntType)
 
 
 def vector(kind: Any, count: int) -> Any:
-    """Return the type of a vector of so many numbers."""
+    """Return the type of a vector of ``count`` numbers."""
     return ir.VectorType(kind, count)
 
 
@@ -252,12 +252,12 @@ def constant(kind: Any, value: float) -> Any:
 
 
 def undefined(kind: Any) -> Any:
-    """Return a value of no meaning, to be filled in."""
+    """Return an undefined value, to be filled in."""
     return ir.Constant(kind, ir.Undefined)
 
 
 class _ByValue(ir.values.ArgumentAttributes):  # type: ignore[misc]
-    """Attributes of a parameter whose ``byval`` names no type: the LLVM of NVVM for sm_90 demands that."""
+    """Attributes of a parameter with ``byval`` but without its type: the LLVM of NVVM for sm_90 demands that."""
 
     _known = {**ir.values.ArgumentAttributes._known, "byval": False}  # noqa: RUF012 (as in llvmlite)
 

@@ -1,7 +1,7 @@
 """Float64 on tensor cores: a warp's `mma.sync` in place of its threads' multiply-adds.
 
-Such an instruction adds its products one by one in ascending k, each by a fused multiply-add that rounds to nearest. So
-the chain is the one that `register_tiled` has without it, and so are the bits. The rest of the kernel is the same too.
+The instruction adds its products one by one in ascending k, each by a fused multiply-add that rounds to nearest. So the
+chain, and its bits, are those of `register_tiled` without it. The rest of the kernel is the same code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["multiply", "source"]
 
 
 def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
-    """Make what `unrolled.multiply` makes, where a step is an instruction's: 4 steps of k."""
+    """Make what `unrolled.multiply` makes; here a step is one instruction's, 4 steps of k."""
     loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0)[1], tiling.steps(1)[1])
     counts, first_b = tiling.operands, tiling.thread_rows
     steps, products = tiling.depth // tiling.step, tiling.products()
@@ -48,7 +48,7 @@ def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
 
 
 def _instruction(rows: int) -> Callable[[Any, Any], list[Any]]:
-    """Return what writes one instruction: values of A, B and C to those of D."""
+    """Return a function that writes one instruction, from values of A, B and C to those of D."""
     a, c = rows // 8, rows // 4
     ends = itertools.accumulate((0, c, a, 1, c))
     sets = ["{" + ", ".join(f"${i}" for i in range(*ends_of)) + "}" for ends_of in itertools.pairwise(ends)]

@@ -1,7 +1,7 @@
-"""Make float64 numbers of their residues, and add them to C.
+"""Compute float64 numbers from their residues, and add them to C.
 
-Three sums of residues by parts of their weights, 42 bits each, are exact in float64, and so is what remains of them
-when a multiple of P is taken away: rounding happens once, where the parts are put together, and once where C is added.
+Weights are split into three parts of 42 bits. The sums of residues times each part are exact in float64, and stay exact
+when a multiple of P is subtracted. So a number is rounded once, where its parts are added, and once where C is added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 
 
 def _sums(builder, address, step):
-    """Three exact sums for each of four columns: a word holds their residues, as they come out of the tensor cores."""
+    """Write three exact sums for each of four columns, whose residues lie in one word."""
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
     words = []
     for _ in WEIGHTS:

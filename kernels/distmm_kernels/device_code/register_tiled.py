@@ -1,10 +1,10 @@
-"""A thread owns 8 x 16 elements of C in registers: what it loads from shared memory serves 8 or 16 multiply-adds.
+"""A thread owns 8 x 16 elements of C in registers, so each element loaded from shared memory serves 8 or 16 products.
 
 `tiled` needs two loads from shared memory for one multiply-add, and waits for them. Here a step of k is an outer
-product: 8 elements of A and 16 of B, six vector loads in all, give 128 multiply-adds, and the loads of the next step
-are under way meanwhile. Tiles lie in shared memory with k first. They come as asynchronous copies of 16 bytes, a few
-stages ahead and past the registers, so that next to nothing but multiply-adds is left for the threads to do. For that
-`prepare` brings operands into memory with k first. `distmm_kernels.tiles.tiling` computes which thread does what.
+product: six vector loads bring 8 elements of A and 16 of B, which give 128 multiply-adds. The loads of the next step
+overlap with them. Tiles lie in shared memory with k first. Asynchronous copies of 16 bytes, which bypass registers,
+bring them a few stages ahead, so that threads execute little else than multiply-adds. `prepare` brings operands into
+memory with k first for that. `distmm_kernels.tiles.tiling` computes which thread does what.
 """
 
 from __future__ import annotations
@@ -65,10 +65,10 @@ def register_tiled(
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
-    if dynamic_bytes(tiling):  # then both arrays are all that the launch gives, and B's tiles lie behind A's
+    if dynamic_bytes(tiling):  # then both arrays are the launch's dynamic shared memory, and B's tiles lie behind A's
         all_a, all_b, first_b = 0, 0, int32(all_a)
     outputs, operands = tiling.thread_rows * tiling.thread_columns, 2 * tiling.operands
-    # unsigned: Numba gives signed divisions Python's rounding, and mixes int64 with uint64 into floats
+    # unsigned: Numba rounds signed divisions as Python does, and converts int64 with uint64 to floats
     warp_size, warp_rows, vector = uint32(32), uint32(tiling.warp_rows), uint32(tiling.vector)
     warp_height, warp_width = (
         uint32(tiling.warp[0] * tiling.thread_rows),
@@ -110,7 +110,8 @@ def register_tiled(
         else:
             read_a, read_b = i, j + first_b
 
-        # the thread's vectors of the operands; beyond the last column it reads that: what comes of it is not stored
+        # the thread's vectors of the operands; beyond the last column it reads the last one, and the results are not
+        # stored
         k_a, i_a, into_a = share_a(thread)
         k_b, j_b, into_b = share_b(thread)
         into_b += first_b
@@ -144,7 +145,7 @@ def register_tiled(
             free = now
             now = int32(now + one) if now < last else first
             wait()
-            cuda.syncthreads()  # the next tiles are complete, and nobody reads these any more
+            cuda.syncthreads()  # the next tiles are complete, and no thread reads the old ones any more
             multiply_last(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
 
@@ -156,7 +157,7 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
 
     ``share(thread)`` gives the step of k and the row of A, or column of B, that the thread's first vector begins at,
     and its place in the tile. ``beside(i, size)`` gives the row or column to read in place of one that may lie beyond
-    the last. Then `unrolled.address` and `unrolled.copy`.
+    the last. The other two are those of `unrolled.address` and `unrolled.copy`.
     """
     lanes, pitch, vector = uint32(tiling.lanes(operand)), int32(tiling.pitch(operand)), uint32(tiling.vector)
 

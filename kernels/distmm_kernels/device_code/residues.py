@@ -1,6 +1,6 @@
 """Kernels that split float64 operands into residues: two passes over the operand, one over the result.
 
-A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads looks at `ROWS` rows and `STRETCH` of k. Where k
+A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads reads `ROWS` rows and `STRETCH` of k. Where k
 is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
 
 All have the same parameters, unsigned and of 64 bits: the addresses of the operand, of the memory that receives its
@@ -9,8 +9,8 @@ one row to the next, and along k; rows, k; offsets in memory of factors and weig
 each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
-Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
-them. `distmm_kernels.reference.residue_twin` does the same in NumPy.
+Squares are added in the same order for each layout of the operand, since the scale, and with it every bit of a product,
+depends on their sum. `distmm_kernels.reference.residue_twin` does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ def _packed(weights: tuple[int, ...]) -> int:
 
 @inlined
 def _tile_of_block(rows, k, first_matrix):
-    """Return lane and warp of the thread, and what its block looks at.
+    """Return lane and warp of the thread, and the part of the operand that its block reads.
 
-    That is the first of `ROWS` rows, the number of the stretch, the matrix, the first step of k and how many there are.
+    That is the first of `ROWS` rows, the number of the stretch, the matrix, the first step of k and the count of steps.
     """
     thread = u32(cuda.threadIdx.x)
     lane, warp = thread & u32(31), thread >> u32(5)
@@ -118,7 +118,7 @@ def _tile_of_block(rows, k, first_matrix):
 
 @inlined
 def _four(address, along, left):
-    """Load four neighbours along k, of which so many are there."""
+    """Load four neighbours along k, of which the first ``left`` exist; the others are zero."""
     return (
         load_double(address, i32(left > i32(0))),
         load_double(address + along, i32(left > i32(1))),
@@ -264,7 +264,7 @@ def split(along_k: bool) -> Source:
                 weight += weigh(x[2], y[2], bound, left > i32(2)) + weigh(x[3], y[3], bound, left > i32(3))
                 weight = warp_sum(weight)
                 if lane == u32(0) and weight != u32(0):
-                    # it only grows, so whoever adds to it may judge
+                    # the weight only grows, so any block that adds to it may raise the guard
                     weight += add_global(memory + weights + own * u64(4), weight)
                     if weight > length:
                         raise_guards(flags, granule, RANGE)

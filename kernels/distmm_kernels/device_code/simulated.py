@@ -1,8 +1,8 @@
 """The functions of `unrolled` and `mma` as loops in Python, for Numba's simulator, which runs no machine instructions.
 
-They follow the same offsets, so that a wrong one shows there, and check what the kernels promise. The simulator runs
-one thread at a time: where an instruction is a whole warp's, a thread reads from shared memory what the other lanes
-would hold.
+They use the same offsets, so the simulator finds wrong ones, and they check the kernels' promises. The simulator runs
+one thread at a time. Where an instruction belongs to a whole warp, a thread reads from shared memory what the other
+lanes would hold.
 """
 
 from __future__ import annotations
@@ -89,12 +89,12 @@ def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
 
 
 def close_stage() -> Callable[[], None]:
-    """Make what `unrolled.close_stage` makes: nothing is under way."""
+    """Make what `unrolled.close_stage` makes: copies are complete at once."""
     return lambda: None
 
 
 def wait_for_stages(open_stages: int) -> Callable[[], None]:
-    """Make what `unrolled.wait_for_stages` makes: nothing is under way."""
+    """Make what `unrolled.wait_for_stages` makes: copies are complete at once."""
     return lambda: None
 
 

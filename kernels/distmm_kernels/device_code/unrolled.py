@@ -1,8 +1,8 @@
 """Loops over the registers of a thread, unrolled when the kernel is built.
 
-An array of registers exists only while every index into it is a constant: one loop that the compiler leaves standing,
-and the array goes to local memory. So these loops are written out as instructions, with vectors as wide as a thread can
-load, in place of hoping for the optimiser. `simulated` has the same functions as loops in Python.
+An array stays in registers only if every index into it is a constant: if the compiler leaves one loop rolled, the array
+goes to local memory. So these loops are written out as instructions, with vectors as wide as a thread can load.
+`simulated` has the same functions as loops in Python.
 
 ``registers`` is a ``cuda.local.array``; shared memory is one flat array; a matrix is ``matrices[batch]``, of a stack.
 """
@@ -45,7 +45,7 @@ def load(offsets: Offsets) -> Callable[..., None]:
 def store(offsets: Offsets, width: int) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: store vectors along rows, where inside.
 
-    A vector wider than one element has unit stride, is aligned, and does not stick out of the matrix.
+    A vector wider than one element has unit stride, is aligned, and lies within the matrix.
     """
 
     def write(builder, array, stack, batch, row, column, inside):
@@ -53,8 +53,8 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
         matrix = Matrix(builder, stack, (batch, row, column), 1 if width > 1 else None)
         for p, offset in enumerate(offsets):
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                # A vector is stored from neighbouring registers. Were these the ones that the loop before adds in, the
-                # order would put operands of multiply-adds into one bank of the register file, which gives one a cycle.
+                # A vector store needs neighbouring registers. If these were the accumulators of the loop before, their
+                # order would put operands of a multiply-add into one register bank, which gives one operand a cycle.
                 matrix.store(offset, [registers.disguised(element) for element in registers.get(p * width, width)])
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
@@ -84,9 +84,9 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
     vector
         Elements in 16 bytes.
 
-    Rows beyond the last arrive as zeros; what lies in a vector beyond the last column is of no meaning. The address of
-    element ``(k, column)`` is given as ``first``, since that is cheaper to move on than to compute. The data is there
-    after `wait_for_stages` and a barrier.
+    Rows beyond the last become zeros; elements of a vector beyond the last column are undefined. ``first`` is the
+    address of element ``(k, column)``: to add to it is cheaper than to compute it again. The data has arrived after
+    `wait_for_stages` and a barrier.
     """
 
     def write(builder, array, base, stack, batch, k, column, first):
@@ -103,7 +103,7 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
 def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
     """Make what `copy` makes, for matrices whose columns have unit stride, and tiles whose rows are such columns.
 
-    ``steps`` are columns then. What lies beyond the last row arrives as zeros, and so do columns beyond the last.
+    ``steps`` are columns then. Elements beyond the last row, and columns beyond the last, become zeros.
     """
 
     def write(builder, array, base, stack, batch, k, column, first):
@@ -122,21 +122,21 @@ def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
 
 
 def close_stage() -> Callable[[], None]:
-    """Make ``()``: what this thread began to copy since the last call is one stage."""
+    """Make ``()``: the copies that this thread started since the last call become one stage."""
     return instruction("cp.async.commit_group;")
 
 
 def wait_for_stages(open_stages: int) -> Callable[[], None]:
-    """Make ``()``: wait until no more than so many stages of this thread, the youngest, are still on their way."""
+    """Make ``()``: wait until all stages of this thread but the last ``open_stages`` have arrived."""
     return instruction(f"cp.async.wait_group {open_stages};")
 
 
 def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
     """Make ``(acc, operands, tile_a, base_a, tile_b, base_b)``: multiply-add steps ``first <= k < last`` of a tile.
 
-    One step adds an outer product, ``thread_rows`` elements of A times ``thread_columns`` of B. They are in registers
-    already, and those of the next step are loaded meanwhile. After a tile's last step that is step 0 of the next tile,
-    whose place is then to be given. Step -1 is none, and only loads those of step 0.
+    One step adds an outer product, ``thread_rows`` elements of A times ``thread_columns`` of B. Its operands are in
+    registers already, and it loads those of the next step. After a tile's last step that is step 0 of the next tile,
+    whose place the caller gives. Step -1 adds nothing and loads the operands of step 0.
     """
     rows, columns = tiling.thread_rows, tiling.thread_columns
 
@@ -151,7 +151,7 @@ def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
                 first_a, first_b = tiling.step_registers(k)
                 a, b = operands.get(first_a, rows), operands.get(first_b, columns)
                 for j in range(columns):
-                    # there and back: neighbours in time share an operand, which its register's cache then serves
+                    # down and up again: successive multiply-adds share an operand, which the operand cache then holds
                     for i in range(rows) if j % 2 == 0 else reversed(range(rows)):
                         (old,) = acc.get(i * columns + j, 1)
                         acc.put(i * columns + j, [acc.multiply_add(old, a[i], b[j])])

@@ -1,8 +1,8 @@
-"""Numbers of float64 products by residues: sixteen moduli, and the weights that make a number of its residues. Exact.
+"""Sixteen moduli for float64 products by residues, and the weights that make a number of its residues; exact integers.
 
-The product of integer matrices is known from its residues modulo numbers without common factors (Chinese remainder
-theorem), as long as it lies within half of their product P. Modulo a number of 8 bits it is a product of int8 matrices,
-which tensor cores compute exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv 2504.08009).
+Residues modulo numbers without common factors determine a product of integer matrices, as long as its elements are
+smaller than half of the moduli's product P (Chinese remainder theorem). Modulo a number of 8 bits it is a product of
+int8 matrices, which tensor cores compute exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv 2504.08009).
 
 Sixteen moduli leave 62 bits for a row of A and a column of B: elements of N(0, 1) keep their 53 bits for any k up to
 `distmm_kernels.emulation.formats.GRANULE`. With fifteen, matrices skewed along k by 2^4 would have a larger error than
@@ -30,7 +30,7 @@ __all__ = [
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
 PRODUCT = math.prod(MODULI)
 
-# A residue is what is left of ``x + OFFSET``, less OFFSET: from -128 to 127 at most, an int8.
+# A residue of x is ``(x + OFFSET) mod modulus - OFFSET``: from -128 to 127 at most, an int8.
 OFFSET = 128
 
 # The product of the squared norms of a row and a column, both integers, stays below this squared: then their inner
@@ -70,7 +70,7 @@ def byte_weights(modulus: int) -> tuple[int, ...]:
 
 
 def start(modulus: int) -> int:
-    """Return what the sum over the bytes of ``x + 2^63`` by their weights starts from, so that no sum is negative.
+    """Return the number that the weighted sum of the bytes of ``x + 2^63`` starts from, so that no sum is negative.
 
     Modulo the number, the sum is then ``x + OFFSET``; it is below 2^19.
     """

@@ -1,9 +1,9 @@
-"""float64 operands as residues: what lies where, which kernels make them, what was found on the way.
+"""float64 operands as residues: their layout in memory, the kernels that make them, and the guards.
 
 A row of A (a column of B) is scaled by a power of two, granule by granule of k, to integers that fill the moduli's
 range (`distmm_kernels.emulation.moduli`), and rounded. The scale comes from the row's norm, so that every inner product
 is known by its residues. What lies below the last bit of a row's integers is lost. That is little where a row's numbers
-are of like size, and raises a `Guard` where they are not.
+are of similar size, and raises a `Guard` where they are not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROWS = 32  # of one block of threads
 THREADS = 256
 COLUMNS = 4  # of C that one thread makes of their residues: a word of each modulus
 
-# A shorter granule has too few numbers for a share of small ones to mean anything, and a float64 chain takes as long.
+# In a shorter granule the share of small numbers says too little, and a chain of float64 multiply-adds is as fast.
 SHORTEST = 512
 
 # Sums of squares of a row and granule, within which scaling, products and results stay within float64's range.
@@ -38,11 +38,12 @@ LEAST_SQUARES, LARGEST_SQUARES = 2.0**-800, 2.0**800
 
 
 def smallest(length: int) -> int:
-    """Return the exponent of the least integer that is not small, for a granule of so many steps.
+    """Return the exponent of the least integer that is not small, for a granule of ``length`` steps.
 
-    Where nearly all of a row's integers are that small, and a column is 0 at the others, rounding them changes the
-    product by ``0.29 * 2^-smallest`` of its norm, and a chain of multiply-adds by ``3e-17 * sqrt(length)`` (NumPy, N(0,
-    1)): about the same. N(0, 1) is scaled to 2^8 to 2^9 times as much, and 0.2 % of its numbers are smaller.
+    The worst case: nearly all of a row's integers are that small, and the column is 0 at the others. Then rounding
+    changes the product by ``0.29 * 2^-smallest`` of its norm. A chain of multiply-adds changes it by about as much,
+    ``3e-17 * sqrt(length)`` (NumPy, N(0, 1)). N(0, 1) is scaled to 2^8 to 2^9 times this size, and 0.2 % of its numbers
+    are smaller.
     """
     return 52 - (length.bit_length() - 1) // 2
 
@@ -152,7 +153,7 @@ class Splitter:
             *(strides[0], strides[1], strides[2], rows, k),
             *(at.factors, at.weights, at.granule_step, at.last_ld, smallest(GRANULE), smallest(last)),
         )
-        # a warp reads 32 neighbours, in whichever way they lie
+        # a warp reads 32 neighbours, along k or along rows
         along_k = k == 1 or (rows > 1 and abs(strides[2]) <= abs(strides[1])) or rows == 1
         tiles = -(-rows // ROWS) * -(-k // STRETCH), 1
         name = "distmm_kernels.device_code.residues:"

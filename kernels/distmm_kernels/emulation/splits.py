@@ -1,4 +1,4 @@
-"""float32 operands in tensor cores' formats: which kernels split them, what results, and what was found on the way."""
+"""float32 operands in tensor cores' formats: the launches that split them, the layout of the parts, and the guards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
 Array = Any  # cupy.ndarray: CuPy ships no types
 
 MAX_GRID_Z = 65535
-PAST_THE_ROWS = 256  # a tile of the product may stick out so far, and still read scales
+PAST_THE_ROWS = 256  # a tile of the product may extend so far beyond the last row, and reads scales there
 ALIGNMENT = 256  # bytes, of what shares one allocation
 GUARDS, NO_GUARD = len(Guard), Guard(0)
 Grid = tuple[int, int, int]
@@ -48,8 +48,8 @@ class Piece(NamedTuple):
 class Layout(NamedTuple):
     """Where the parts of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
 
-    If ``k_major``, each granule of an operand in two parts is a stack of its own, with lines of `GRANULE` elements:
-    with lines of all of k, the 128 lines that the accelerator loads at once would lie on too many pages of memory.
+    If ``k_major``, each granule of an operand in two parts is a stack of its own, with lines of `GRANULE` elements. If
+    lines had all of k, the 128 lines that the accelerator loads at once would lie on too many pages of memory.
     """
 
     batch: int
@@ -121,7 +121,7 @@ class Parts:
         return self._piece(index, at.batch, lines, line, ld, step, 4 * max(granules(at.k), 1) * at.table_pitch)
 
     def side_by_side(self, first: int, count: int) -> Piece:
-        """Return whole granules of a single matrix as a stack of so many."""
+        """Return ``count`` whole granules of a single matrix as a stack."""
         at = self.layout
         lines, line = (at.rows, GRANULE) if at.k_major else (GRANULE, at.rows)
         return self._piece(first, count, lines, line, at.ld, at.granule_step, 4 * at.table_pitch)
@@ -136,7 +136,7 @@ class Parts:
         return Piece(*parts, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
 
     def array(self, part: Stack) -> Array:
-        """Return what lies in a piece as a CuPy array."""
+        """Return a part of a piece as a CuPy array."""
         import cupy
 
         pointer = self.memory + (part.address - self.memory.ptr)
@@ -154,7 +154,7 @@ class Parts:
 
 
 class Found:
-    """The guards of an operand, written by the device into pinned memory of the host: nothing has to be fetched."""
+    """The guards of an operand. The device writes them into pinned host memory, so no copy is needed to read them."""
 
     def __init__(self, count: int, looked_for: bool) -> None:
         import cupy
@@ -170,7 +170,7 @@ class Found:
         self._done = cupy.cuda.Event(disable_timing=True)
 
     def __del__(self) -> None:
-        # the memory may be given to somebody else after this, and the device may still write to it
+        # after this the memory may be reused, so wait until the device no longer writes to it
         if self._guards is None:
             self._done.synchronize()
 
@@ -186,7 +186,7 @@ class Found:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """Guards of each granule: where one is raised, the parts are no numbers to compute with."""
+        """Guards of each granule. Where one is raised, the parts of the granule are not valid."""
         if self._guards is None:
             self._done.synchronize()
             if not self._flags.any():
@@ -199,7 +199,7 @@ class Found:
 
     @property
     def raised(self) -> bool:
-        """Whether any guard is."""
+        """Whether any guard is raised."""
         return any(self.guards)
 
 
@@ -207,7 +207,7 @@ class _Plan(NamedTuple):
     """How stacks of one shape, strides and alignment are split."""
 
     layout: Layout
-    zeros: tuple[int, int]  # bytes from, and how many
+    zeros: tuple[int, int]  # offset and number of bytes that must be zero before
     launches: tuple[tuple[LoadedKernel, Grid], ...]
     numbers: tuple[int, ...]
 

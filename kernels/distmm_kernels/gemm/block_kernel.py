@@ -54,7 +54,7 @@ def grid(shape: tuple[int, ...], tile: int) -> tuple[tuple[int, int], tuple[int,
 
 
 def stacks(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[list[Array]]:
-    """Cut batches as `matrices` does; one matrix alone is a stack of one, and no c is one zero seen with stride 0."""
+    """Cut batches as `matrices` does. One matrix is a stack of one; a missing c is a zero, broadcast."""
     if c is None:
         c = np.broadcast_to(np.zeros_like(d, shape=()), d.shape)
     for stack in matrices(a, b, c, d):
@@ -75,12 +75,12 @@ def compiled(
     """
     del compute_capability  # a key of the cache; Numba compiles for the current device
     stack = types.Array(from_dtype(dtype), 3, "A")
-    # no launch_bounds: they cost 15 % on an H200, and the tests see that 1024 threads fit without
+    # no launch_bounds: they cost 15 % on an H200, and 1024 threads fit without them (tests check that)
     return cuda.jit(types.void(stack, stack, stack, stack))(source(dtype, tile))
 
 
 def view(array: Array) -> Any:
-    """Return Numba's view of a CuPy array, without the wait for its stream: the launch is on that stream."""
+    """Return Numba's view of a CuPy array, without a wait for its stream: the launch is on the same one."""
     return cuda.as_cuda_array(array, sync=False)
 
 

@@ -1,9 +1,9 @@
-"""float32 products on tensor cores that multiply 11 bits: three products of halves, each granule of k by what suits it.
+"""float32 products on tensor cores that multiply 11 bits: three products of halves, or another way for each granule.
 
 ``A B = A_low B_high + A_high B_low + A_high B_high``, with the halves of `distmm_kernels.emulation.formats`. The Hopper
 kernel adds the products, and takes the sum out of the tensor cores every stage, since those truncate. float16 halves
-are twice as fast as TF32 ones, and right for numbers of like size. Where a guard is raised, the granule takes another
-way:
+are twice as fast as TF32 ones, and accurate for numbers of similar size. Where a guard is raised, the granule takes
+another way:
 
 1. float16 halves with scales;
 2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
@@ -30,7 +30,7 @@ from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 
-# A chain of fewer multiply-adds has a smaller error than the split: twins.py, N(0, 1) and U(0, 1)
+# A shorter chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
 SHORTEST = 256
 
 MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
@@ -110,9 +110,9 @@ class Fp16x3Kernel(GuardedKernel):
             c = d
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
-        """Return how many granules to multiply at once: more than one where one leaves processors without work.
+        """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.
 
-        Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
+        Only float16 halves: their products do not start from C, and are added to it in order, with the same bits.
         """
         if k < 2 * GRANULE:
             return 1
@@ -178,7 +178,7 @@ class Fp16x3Kernel(GuardedKernel):
 
 
 class Tf32x3Kernel(Fp16x3Kernel):
-    """Halves in TF32: half as fast, and right for nearly any numbers."""
+    """Halves in TF32: half as fast, and accurate for nearly any numbers."""
 
     name = "tf32x3"
     form = TF32_PAIR

@@ -1,7 +1,8 @@
-"""Tensor cores of Hopper GPUs, fed by the tensor memory accelerator: float16, bfloat16, int8, and TF32.
+"""Products on Hopper's tensor cores, operands loaded by the tensor memory accelerator: float16, bfloat16, int8, TF32.
 
-Operands stay as they are where the accelerator can read them: rows or columns contiguous, all aligned to 16 bytes; else
-they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper.hopper_gemm`.
+The accelerator reads operands in place if rows or columns are contiguous and all of them begin at multiples of 16
+bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
+`distmm_kernels.device_code.hopper.hopper_gemm`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
-_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # what float32 sums may be rounded to as they are stored
+_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # types that the epilogue can round float32 sums to
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,7 +131,7 @@ class HopperKernel(AlignedKernel):
 
 
 class HopperTf32Kernel(HopperKernel):
-    """float32 operands, rounded to nearest to 11 significant bits (TF32) on their way to the tensor cores."""
+    """float32 operands, which the load rounds to nearest to 11 significant bits (TF32)."""
 
     name = "hopper_tf32"
     granule = 32

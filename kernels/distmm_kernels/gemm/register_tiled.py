@@ -29,7 +29,7 @@ class RegisterTiledKernel(launch.CudaKernel):
         self._launches: dict[tuple[Any, ...], launch.Launch] = {}
 
     def _format(self, block: Array, operand: str) -> Array:
-        """Return the operand in vectors along m or n: as it is if it lies so, else copied."""
+        """Return the operand in vectors along m or n: itself if it has them, otherwise a copy."""
         block = super()._format(block, operand)
         return self._left(block) if operand == "A" else self._right(block)
 
@@ -44,7 +44,7 @@ class RegisterTiledKernel(launch.CudaKernel):
             for each in launch.matrices(self._left(a), self._right(b), c, d):
                 self._launch(*each)(*map(_address, each))
             return
-        # what a launch depends on but for addresses; of those, whether all are aligned
+        # a launch depends on shapes, strides, and whether all addresses are aligned, not on the addresses themselves
         strides = a.strides, b.strides, None if c is None else c.strides, d.strides
         addresses = [stack.address(a), stack.address(b), _address(c), stack.address(d)]
         aligned = not (addresses[0] | addresses[1] | addresses[3]) % VECTOR_BYTES

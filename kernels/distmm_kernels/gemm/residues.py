@@ -3,10 +3,10 @@
 Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`). The Hopper kernel multiplies all of them
 as one batch, and reduces its sums as it stores them: a byte for each modulus and element of C. These residues are of an
 integer, which is rounded once, scaled, and added to C. Its error is less than that of a chain of float64
-multiply-adds; where a guard says that it might not be, and where a granule is short, a granule is such a chain.
+multiply-adds. A granule is such a chain where a guard says that the error might be larger, and where it is short.
 
-C is worked on in parts, so that its residues take a bounded amount of memory, and so do copies of operands that a chain
-of multiply-adds cannot read where they lie. Granules that are always chains have no residues.
+C is computed in parts, which bounds the memory of its residues, and of copies of operands that a chain of multiply-adds
+cannot read in place. Granules that are always chains have no residues.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
 
-WORKSPACE = 1 << 29  # bytes of residues of C at a time: work for 100 rounds of all processors
+WORKSPACE = 1 << 29  # bytes of residues of C at a time: 100 tiles for each multiprocessor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -159,7 +159,7 @@ def strip(m: int, n: int) -> tuple[int, int]:
 
 
 def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Cut C into parts of so many rows and columns, the last ones smaller."""
+    """Cut C into parts of ``rows`` by ``columns``; the last ones are smaller."""
     for down in range(0, m, rows):
         for across in range(0, n, columns):
             yield slice(down, min(m, down + rows)), slice(across, min(n, across + columns))

@@ -1,7 +1,7 @@
-"""Kernels' machine code, kept on disk: compiled once a machine, not once a process.
+"""Machine code of kernels, kept on disk: each kernel is compiled once a machine, not once a process.
 
-Numba's own cache knows a kernel's function only and goes stale when an intrinsic in another module changes. Here the
-key is everything that machine code depends on, so an entry is right or absent.
+Numba's own cache is keyed by a kernel's function, and goes stale when an intrinsic in another module changes. The key
+here has everything that machine code depends on, so an entry is right or absent.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Recipe:
 
 
 def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
-    """Return a kernel's machine code: from disk, else compiled now and written there for other processes."""
+    """Return a kernel's machine code: read from disk, or compiled now and written there for other processes."""
     path = cache_folder() / f"{recipe.key(compute_capability)}.kernel"
     found = _read(path)
     if found is None:
@@ -71,7 +71,7 @@ def cache_folder() -> Path:
 
 @functools.cache
 def _sources() -> str:
-    """Digest of this package's modules. All of them: any may be imported by what makes a kernel."""
+    """Return a digest of all modules of this package, since a kernel's maker may import any of them."""
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -85,7 +85,7 @@ def _versions() -> str:
 
 
 def _read(path: Path) -> Binary | None:
-    """Return what lies there; None if nothing does, or if it is not what was written: then it is compiled again."""
+    """Read a kernel from a file; None if there is none, or if its checksum is wrong: then it is compiled again."""
     try:
         content = path.read_bytes()
     except OSError:
@@ -98,7 +98,7 @@ def _read(path: Path) -> Binary | None:
 
 
 def _write(path: Path, made: Binary) -> None:
-    """Write to a file of our own and rename it: readers, and other writers, see the whole of it or nothing."""
+    """Write to a temporary file and rename it, so that readers and other writers see all of it or nothing."""
     facts = {"threads": made.threads, "shared_bytes": made.shared_bytes, "log": made.log}
     content = json.dumps(facts).encode() + b"\n" + made.cubin
     try:

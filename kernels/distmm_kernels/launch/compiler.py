@@ -27,7 +27,7 @@ class Source:
     threads
         Of one block.
     blocks
-        That shall fit on one multiprocessor at the same time: bounds the registers of a thread.
+        How many must fit on one multiprocessor at the same time; this bounds the registers of a thread.
     shared_bytes
         Dynamic shared memory of one block.
     """
@@ -41,7 +41,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Binary:
-    """A kernel as machine code, with what a launch has to know.
+    """A kernel as machine code, with what a launch needs.
 
     Attributes
     ----------
@@ -58,13 +58,13 @@ class Binary:
 
 
 def architecture(compute_capability: tuple[int, int]) -> str:
-    """Return the name of the target, with all its own instructions (``sm_90a``) where there are such."""
+    """Return the name of the target; ``sm_90a`` and later ones include instructions of that architecture alone."""
     major, minor = compute_capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def versions() -> str:
-    """Return the versions of what takes part in compilation."""
+    """Return the versions of all packages and libraries that compile a kernel."""
     from importlib.metadata import version
 
     from cuda.bindings import nvjitlink, nvvm

@@ -21,7 +21,7 @@ __all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded
 
 
 def check(status: Any, *answer: Any) -> Any:
-    """Return what a call of the driver answers.
+    """Return the results of a call of the driver.
 
     Raises
     ------
@@ -58,7 +58,7 @@ class LoadedKernel:
         (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
         handle = check(*driver.cuDeviceGet(device.index))
         attribute = driver.CUfunction_attribute
-        if self.shared_bytes > 48 * 1024:  # more must be asked for, kernel by kernel and device by device
+        if self.shared_bytes > 48 * 1024:  # more must be requested, for each kernel and device
             most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(*driver.cuKernelSetAttribute(most, self.shared_bytes, kernel, handle))
         fact = functools.partial(driver.cuKernelGetAttribute, kernel=kernel, dev=handle)
@@ -86,7 +86,7 @@ class LoadedKernel:
             Address of a CUDA stream; CuPy's current one if None.
         """
         try:
-            block = self._blocks.block  # each thread's own: the driver reads it before the launch returns
+            block = self._blocks.block  # one for each thread; the driver reads it before the launch returns
         except AttributeError:
             block = self._blocks.block = ParameterBlock(len(maps), len(values))
         self.launch_with(grid, block.fill(maps, values), stream)
@@ -101,9 +101,9 @@ class LoadedKernel:
 
 
 class ParameterBlock:
-    """What the driver reads a kernel's parameters from: pointers to tensor maps and to values, before them the values.
+    """The buffer from which the driver reads a kernel's parameters: values, then pointers to tensor maps and to values.
 
-    It is filled with one call of `struct`, where a ctypes object for each parameter would take 20 us.
+    One call of `struct` fills it; a ctypes object for each parameter would take 20 us.
     """
 
     def __init__(self, maps: int, values: int) -> None:
@@ -125,7 +125,7 @@ _loaded: dict[tuple[Recipe, int], LoadedKernel] = {}
 
 
 def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
-    """Return the kernel on a device; found on disk or compiled at the first call of a process (not in every thread)."""
+    """Return the kernel on a device. The first call of a process finds it on disk or compiles it."""
     key = recipe, device.index
     kernel = _loaded.get(key)
     if kernel is None:
@@ -139,6 +139,7 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
 def array_arguments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
     """Return an array as a kernel's arguments where its signature has a Numba array of the same dimensions.
 
-    In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes.
+    In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes. That is numba-
+    cuda's layout: `distmm_kernels.device_code.emit.check` refuses another one.
     """
     return (0, 0, math.prod(shape), itemsize, address, *shape, *strides)

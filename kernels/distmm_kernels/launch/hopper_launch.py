@@ -1,4 +1,4 @@
-"""Launches of the Hopper kernel on matrices that lie as it wants them."""
+"""Launches of the Hopper kernel on matrices that the tensor memory accelerator can load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ NO_SCALES = Scales(0, 0, 0, 0)
 
 
 class _Launch(NamedTuple):
-    """All that the kernel is given. Block and maps are kept, since the driver reads what lies at their addresses."""
+    """All parameters of a launch. Block and maps are kept alive, since the driver reads from their addresses."""
 
     grid: tuple[int, int, int]
     parameters: int
@@ -63,8 +63,8 @@ class HopperGemm:
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
-        # freed memory is given out again, so products of like size soon meet the same addresses; if not, the map of a D
-        # at a new address costs more than all else here
+        # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the map
+        # of a D at a new address costs more than the rest of a launch.
         self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
     def __call__(
@@ -81,8 +81,8 @@ class HopperGemm:
         ----------
         a, b
             One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is
-            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. As
-            `Stack.for_tensor_map` gives them. One matrix, or as many as D.
+            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. From
+            `Stack.for_tensor_map`. One matrix, or as many as D.
         c
             ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
         d

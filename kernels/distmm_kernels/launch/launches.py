@@ -1,7 +1,7 @@
-"""Host side of every CUDA kernel: memory, streams, batches, the launch. A kernel's own file holds its idea only.
+"""The host side that all CUDA kernels share: memory, streams, batches, launches.
 
-CuPy owns memory and streams. A kernel runs on CuPy's current stream of the calling thread, and waits for that stream
-alone: other work on the device goes on. Nothing here imports Numba, which takes longer than many a product.
+CuPy owns memory and streams. A kernel runs on CuPy's current stream of the calling thread and waits for that stream
+only, so other work on the device goes on. Nothing here imports Numba, since that takes longer than many products.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CudaKernel(Kernel):
 
 
 class Launch:
-    """A launch of a kernel on stacks of matrices that lie in given ways: only their addresses are still to come.
+    """A launch of a kernel on stacks of given shapes and strides; each call gives their addresses.
 
     Parameters
     ----------

@@ -33,7 +33,7 @@ class TensorMap:
 
 @functools.lru_cache(maxsize=4096)
 def tensor_map(stack: Stack, kind: str, rows: int, columns: int) -> TensorMap:
-    """Return the tensor map of a `Stack.for_tensor_map`, loaded or stored in boxes of so many rows and columns.
+    """Return the tensor map of a `Stack.for_tensor_map`, loaded or stored in boxes of ``rows`` by ``columns``.
 
     Rows of a box are at most 128 bytes long, and lie in shared memory permuted by the 128-byte swizzle.
     """

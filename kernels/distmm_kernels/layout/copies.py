@@ -17,7 +17,7 @@ from distmm_kernels.layout.stack import Stack
 __all__ = ["CHUNK", "COPIES", "TILE", "WARPS", "Copy", "Request", "choose"]
 
 TILE = 32  # rows and columns of what a block transposes; words of 4 bytes where elements are smaller
-WARPS, CHUNK = 8, 128  # of a block that realigns rows, and words of 4 bytes that one of them has under way
+WARPS, CHUNK = 8, 128  # warps of a block that realigns rows, and words of 4 bytes that a warp loads before it waits
 
 NUMBERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}  # that elements are copied as, by bytes
 

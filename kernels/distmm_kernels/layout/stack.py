@@ -118,7 +118,7 @@ class Stack(NamedTuple):
         return Stack(address, self.shape, self.strides, self.itemsize)
 
     def rows_from(self, first: int, count: int) -> Stack:
-        """Describe so many rows of each matrix, from the first on."""
+        """Describe ``count`` rows of each matrix, from row ``first`` on."""
         shape = *self.shape[:-2], count, self.columns
         return Stack(self.address + first * self.pitch, shape, self.strides, self.itemsize)
 

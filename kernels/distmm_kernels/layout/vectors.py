@@ -25,7 +25,7 @@ def has_vectors(array: Array, axis: int) -> bool:
 
 
 def in_vectors(rows: Array, device: Device) -> Array:
-    """Copy to rows that `has_vectors`, filled up to whole vectors with zeros.
+    """Copy to rows that `has_vectors`, completed to whole vectors with zeros.
 
     Long ones begin at lines of the cache: the rows of a tile, each of 128 bytes, are then read as whole lines.
 
@@ -54,8 +54,8 @@ def in_vectors(rows: Array, device: Device) -> Array:
 def row_pitch(columns: int, itemsize: int) -> int:
     """Elements from a row to the next in memory of our own: whole lines of the cache, or vectors where rows are short.
 
-    On an H200 TF32 products of 8191 x 8193 by 8193 x 8190, prepared, ran at 259 TFLOP/s where rows began at multiples
-    of 16 bytes that are none of 128, and run at 409 since they begin at lines (8192: 401 and 397 in the same runs).
+    On an H200, TF32 products of 8191 x 8193 by 8193 x 8190 on prepared operands run at 409 TFLOP/s where rows begin at
+    cache lines, and at 259 where they begin at other multiples of 16 bytes (n = 8192: 397 and 401).
     """
     row = columns * itemsize
     return _up(row, LINE_BYTES if row >= LONG_ROW_BYTES else VECTOR_BYTES) // itemsize
@@ -65,7 +65,7 @@ def row_pitch(columns: int, itemsize: int) -> int:
 def _transposition(
     copy: Copy, recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device
 ) -> launch.Launch:
-    """Return the launch that copies matrices by columns to rows of which so many bytes are filled."""
+    """Return the launch that transposes columns into rows, of which the first ``filled`` bytes are written."""
     (matrices, m, n), (step, _, pitch), itemsize = source[1:]
     if copy.name == "transpose_words":
         source = Stack(0, (matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
@@ -78,11 +78,11 @@ def _transposition(
 
 
 def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> None:
-    """Copy matrices whose rows are contiguous, one or a stack, to rows of which so many bytes are filled."""
+    """Copy matrices whose rows are contiguous to rows of which the first ``filled`` bytes are written."""
     start, (matrices, rows, columns), (step, pitch, _), itemsize = source
     out_step, out_pitch, _ = target.strides
     length, words = columns * itemsize, filled // 4
-    ends = (rows - 1) * pitch, (matrices - 1) * step  # negative where rows or matrices are in reverse
+    ends = (rows - 1) * pitch, (matrices - 1) * step  # negative where rows or matrices lie in reverse order
     first, size = start + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
     lead = -first % 4  # bytes before the first whole word
     values = (
@@ -92,7 +92,7 @@ def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: 
         *driver.array_arguments(target.address, (matrices * rows * out_pitch // 4,), (4,), 4),
         *(rows, words, out_pitch // 4, out_step // 4),
     )
-    # a warp has up to 4 chunks of a row: enough warps for few long rows too
+    # a warp copies up to 4 chunks of a row, so that a few long rows have enough warps too
     grid = -(-rows // WARPS), matrices, min(-(-words // (4 * CHUNK)), launch.MAX_GRID_Y)
     driver.loaded(recipe, device).launch(grid, (), values)
 

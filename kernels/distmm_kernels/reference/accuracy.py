@@ -1,4 +1,4 @@
-"""Pairs of float32 or float64 matrices on which products go wrong in different ways, and how wrong a product is."""
+"""Pairs of float32 or float64 matrices on which products have different kinds of errors, and how large an error is."""
 
 from __future__ import annotations
 

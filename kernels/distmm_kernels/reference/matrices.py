@@ -66,9 +66,9 @@ def matrix(
 
 
 def strided(values: Any, order: str, xp: Any = np) -> Any:
-    """Return the same shape, lying in memory as ``order`` says; values are kept, except by ``"broadcast"``.
+    """Return the same matrix with the layout of ``order``; values are kept, except by ``"broadcast"``.
 
-    How they lay before makes no difference. ``xp`` is the module of the array: `numpy`, or `cupy`.
+    Its layout before makes no difference. ``xp`` is the module of the array: `numpy`, or `cupy`.
     """
     *batch, rows, columns = values.shape
     if order == "C":

@@ -1,4 +1,4 @@
-"""What the right product is, where a wrong one first differs, and the triple loop that defines it all."""
+"""The reference product, the first element where another one differs, and the triple loop that defines the product."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""What tensor cores compute, bit by bit, in NumPy: to know a kernel's accuracy without the device it runs on.
+"""Tensor-core arithmetic, bit by bit, in NumPy: it tells a kernel's accuracy without the device that it runs on.
 
 The arithmetic is that of MMA-Sim (arXiv 2511.10909), which its authors checked against the hardware: in one instruction
 all products and the accumulator are aligned to the largest exponent, cut off 25 bits below it, added exactly, and the
-sum is cut off to float32. Always towards zero: so the error of a long chain grows with its length, not with its root,
-and a kernel that wants float32's accuracy takes the sum out of the tensor core every few instructions (promotion).
+sum is cut off to float32. All of this rounds towards zero. So the error of a long chain grows with its length, not with
+the root of it, and a kernel with float32's accuracy must take the sum out of the tensor core every few instructions
+(promotion).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tiles of the Hopper kernels: which there are, what lies in shared memory, and who works on what. Pure arithmetic.
+"""Tiles of the Hopper kernel: which are legal, their layout in shared memory, and which lane handles what. Pure.
 
 One thread block of three warpgroups owns a tile of C at a time. The first warpgroup's first thread loads: *stages* of A
 and B, each 128 bytes of k deep, arrive in shared memory by TMA. The other two warpgroups multiply them, 64 rows each.
@@ -31,7 +31,7 @@ Operand: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
-SPAN = 128  # bytes of k in a stage, and of a row of every box in shared memory: what the widest swizzle permutes
+SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the width of the widest swizzle
 WARP_ROWS = 16  # of C in the registers of one warp
 CONSUMERS = 8  # warps
 THREADS = 384
@@ -59,8 +59,8 @@ class HopperTile:
     operand
         What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
     output
-        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is what is left
-        of int32 sums modulo a number of each matrix.
+        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is the
+        residue of int32 sums modulo a number of each matrix.
     columns
         Of a tile.
     a_major, b_major
@@ -71,9 +71,9 @@ class HopperTile:
     adds
         Whether there is a C of the accumulator's type. The sum of products starts from it.
     scaled
-        Whether rows and columns of the product are multiplied by given powers of two; C is added to the result of that.
+        Whether rows and columns of the product are multiplied by given powers of two; C is added after that.
     buffers
-        At most so many boxes of 2 KiB, in which each warp puts rows of D for the TMA to store.
+        The most boxes of 2 KiB that a warp has for rows of D, which the TMA stores from there.
 
     Raises
     ------
@@ -156,7 +156,7 @@ class HopperTile:
 
     @property
     def staging_bytes(self) -> int:
-        """Bytes of shared memory that hold rows of D on their way out."""
+        """Bytes of shared memory from which the TMA stores rows of D."""
         return CONSUMERS * self.slots * WARP_ROWS * SPAN
 
     @property
@@ -167,7 +167,7 @@ class HopperTile:
 
     @property
     def stages(self) -> int:
-        """Stages that fit, of which one is multiplied and the others are on their way."""
+        """Stages that fit: one is multiplied while the others are loaded."""
         return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes)
 
     @property
@@ -182,15 +182,15 @@ class HopperTile:
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a loading and of a multiplying thread. Together no more than 3 x 168, what the launch gives."""
+        """Registers of a loading and of a multiplying thread. All together have 3 x 168 at the launch."""
         return (24, 240) if self.products == 3 else (40, 232)
 
 
 def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
-    """Return row and column of a tile, in tiles, in a C that is so many tiles high and wide.
+    """Return row and column of a tile, in tiles, in a C of ``high`` by ``wide`` tiles.
 
     Numbers run down ``group`` rows, then along the columns, then to the next group; the last group may be lower.
-    Unsigned 32-bit integers throughout: the GPU's kernel calls this very function.
+    All integers are unsigned, of 32 bits: the kernel calls this function too.
     """
     above = uint32(tile // uint32(group * wide) * group)
     height = uint32(min(group, high - above))
@@ -234,7 +234,7 @@ RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 
 def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int) -> int:
     """Return how wide tiles should be for products ``(batch, m, n)``.
 
-    A wide tile loads less for each multiplication; narrow ones share out a small product, or the last round, better.
+    A wide tile loads less for each multiplication. Narrow ones balance a small product, or the last round, better.
     """
 
     def cost(columns: int) -> float:

@@ -1,7 +1,7 @@
-"""Who owns what in a kernel that multiplies float64 by `mma.sync`: index arithmetic only, no device and no Numba.
+"""Which lane holds what where `mma.sync` multiplies float64: index arithmetic only, no device and no Numba.
 
-With one instruction a warp multiplies 8 or 16 rows by 4 steps of k by 8 columns. Which lane holds which element is the
-instruction's to say; which rows and columns of C these are is ours. Rows ``g`` and ``g + 8`` of an instruction are rows
+With one instruction a warp multiplies 8 or 16 rows by 4 steps of k by 8 columns. The instruction says which lane holds
+which element; we choose which rows and columns of C these are. Rows ``g`` and ``g + 8`` of an instruction are rows
 ``2 g`` and ``2 g + 1`` of C, and column ``g`` of two instructions is columns ``2 g`` and ``2 g + 1``. So a lane loads
 two neighbours of A or of B as 16 bytes, and owns 2 x 4 neighbours in each 16 x 16 of C.
 """
@@ -15,7 +15,7 @@ from distmm_kernels.tiles.tiling import Tiling
 
 __all__ = ["LANES", "MmaTiling", "Product", "lane_place", "tilings"]
 
-# Lanes of a warp. Those beside each other hold steps of k, those below each other rows of A and columns of B.
+# Lanes of a warp, as rows and columns. Lanes of a row hold steps of k, lanes of a column rows of A and columns of B.
 LANES = (8, 4)
 
 
@@ -65,9 +65,9 @@ class MmaTiling(Tiling):
     def pitch(self, operand: int) -> int:
         """Elements from a row of the tile in shared memory to the next.
 
-        A few more than the tile has columns, so that lanes that are served at once read from different banks. With k as
-        slow axis these are 8 lanes, which read 4 neighbours in each of 4 rows. Along k they are 16, which read 4
-        neighbours in every second of 8 rows.
+        A few more than the tile has columns, so that lanes whose loads are served together read from different banks.
+        With k as slow axis these are 8 lanes, which read 4 neighbours in each of 4 rows. Along k they are 16, which
+        read 4 neighbours in every second of 8 rows.
         """
         return self.tile(operand)[1] + (2 if self.along_k[operand] else 4)
 

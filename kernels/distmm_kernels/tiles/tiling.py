@@ -1,7 +1,7 @@
-"""Who owns what in the register-tiled kernel: index arithmetic only, no device and no Numba.
+"""What each thread of the register-tiled kernel owns: index arithmetic only, no device and no Numba.
 
 A thread block owns a tile of C, a warp a part of it, a thread ``thread_rows x thread_columns`` elements. Along k the
-block brings in ``depth`` steps of A and B at a time, both with k first. Every offset that follows from this is a
+block loads ``depth`` steps of A and B at a time, both with k first. Every offset that follows from this is a
 constant of the compiled kernel, and is computed here.
 """
 
@@ -23,9 +23,9 @@ Offsets: TypeAlias = tuple[tuple[int, int], ...]
 def lane_place(lane):  # type: ignore[no-untyped-def]  # Python's int or Numba's
     """Row and column of a lane among the ``WARP`` of its warp.
 
-    A load of 16 bytes is served half a warp at a time, in one pass if lanes that differ in one of their two lowest bits
-    ask for the same address, in two if not. So one of these bits counts rows and one columns: both A and B are read in
-    the two passes that 16 vectors need at least.
+    The hardware serves a load of 16 bytes for half a warp at a time. It takes one pass if lanes that differ in one of
+    their two lowest bits load the same address, and two if not. So one of these bits counts rows and one columns: then
+    both A and B take the two passes that 16 vectors need at least.
     """
     return lane >> 4 << 1 | lane >> 1 & 1, (lane >> 2 & 3) << 1 | lane & 1
 
@@ -39,9 +39,9 @@ class Tiling:
     rows, columns
         Of the tile of C that a thread block owns.
     depth
-        Steps along k that are brought in at once, as one stage.
+        Steps along k that are loaded at once, as one stage.
     stages
-        Places for tiles of A and B in shared memory: one is multiplied, the others are on their way.
+        Buffers for tiles of A and B in shared memory: one is multiplied while the others are loaded.
     thread_rows, thread_columns
         Elements of C that a thread holds in registers.
     vector
@@ -52,7 +52,7 @@ class Tiling:
     Raises
     ------
     ValueError
-        If the sizes do not go together.
+        If the sizes are not consistent.
     """
 
     warp: ClassVar[tuple[int, int]] = WARP

@@ -1,4 +1,4 @@
-"""What the kernels that split operands share: scales, guards, places, and the parts of numbers in registers."""
+"""Device functions of the kernels that split operands: scales, guards, addresses, and writing the parts of numbers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def weight_of(x, scaled, small):
 
 @inlined
 def raise_guards(flags, granule, guard):
-    """Set a granule's flags: a word for each guard, since they lie in the host's memory, where nothing is atomic."""
+    """Set a granule's flags, one word for each guard: they lie in host memory, where updates are not atomic."""
     for i in range(GUARDS):
         if guard & u32(1 << i) != u32(0):
             store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))

@@ -1,14 +1,14 @@
-"""Kernels that bring float32 operands into tensor cores' formats; each reads its operand once or twice, writes once.
+"""Kernels that convert float32 operands to tensor cores' formats. They read an operand once or twice and write it once.
 
-Here a matrix is ``(rows, k)``: A as it is, B transposed. Rows are what a scale and a guard belong to, whichever axis
-lies contiguously in memory:
+Here a matrix is ``(rows, k)``: A as it is, B transposed. Each row has a scale and a guard, whichever axis is contiguous
+in memory:
 
 ========== ========= =========================================================================================
 contiguous format    kernel
 ========== ========= =========================================================================================
 k          any       `split_rows`: a block holds a row's granule in registers, so memory is read once
-rows       float16   `find_maxima`, then `split_columns` backwards: what was read last is still in the cache;
-                     the order is kept, tensor cores take 16-bit numbers in either
+rows       float16   `find_maxima`, then `split_columns` backwards, since the cache holds what was read last;
+                     rows stay contiguous, since tensor cores take 16-bit numbers in either order
 rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
 ========== ========= =========================================================================================
 
@@ -17,8 +17,8 @@ bytes from one matrix to the next, and along the axis that is not contiguous; ro
 the tables, ``(matrices, granules, table_pitch)`` words each; elements from a granule to the next and from a row of
 parts to the next, in the last granule too; the matrix that the grid begins with.
 
-A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero, and more than k in all means
-too many small ones. It only grows, so whoever adds to it may judge.
+A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero. If it exceeds k, too many
+numbers are small. It only grows, so any block that adds to it may raise the guard.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
             elif top >= LARGE:
                 guard = OVERFLOW
             weight = u32(0)
-            if magnitude(number(least) * scale) < small:  # in few threads, where matrices are dense
+            if magnitude(number(least) * scale) < small:  # true in few threads if the matrix is dense
                 for i in range(HELD):
                     weight += weight_of(values[i], values[i] * scale, small)
             weighed[warp] = warp_sum(weight)
@@ -130,7 +130,7 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                     if weight > u32(length):
                         guard |= RANGE if scaled else UNDERFLOW
                     raise_guards(flags, granule, guard)
-                if scaled and row < table_pitch:  # past the rows too: tiles of the product read there
+                if scaled and row < table_pitch:  # beyond the last row too, where tiles of the product read
                     own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
                     store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
         to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
@@ -336,5 +336,5 @@ def split_transposed(form: Format) -> Source:
 
 
 def _source(kernel: Callable[..., None]) -> Source:
-    # four blocks a multiprocessor: a thread may hold a row's share in registers, and enough loads are in flight
+    # four blocks a multiprocessor: threads can hold their share of a row in registers, and enough loads are in flight
     return Source(kernel, SIGNATURE, THREADS, blocks=4)

@@ -1,9 +1,9 @@
-"""Copy rows that begin anywhere to rows that begin at whole words, and fill these up with zeros.
+"""Copy rows that begin at any byte to rows that begin at whole words, and complete these with zeros.
 
-Memory is read in words of 4 bytes, whatever the elements: a thread takes the two in which its bytes lie and shifts
-them. So a warp reads and writes 128 bytes at a time; element by element it would be 32 of int8 and 64 of 16-bit types.
-Words that stick out of the source are never read: another array, or the end of the allocation, may lie beside it. Their
-bytes are read one by one.
+Memory is read in words of 4 bytes, whatever the type of the elements: a thread reads the two words that contain its
+bytes, and shifts them. So a warp reads and writes 128 bytes at a time; element by element it would be 32 for int8 and
+64 for 16-bit types. Words that are partly outside the source are never read, since another array, or the end of the
+allocation, may be there. Their bytes are read one by one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def source() -> Source:
     `words` words of the result, from ``out[b * out_step + i * out_pitch]`` on. Each warp has a row, or of a long one a
     part: `CHUNK` words in each ``gridDim.z * CHUNK``.
     """
-    ahead = CHUNK // 32  # words of a thread that are under way at the same time
+    ahead = CHUNK // 32  # words that a thread loads before it waits for the first
 
     def realign(single, whole, lead, start, pitch, step, length, out, rows, words, out_pitch, out_step):
         thread, batch = int64(cuda.threadIdx.x), int64(cuda.blockIdx.y)

@@ -1,6 +1,6 @@
-"""float32 in registers: four at a time from global memory, their exponents, their parts for tensor cores.
+"""Instructions on float32: loads of four numbers, exponents, splits into parts for tensor cores, stores.
 
-Addresses are 64-bit integers, elements come in fours: 16 bytes, where memory is aligned to them.
+Addresses are 64-bit integers. Four numbers are loaded at once, 16 bytes where memory is aligned to that.
 """
 
 from __future__ import annotations

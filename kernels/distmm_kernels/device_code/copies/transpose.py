@@ -1,6 +1,6 @@
 """Copy a matrix whose columns are contiguous to one whose rows are.
 
-It goes through a tile in shared memory, so that what a warp reads and what it writes are neighbours both times.
+It goes through a tile in shared memory, so that a warp reads neighbours and writes neighbours.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def source(dtype: str) -> Source:
         i0 = int64(uint32(cuda.blockIdx.x) // wide) * TILE
         j0 = int64(uint32(cuda.blockIdx.x) % wide) * TILE
         if i0 + TILE <= a.shape[1] and j0 + TILE <= a.shape[2]:
-            # four loads under way before the first is waited for
+            # issue four loads before waiting for the first
             first, second = a[batch, i0 + x, j0 + y], a[batch, i0 + x, j0 + y + ROWS]
             third, fourth = a[batch, i0 + x, j0 + y + 2 * ROWS], a[batch, i0 + x, j0 + y + 3 * ROWS]
             held[y, x], held[y + ROWS, x] = first, second

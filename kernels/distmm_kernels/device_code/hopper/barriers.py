@@ -1,4 +1,4 @@
-"""Barriers in shared memory, fences between the ways to reach it, and registers moved between warpgroups."""
+"""Instructions: barriers in shared memory, named barriers, fences, and registers moved between warpgroups."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ __all__ = [
 
 u32 = types.uint32
 
-# A wait that never ends would hang the GPU for good; about a second of tries, each of which sleeps up to 4 us, and the
-# kernel traps: the launch fails, the process can say so and end.
+# A wait that never ends would hang the GPU. After this many tries, about a second, since each sleeps up to 4 us, the
+# kernel traps: the launch fails, and the process can report it and end.
 TRIES = 250_000
 
 initialise = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", (u32, u32))
@@ -31,16 +31,16 @@ fence_barrier_init = instruction("fence.mbarrier_init.release.cluster;")
 """Makes initialised barriers known to the TMA."""
 
 expect_bytes = instruction("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [$0], $1;", (u32, u32))
-"""expect_bytes(barrier, bytes): arrive, and complete the phase only when so many bytes have arrived too."""
+"""expect_bytes(barrier, bytes): arrive, and complete the phase only when this number of bytes has arrived too."""
 
 arrive = instruction("mbarrier.arrive.release.cta.shared::cta.b64 _, [$0];", (u32,))
 """arrive(barrier)."""
 
 take_turn = instruction(f"bar.sync $0, {32 * CONSUMERS};", (u32,))
-"""take_turn(number): of one warpgroup, which waits until the other one has given the turn of this number, 1 to 15."""
+"""take_turn(number): wait until the other warpgroup has given the turn of this number, 1 to 15."""
 
 give_turn = instruction(f"bar.arrive $0, {32 * CONSUMERS};", (u32,))
-"""give_turn(number)."""
+"""give_turn(number): let the other warpgroup go on, without waiting."""
 
 wait = instruction(
     "{ .reg .pred p; .reg .u32 tries; mov.u32 tries, 0; "

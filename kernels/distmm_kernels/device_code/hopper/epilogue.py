@@ -1,6 +1,6 @@
-"""What happens to a tile of C in registers besides multiplication: read from shared memory, scaled, stored through it.
+"""The epilogue of a tile in registers: C read from shared memory, sums scaled or reduced, D stored by TMA.
 
-Each warp looks after its own 16 rows, so no warp waits for another. The layout of registers is that of
+Each warp handles its own 16 rows, so no warp waits for another. The layout of registers is that of
 `distmm_kernels.device_code.hopper.wgmma`.
 """
 
@@ -56,8 +56,9 @@ def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
 def scale(columns: int) -> Callable[..., None]:
     """Make ``scale(acc, rows, columns)``: multiply by a factor of the row, then by one of the column.
 
-    In two steps, since the product of the factors may be no float32 where the result is. ``rows`` and ``columns`` are
-    the addresses of the factors of the thread's first element; both lists are padded so that a tile may be read whole.
+    In two steps, since the product of both factors may exceed float32's range where the result does not. ``rows`` and
+    ``columns`` are the addresses of the factors of the thread's first element; both lists are padded so that a tile may
+    be read whole.
     """
     one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
     two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
@@ -88,7 +89,7 @@ def residue(columns: int) -> Callable[..., None]:
     def write(builder, array, address):
         acc = Registers(builder, array)
         modulus, multiplier = numbers(builder, [address])
-        # a multiple of the modulus and more than 2^27: no sum is negative then
+        # a multiple of the modulus that exceeds 2^27, so that no sum is negative
         start = builder.add(builder.shl(modulus, I32(20)), I32(OFFSET))
         for i, (element,) in enumerate(acc.get(0, columns // 2)):
             value = builder.add(element, start)
@@ -103,13 +104,13 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
 
     Box after box of 128 bytes a row goes through the warp's buffers in shared memory, whose address is ``buffers``;
     where a lane writes there, `distmm_kernels.tiles.hopper_tiles.box_place` says. The first box's first element in D is
-    ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns with stores under way; the next call waits where it
-    would overwrite what they read.
+    ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns before stores are complete; the next call waits where
+    it would overwrite what they read.
     """
     slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
     free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
-    # without a store it is an empty group, so that the count of groups is that of boxes
+    # commit a group even without a store, so that there is one group for each box
     send = assembly(
         "{ .reg .pred p, q; setp.eq.u32 p, $0, 0; setp.gt.and.s32 q, $6, 0, p; "
         "@q cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$1, {$3, $4, $5}], [$2]; "

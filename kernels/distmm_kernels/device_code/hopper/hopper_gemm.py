@@ -1,8 +1,8 @@
 """The Hopper kernel: a persistent, warp-specialised GEMM.
 
 One block runs on each multiprocessor and takes tile after tile of C. Its first thread keeps a ring of stages of A and B
-on their way into shared memory (`loads`); two warpgroups multiply them and store D (`multiplies`); barriers say which
-stages are full and which are empty (`ring`). While one tile is stored, the stages of the next one arrive.
+filled (`loads`). Two warpgroups multiply the stages and store D (`multiplies`). Barriers tell which stages are full and
+which are empty (`ring`). While one tile is stored, the stages of the next one arrive.
 """
 
 from __future__ import annotations

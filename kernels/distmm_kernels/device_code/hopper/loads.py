@@ -1,7 +1,6 @@
 """The producer of the Hopper kernel: one thread keeps the ring's stages filled with A, B and C, by TMA.
 
-C comes as A and B do, in stages of its own. Read by the warps from global memory it held the tensor cores up for 5.6 us
-a tile.
+C comes as A and B do, in stages of its own. If the warps read it from global memory, tensor cores wait 5.6 us a tile.
 """
 
 from __future__ import annotations
@@ -72,7 +71,9 @@ def _load_stage(tile: HopperTile) -> Callable[..., None]:
 
 
 def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., None]:
-    """Make ``(at, map, full, i, k, z)``: start the load of one step of an operand that has so many lines in a tile.
+    """Make ``(at, map, full, i, k, z)``: start the load of one step of an operand.
+
+    ``lines`` are its rows of A, or columns of B, in a tile.
 
     Along k that is one box. Otherwise it is a box for each 64 of the lines, whose rows in shared memory are 128 bytes.
     """

@@ -88,7 +88,7 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
     ``mine`` and ``other`` are the numbers of the warpgroups' turns, which `_three_products` needs. Returns the next
     stage and its parity.
 
-    The products of one stage are still under way when the next ones are issued, so a stage is freed one step late.
+    The next stage's products are issued before those of this stage are complete, so a stage is freed one step late.
     """
     steps, depth, stage_bytes = tile.depth // tile.instruction_depth, uint32(tile.depth), uint32(tile.stage_bytes)
     none = uint32(tile.stages)
@@ -124,8 +124,8 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
     """Make what `_one_product` makes, for operands in two parts: three products a stage, added to ``totals`` at once.
 
     The tensor cores truncate their sum, so it is taken out after each stage. The warpgroups take turns: one multiplies
-    while the other adds. Left to themselves they fell into step now and then, and the tensor cores waited for both: 191
-    TFLOP/s instead of 229 (fp16x3, n = 16384).
+    while the other adds. Without turns both add at the same time now and then, and the tensor cores idle: 191 TFLOP/s
+    instead of 229 (fp16x3, n = 16384).
     """
     steps, depth, stage_bytes = tile.depth // tile.instruction_depth, uint32(tile.depth), uint32(tile.stage_bytes)
     a_low, b_low = uint64(tile.a_bytes // 16), uint64(tile.b_bytes // 16)

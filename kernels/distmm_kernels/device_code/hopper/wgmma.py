@@ -35,7 +35,7 @@ commit = instruction("wgmma.commit_group.sync.aligned;")
 
 
 def wait_for(pending: int) -> Callable[[], None]:
-    """Make a function that waits until all but the last so many groups are complete."""
+    """Make a function that waits until all groups but the last ``pending`` are complete."""
     return instruction(f"wgmma.wait_group.sync.aligned {pending};")
 
 
@@ -51,7 +51,7 @@ def descriptor(along_k: bool, depth: int) -> int:
 
 
 def step(along_k: bool, instruction_depth: int) -> int:
-    """Return by what the next wgmma's descriptor is larger: 32 bytes along k, or so many rows; in units of 16 bytes."""
+    """Return the distance of the next wgmma's descriptor, in units of 16 bytes: 32 bytes along k, or rows of k."""
     return 2 if along_k else instruction_depth * SPAN // 16
 
 
@@ -84,7 +84,7 @@ def multiply(tile: HopperTile) -> Callable[..., None]:
 
 
 def clear(count: int) -> Callable[[Any], None]:
-    """Make a function that sets so many accumulators to 0."""
+    """Make a function that sets ``count`` accumulators to 0."""
 
     def write(builder, array):
         acc = Registers(builder, array)
