@@ -1,4 +1,4 @@
-"""What there is to compute on: this machine's CPU, and the NVIDIA GPUs that all the libraries needed can use.
+"""Devices: this machine's CPU, and the NVIDIA GPUs that all needed libraries can use.
 
 Nothing here creates a CUDA context: the driver is only asked for names and sizes.
 """

@@ -1,4 +1,4 @@
-"""Choose the kernel: one predicate that says why one cannot be used, one score, a reason that can be printed.
+"""Choose the kernel: a predicate says why one cannot be used, a score ranks the others, and both can be printed.
 
 Pure: the device is an argument, and a kernel's module is imported only once it is chosen.
 """
