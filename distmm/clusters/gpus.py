@@ -23,6 +23,10 @@ def gpu_count() -> int:
 
     The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
     ``CUDA_VISIBLE_DEVICES``.
+
+    Returns
+    -------
+    int
     """
     driver, count = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
@@ -31,7 +35,13 @@ def gpu_count() -> int:
 
 
 def missing_for_gpu() -> str | None:
-    """Say in one sentence why a GPU cluster cannot be started here, with the remedy; None where it can."""
+    """Say in one sentence why a GPU cluster cannot be started here, with the remedy.
+
+    Returns
+    -------
+    str or None
+        None where it can be started.
+    """
     count = gpu_count()
     if count == 0:
         return "there is no NVIDIA GPU that the driver grants this process"

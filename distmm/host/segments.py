@@ -52,18 +52,25 @@ _ours: dict[int, Segment] = {}  # made by this process, by inode
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Client | None = None) -> np.ndarray:
-    """Return an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
+    """Make an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
 
-    Their GPUs copy blocks from and to it by themselves, several times as fast as from and to other memory: the place
-    for operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of it
+    GPUs copy blocks from and to such memory by themselves, several times as fast as other memory. Use it for the
+    operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of the array
     share the memory.
 
     Parameters
     ----------
     shape : int or tuple of int
+        Shape of the array.
     dtype : data-type
+        Type of its elements.
     client : distributed.Client, optional
-        Cluster whose workers pin the memory now; by default each does at its first block.
+        Cluster whose workers pin the memory now; by default each worker does so at its first block.
+
+    Returns
+    -------
+    numpy.ndarray
+        Its memory is given back when the last view of it is gone.
 
     Raises
     ------
