@@ -25,6 +25,7 @@ NAMED = {
     "tests/bench/README.md": "development/measurements",
     "deploy/site/README.md": "development/site",
     "deploy/SECURITY.md": "reference/security",
+    ".github/SECURITY.md": "reference/reporting",
     "deploy/monitoring/README.md": "reference/metrics",
 }
 PATTERNS = (f"{PAGES}**/*.md", "distmm/**/README.md", "kernels/**/README.md", "deploy/**/README.md")
