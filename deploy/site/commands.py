@@ -1,7 +1,8 @@
-"""The reference of the command line: what Typer says of the application, in place of the text of one page."""
+"""The reference of the command line: what Typer says of each command, below the text of one page."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -16,8 +17,9 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         return
     command = [sys.executable, "-m", "typer", "distmm.cli.app", "utils", "docs", "--name", "distmm"]
     text = subprocess.run(command, check=True, capture_output=True, text=True, cwd=app.srcdir).stdout
-    body = text.partition("\n")[2]  # the title is the page's own
-    source[0] += body.replace("```console\n$ ", "```sh\n")
+    # The page has the exit codes in full, and its table of contents the commands.
+    text = re.sub(r"^Exit codes:.*?(?=^## )", "", text, count=1, flags=re.MULTILINE | re.DOTALL)
+    source[0] += "\n#" + text.replace("```console\n$ ", "```sh\n")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
