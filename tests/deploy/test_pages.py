@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import numpy as np
 import pytest
 import typer
 from distributed import Client
@@ -180,6 +181,11 @@ def test_messages_that_are_explained_are_in_the_code() -> None:
     code = constants()
     pieces = {piece.strip(" .,()[]") for message in messages for piece in message.split("…")}
     assert sorted(piece for piece in pieces if piece not in code) == []
+
+
+def test_every_row_of_a_plan_is_explained() -> None:
+    table = set(re.findall(r"^\| ([\w ]+?) \|", (SITE / "pages/howto/read_a_plan.md").read_text(), re.MULTILINE))
+    assert {label for label, _ in distmm.plan(np.ones((3, 4)), np.ones((4, 5))).rows()} <= table
 
 
 def test_reference_has_every_public_name() -> None:
