@@ -12,10 +12,11 @@ from distmm import interrupts
 interrupts.while_imported()
 
 # ruff: noqa: E402  what follows takes a second
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from distmm.array import gemm, gram, matmul, plan
+from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.verify import verify
+from distmm.checking.verdict import Verdict
 from distmm.errors import (
     DeviceMemoryError,
     DistmmError,
@@ -25,18 +26,14 @@ from distmm.errors import (
     UndecidedError,
     WrongResultError,
 )
-from distmm.host import empty
-from distmm.plan import Plan
-from distmm.verdict import Verdict
-from distmm.verify import verify
+from distmm.planning.plan import Plan
+from distmm.transfer import empty
+from distmm.versions import VERSION
 
 if TYPE_CHECKING:
     from distmm.job import multiply, resume, status
 
-try:
-    __version__ = version("distmm")
-except PackageNotFoundError:  # run from a checkout that is not installed
-    __version__ = "0+unknown"
+__version__ = VERSION
 
 __all__ = [
     "DeviceMemoryError",

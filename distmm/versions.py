@@ -6,7 +6,12 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["installed"]
+__all__ = ["VERSION", "installed"]
+
+try:
+    VERSION = version("distmm")
+except PackageNotFoundError:  # run from a checkout that is not installed
+    VERSION = "0+unknown"
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

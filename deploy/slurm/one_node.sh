@@ -47,7 +47,7 @@ srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 --gre
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \
     "$python" -m dask cuda worker --scheduler-file "$scheduler_file" "${network[@]}" \
     --nthreads 3 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
-    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.runtime.gpu_memory &
+    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory &
 workers=$!
 
 # Waits until 8 worker(s) are there, prints how to reach the dashboard, and becomes the product.

@@ -49,7 +49,7 @@ srun --overlap --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --g
     bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \
     "$python" -m dask cuda worker --scheduler-file "$scheduler_file" "${network[@]}" \
     --nthreads 3 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
-    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.runtime.gpu_memory &
+    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory &
 workers=$!
 
 # Waits until 128 worker(s) are there, prints how to reach the dashboard, and becomes the product.

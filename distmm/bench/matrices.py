@@ -20,11 +20,11 @@ import psutil
 from distributed import Client, Future, Scheduler, futures_of, wait
 
 from distmm.bench.cases import element
+from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
-from distmm.geometry import Grid
-from distmm.host import empty
-from distmm.runtime.scheduler import PlacementPlugin
-from distmm.tolerance import Tolerance
+from distmm.planning.geometry import Grid
+from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import empty
 
 __all__ = ["Arena", "draw", "fill", "finish", "normal", "resident", "sampled"]
 
@@ -74,7 +74,8 @@ def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: list[int], gpu: b
     import cupy
 
     one = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return cupy.random.default_rng(one).standard_normal(shape, dtype="f4").astype(dtype)
+    drawn = dtype if dtype == np.float64 else np.dtype("f4")
+    return cupy.random.default_rng(one).standard_normal(shape, dtype=drawn).astype(dtype, copy=False)
 
 
 def finish(array: da.Array) -> None:
@@ -118,7 +119,7 @@ class Arena:
 
 
 def fill(matrix: np.ndarray, seed: int) -> None:
-    """Write new numbers to a matrix of float32 or bfloat16 in C order, with all cores."""
+    """Write new numbers to a matrix of float32, float64 or bfloat16 in C order, with all cores."""
     height = max(1, STRIP // matrix.shape[1])
     strips = range(0, matrix.shape[0], height)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -126,10 +127,10 @@ def fill(matrix: np.ndarray, seed: int) -> None:
 
 
 def draw(block: np.ndarray, seed: Sequence[int]) -> None:
-    """Write new numbers to contiguous rows of float32 or bfloat16, without the GIL (which casts to bfloat16 hold)."""
+    """Write new numbers to contiguous rows, of any of `TYPES`, without the GIL (which casts to bfloat16 hold)."""
     random = np.random.Generator(np.random.SFC64(seed))
-    if block.dtype == np.float32:
-        random.standard_normal(out=block, dtype=np.float32)
+    if block.dtype in (np.float32, np.float64):
+        random.standard_normal(out=block, dtype=block.dtype)
         return
     values, table = block.view(np.uint16).reshape(-1), _quantiles()
     for first in range(0, values.size, PIECE):
@@ -151,7 +152,7 @@ def sampled(a: Any, b: Any, c: Any, precision: str, seed: int) -> dict[str, Any]
     Returns
     -------
     dict
-        ``ok``, and ``residual``, the largest error over the bound of `distmm.tolerance`.
+        ``ok``, and ``residual``, the largest error over the bound of `distmm.checking.tolerance`.
     """
     random = np.random.default_rng(seed)
     rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))

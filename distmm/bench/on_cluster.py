@@ -19,12 +19,12 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
+from distmm.all_workers import everywhere
 from distmm.bench import matrices
 from distmm.bench.cases import KERNEL, Case, element
-from distmm.everywhere import everywhere
-from distmm.geometry import Problem
-from distmm.plan import make_plan
-from distmm.runtime import cluster
+from distmm.clusters import cluster
+from distmm.planning.geometry import Problem
+from distmm.planning.plan import make_plan
 from distmm.telemetry import client as telemetry
 
 if TYPE_CHECKING:

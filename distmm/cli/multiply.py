@@ -11,7 +11,7 @@ from distmm.cli import options
 
 if TYPE_CHECKING:
     from distmm.job import Stop, Summary
-    from distmm.plan import Plan
+    from distmm.planning.plan import Plan
 
 __all__ = ["multiply", "shown"]
 

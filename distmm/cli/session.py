@@ -14,7 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from distributed import Client
 
-    from distmm.runtime.cluster import Device
+    from distmm.clusters.cluster import Device
     from distmm.storage import Matrix
 
 __all__ = ["cluster", "debugging", "out", "pair", "table", "tell_missing"]
@@ -42,7 +42,7 @@ def debugging(ctx: typer.Context) -> bool:
 
 def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
     """Open two matrices on disk and check that they can be multiplied."""
-    from distmm.operands import check_pair, wrap
+    from distmm.api.operands import check_pair, wrap
     from distmm.storage import open_matrix
 
     left, right = open_matrix(a), open_matrix(b)

@@ -41,10 +41,10 @@ def verify(
     distmm verify A.npy B.npy C.npy --check full
     ```
     """
+    from distmm.api.verify import verify as verdict_of
     from distmm.cli import session
     from distmm.job import recheck
     from distmm.storage import open_matrix
-    from distmm.verify import verify as verdict_of
 
     if check is options.Check.none:
         raise typer.BadParameter("there is nothing to verify without a check: use freivalds or full")

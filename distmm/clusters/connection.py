@@ -14,9 +14,9 @@ import dask
 from distributed import Client, Security
 from distributed import comm as comms
 
+from distmm.clusters import cluster
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
 from distmm.errors import InputError
-from distmm.runtime import cluster
 from distmm.submit import elastic
 from distmm.tls import security
 

@@ -17,10 +17,10 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster
 from distributed.system import MEMORY_LIMIT
 
+from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.errors import InputError
 from distmm.interrupts import held_back
-from distmm.runtime import cluster
 from distmm.submit import pages
 from distmm.submit.schema import GPU_THREADS
 from distmm.tls import security
@@ -186,7 +186,7 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         "rmm_pool_size": POOL_FRACTION,
         "rmm_allocator_external_lib_list": "cupy",
         "device_memory_limit": 0,  # no spilling: the plan bounds the memory
-        "preload": ["distmm.runtime.gpu_memory"],
+        "preload": ["distmm.worker.gpu_memory"],
     }
     # Pinned memory of the client counts as the worker's, which Dask would pause and kill for it.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}

@@ -11,18 +11,18 @@ import dask
 import numpy as np
 from distributed import Client
 
+from distmm.api.verify import verify
+from distmm.checking.checksum import checksum
+from distmm.checking.sketch import VECTORS
+from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
+from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
-from distmm.geometry import even_edges, slices
-from distmm.job.checksum import checksum
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
-from distmm.job.sketch import VECTORS
 from distmm.job.spec import Spec, differences
+from distmm.planning.geometry import even_edges, slices
 from distmm.storage import Matrix, open_matrix
-from distmm.tolerance import FORMULA, SIGMAS, Tolerance
-from distmm.verdict import Verdict
-from distmm.verify import verify
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 from distributed import Client
 
+from distmm.api.operands import Operand
+from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
-from distmm.geometry import Blocking, slices
-from distmm.job.checksum import checksum_of_input
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
-from distmm.operands import Operand
+from distmm.planning.geometry import Blocking, slices
 from distmm.storage import Matrix
 
 __all__ = ["Order", "Seen", "fold", "orders", "stamps", "unchanged"]

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from distmm import clusters
+from distmm.api.verify import verify
+from distmm.checking.tolerance import Tolerance
+from distmm.clusters import cluster
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import ending, planning
 from distmm.job.certificate import certificate, damaged
@@ -25,8 +28,7 @@ from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.job.wave import Writer
-from distmm.plan import Plan
-from distmm.runtime import cluster
+from distmm.planning.plan import Plan
 from distmm.storage import Target, check_output, create_output, open_matrix, reopen_output
 from distmm.storage.durability import remove
 from distmm.storage.output import Output
@@ -34,8 +36,6 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
-from distmm.tolerance import Tolerance
-from distmm.verify import verify
 
 __all__ = ["Announce", "Job", "Progress"]
 

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
-from distmm.processes import born, machine
+from distmm.pid import born, machine
 from distmm.storage import fsync
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]

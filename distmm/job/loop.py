@@ -16,21 +16,21 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler, Worker
 
-from distmm import graph
+from distmm.all_workers import everywhere
+from distmm.api.operands import Operand
 from distmm.errors import Stopped, WrongResultError
-from distmm.everywhere import everywhere
-from distmm.geometry import Wave
+from distmm.graph import layer
 from distmm.job.folder import Json
 from distmm.job.inputs import Seen
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
-from distmm.operands import Operand
-from distmm.plan import Plan
-from distmm.tasks import Epilogue
+from distmm.planning.geometry import Wave
+from distmm.planning.plan import Plan
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
 from distmm.telemetry.scheduler import Telemetry
+from distmm.worker.tasks import Epilogue
 
 __all__ = ["Loop", "Submitted"]
 
@@ -185,8 +185,8 @@ class Loop:
             c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
         product = f"distmm-matmul-{token}"
         epilogue = Epilogue(spec.dtype, "numpy", spec.alpha, spec.beta)
-        choice = graph.kernel_choice(plan)
-        chains = graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
+        choice = layer.kernel_choice(plan)
+        chains = layer.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
         names = Names(a.name, b.name, product, None if c0 is None else c0.name)
         writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
         reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}

@@ -12,17 +12,17 @@ import time
 
 from distributed import Client
 
-from distmm import gpu
-from distmm.candidates import parse
+from distmm.all_workers import everywhere
 from distmm.errors import InputError
-from distmm.everywhere import everywhere
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.forms import MANIFEST
 from distmm.job.inputs import stamps
 from distmm.job.spec import Spec, differences
-from distmm.plan import Plan
+from distmm.planning.candidates import parse
+from distmm.planning.plan import Plan
 from distmm.storage import locate
 from distmm.versions import installed
+from distmm.worker import gpu
 
 __all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 

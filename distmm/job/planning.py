@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from distmm.everywhere import everywhere
+from distmm.all_workers import everywhere
+from distmm.api.plan_request import storage_multiples, users_blocking
+from distmm.clusters import cluster
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
-from distmm.plan import Plan, make_plan
-from distmm.planning import storage_multiples, users_blocking
-from distmm.runtime import cluster
-from distmm.tasks import KernelChoice, kernel_facts
+from distmm.planning.plan import Plan, make_plan
+from distmm.worker.tasks import KernelChoice, kernel_facts
 
 __all__ = ["plan_job"]
 

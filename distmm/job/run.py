@@ -7,6 +7,8 @@ from typing import Any
 
 from distributed import Client
 
+from distmm.api.verify import check_possible
+from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
 from distmm.job.ending import refuse_twice, same_call, settle
@@ -17,11 +19,9 @@ from distmm.job.manifest import read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
-from distmm.plan import Plan
-from distmm.runtime import cluster
+from distmm.planning.plan import Plan
 from distmm.storage import check_output
 from distmm.telemetry.record import Figures
-from distmm.verify import check_possible
 
 __all__ = ["multiply", "resume"]
 

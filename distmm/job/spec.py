@@ -12,13 +12,13 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
+from distmm.api.array_types import check_sendable
+from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.scalars import check_held, common_type
+from distmm.api.verify import CHECKS
 from distmm.errors import InputError
-from distmm.geometry import Problem
-from distmm.operands import Operand, check_pair, wrap
-from distmm.scalars import check_held, common_type
-from distmm.sources import check_sendable
+from distmm.planning.geometry import Problem
 from distmm.storage import Matrix, open_matrix
-from distmm.verify import CHECKS
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
 

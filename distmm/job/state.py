@@ -8,11 +8,11 @@ import time
 from dataclasses import dataclass
 
 from distmm.errors import InputError
-from distmm.geometry import even_edges
 from distmm.job.folder import Folder, read_json
 from distmm.job.forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
+from distmm.planning.geometry import even_edges
 from distmm.telemetry import units
 from distmm.telemetry.pace import Pace
 

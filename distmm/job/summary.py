@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from distmm.job.folder import Folder, Json
-from distmm.plan import Plan
+from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
 from distmm.telemetry import units
 

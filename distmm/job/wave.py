@@ -1,6 +1,6 @@
 """The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
 
-Beside the chains of `distmm.graph.ProductLayer`, on the workers where the blocks are anyway::
+Beside the chains of `distmm.graph.layer.ProductLayer`, on the workers where the blocks are anyway::
 
     w[j]     weights by B[0,j]            at their home, one task for all j that have the same
     Y[p,j]   sketches of B[p,j]           at their home, likewise
@@ -28,17 +28,17 @@ from dask._task_spec import List, TaskRef
 from dask.highlevelgraph import Layer
 from distributed import get_worker
 
-from distmm.beside import beside_products
-from distmm.geometry import Wave, slices
-from distmm.graph import Placed, Placement
-from distmm.job import sketch
-from distmm.job.checksum import checksum, checksum_of_input
+from distmm.checking import sketch
+from distmm.checking.checksum import checksum, checksum_of_input
+from distmm.checking.tolerance import Tolerance
+from distmm.graph.layer import Placed, Placement
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.inputs import Order, fold
 from distmm.job.lock import Lock
-from distmm.plan import Plan
+from distmm.planning.geometry import Wave, slices
+from distmm.planning.plan import Plan
 from distmm.storage import Target
-from distmm.tolerance import Tolerance
+from distmm.worker.worker_slots import beside_products
 
 __all__ = ["Writer", "WritingLayer"]
 

@@ -1,1 +1,1 @@
-"""Running plans: the serial executor that defines what a plan means, and the plugins and calls for a Dask cluster."""
+"""Module paths that preloads of older scripts name; `distmm.worker` has the modules."""

@@ -19,7 +19,7 @@ GPU_OPTIONS = (
     *("--rmm-pool-size", "0.8"),
     *("--set-rmm-allocator-for-libs", "cupy"),
     *("--device-memory-limit", "0"),
-    *("--preload", "distmm.runtime.gpu_memory"),
+    *("--preload", "distmm.worker.gpu_memory"),
 )
 
 Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one

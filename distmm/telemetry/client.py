@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distributed import Client, Scheduler
 
-from distmm.everywhere import everywhere
+from distmm.all_workers import everywhere
 from distmm.telemetry import worker
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.scheduler import Telemetry

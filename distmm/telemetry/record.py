@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.plan import Plan
+from distmm.planning.plan import Plan
 from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
 from distmm.telemetry.pace import Pace
 

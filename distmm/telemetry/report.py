@@ -17,9 +17,9 @@ import dask
 import distributed
 import numpy as np
 
-import distmm
 from distmm.telemetry import charts, theme, units
 from distmm.telemetry.record import Lane, Record
+from distmm.versions import VERSION
 
 __all__ = ["html", "write"]
 
@@ -84,7 +84,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = ()) -> str:
         certificate=_certificate(record, certificate),
         incidents=_incidents(record, begin),
         versions=escape(
-            f"distmm {distmm.__version__}, dask {dask.__version__}, distributed {distributed.__version__}, "
+            f"distmm {VERSION}, dask {dask.__version__}, distributed {distributed.__version__}, "
             f"Python {platform.python_version()}; written {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
         ),
     )

@@ -1,6 +1,6 @@
 """Scheduler plugin: states what happens to products as events, and keeps the record of each.
 
-It only listens. Placement, priority and release are the business of `distmm.runtime.scheduler`.
+It only listens. Placement, priority and release are the business of `distmm.scheduler.plugin`.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
-from distmm.graph import Product
-from distmm.plan import Plan
-from distmm.runtime.scheduler import PlacementPlugin
+from distmm.graph.layer import Product
+from distmm.planning.plan import Plan
+from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, targets
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Figures, Record

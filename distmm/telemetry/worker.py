@@ -13,7 +13,7 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
-from distmm.graph import Product
+from distmm.graph.layer import Product
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
 

@@ -27,8 +27,8 @@ from distmm.bench import matrices
 from distmm.bench.cases import element
 from distmm.bench.cublasxt import Xt
 from distmm.bench.on_cluster import count_allocations, kernel_alone, peak_bytes, start_counting
-from distmm.host import segments
 from distmm.telemetry import client as telemetry
+from distmm.transfer import shared_memory
 
 ROWS: list[dict[str, Any]] = []
 
@@ -59,12 +59,12 @@ def product(client: Client, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: 
 @contextmanager
 def pageable() -> Iterator[None]:
     """Let memory of `distmm.empty` count as any other."""
-    ours = dict(segments._ours)
-    segments._ours.clear()
+    ours = dict(shared_memory._ours)
+    shared_memory._ours.clear()
     try:
         yield
     finally:
-        segments._ours.update(ours)
+        shared_memory._ours.update(ours)
 
 
 def cluster(steps: Steps, held: ExitStack, **how: Any) -> Client | None:
@@ -113,8 +113,8 @@ def run_large(steps: Steps, arena: matrices.Arena, size: int) -> None:
         client = cluster(steps, held, workers=1)
         if client is None:
             return
-        segment = segments.behind(arena.memory)
-        steps.run(f"pinning {arena.memory.nbytes / 1e9:.3g} GB", lambda: client.run(segments._pin, segment))
+        segment = shared_memory.behind(arena.memory)
+        steps.run(f"pinning {arena.memory.nbytes / 1e9:.3g} GB", lambda: client.run(shared_memory._pin, segment))
         alone = client.submit(kernel_alone, None, KERNEL_EDGE, a.dtype, "highest", True, pure=False)
         measure(steps, "its kernel alone", KERNEL_EDGE, lambda: {"seconds": alone.result()[1]})
         for _ in range(2):  # the first one loads the kernels

@@ -24,7 +24,7 @@ from distributed import Client, Future, Scheduler, Status, wait
 
 import distmm
 from distmm import clusters
-from distmm.runtime.scheduler import PlacementPlugin
+from distmm.scheduler.plugin import PlacementPlugin
 
 EDGE = 64  # of the blocks: products take a millisecond, so that most of the time something is on its way somewhere
 

@@ -32,12 +32,12 @@ from distributed.scheduler import ClientState, WorkerState
 from rich.console import Console
 
 from distmm import matmul
-from distmm.cluster_spec import ClusterSpec
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG
-from distmm.geometry import Problem, accumulator_dtype
-from distmm.graph import Product, ProductLayer
-from distmm.plan import Plan, make_plan
-from distmm.runtime.scheduler import PlacementPlugin
+from distmm.graph.layer import Product, ProductLayer
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import Problem, accumulator_dtype
+from distmm.planning.plan import Plan, make_plan
+from distmm.scheduler.plugin import PlacementPlugin
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class VirtualWorker:
             self.handle(done)
 
         self.simulation.later(server.free - self.simulation.now, finish)
-        if not product:  # see `distmm.beside`
+        if not product:  # see `distmm.worker.worker_slots`
             self.handle(machine.SecedeEvent(key=key, compute_duration=0.0, stimulus_id=f"beside-{key}"))
 
     def gather(self, instruction: machine.GatherDep) -> None:

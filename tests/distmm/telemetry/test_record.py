@@ -13,15 +13,15 @@ import pytest
 from distributed import Client, Scheduler, wait
 
 from distmm import gemm, matmul, plan
-from distmm.cluster_spec import ClusterSpec
-from distmm.geometry import Problem
-from distmm.plan import make_plan
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import Problem
+from distmm.planning.plan import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
-from tests.distmm.known import known
+from tests.distmm.scheduler.known import known
 from tests.until import until
 
 

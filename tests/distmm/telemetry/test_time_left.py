@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from distmm.cluster_spec import ClusterSpec
-from distmm.geometry import Problem
-from distmm.plan import make_plan
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import Problem
+from distmm.planning.plan import make_plan
 from distmm.telemetry.events import Again, Checked, Event, Run
 from distmm.telemetry.pace import Pace
 from distmm.telemetry.record import Record

@@ -1,0 +1,121 @@
+"""Two names for the same elements: arrays over one file, one Zarr array or one memory; elements that occur twice."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Hashable, Iterator
+from mmap import mmap
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.highlevelgraph import MaterializedLayer
+
+from distmm.api.array_types import package_of
+
+__all__ = ["overlap", "repeats", "store_of"]
+
+Part = tuple[Hashable, float, float]  # what holds the elements, and from where to where they are in it
+
+
+def overlap(first: Any, second: Any) -> bool:
+    """Whether elements of two arrays may be the same; a Dask array has those of the arrays that its graph reads."""
+    return any(
+        (isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y))
+        or any(
+            p == q and low < other_high and other_low < high
+            for p, low, high in _parts(x)
+            for q, other_low, other_high in _parts(y)
+        )
+        for x in _sources(first)
+        for y in _sources(second)
+    )
+
+
+def repeats(array: Any) -> bool:
+    """Whether elements of an array in memory may occur twice in it: those of a broadcast view do."""
+    if not (isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")) or 0 in array.shape:
+        return False
+    reach = array.itemsize  # bytes that the dimensions of smaller strides take
+    for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1):
+        if stride < reach:
+            return True
+        reach += stride * (n - 1)
+    return False
+
+
+def _sources(array: Any) -> Iterator[Any]:
+    """Yield the arrays that the graph of a Dask array names as a whole; another array as it is."""
+    if not isinstance(array, da.Array):
+        yield array
+        return
+    for layer in array.dask.layers.values():
+        if isinstance(layer, MaterializedLayer) and len(layer.mapping) == 1:
+            yield from layer.mapping.values()
+        yield from (source for source, axes in getattr(layer, "indices", ()) if axes is None)
+
+
+def _parts(array: Any) -> Iterator[Part]:
+    """Yield where the elements of an array are kept, if other arrays can be kept there too."""
+    if isinstance(array, np.ndarray):
+        yield from _mapped(array)
+        return
+    if package_of(array) not in ("distmm", "h5py", "zarr"):
+        return
+    import h5py  # these take a second, and who has such an array has them already
+    import zarr
+
+    from distmm.storage import Matrix
+
+    if isinstance(array, Matrix):
+        yield _file(getattr(array, "file", array.path)), 0, math.inf
+    elif isinstance(array, zarr.Array):
+        yield _zarr(array), 0, math.inf
+    elif isinstance(array, h5py.Dataset):
+        header = h5py.h5o.get_info(array.id).addr  # each dataset of a file has its own
+        yield _file(array.file.filename), header, header + 1
+
+
+def _mapped(array: np.ndarray) -> Iterator[Part]:
+    """Yield the bytes of a file that a memory map has, or a view of one."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    base: Any = array
+    while base is not None:
+        if isinstance(base, np.memmap) and isinstance(base.base, mmap) and base.filename is not None:
+            shift = base.offset - base.ctypes.data
+            yield _file(os.fspath(base.filename)), low + shift, high + shift
+        base = getattr(base, "base", None)
+
+
+def store_of(array: Any) -> Any:
+    """Return the store of a Zarr array, without what is wrapped around it."""
+    import zarr
+
+    store: Any = array.store
+    while isinstance(store, zarr.storage.WrapperStore):
+        store = store._store
+    return store
+
+
+def _zarr(array: Any) -> Hashable:
+    import zarr
+
+    store = store_of(array)
+    if isinstance(store, zarr.storage.LocalStore):
+        return _file(os.path.join(store.root, array.path))
+    if isinstance(store, zarr.storage.FsspecStore):
+        return _file(os.path.join(store.fs.unstrip_protocol(store.path), array.path).rstrip("/"))
+    if isinstance(store, zarr.storage.ZipStore):
+        return _file(os.fspath(store.path)), array.path
+    return id(getattr(store, "_store_dict", store)), array.path  # views of a memory store share their dictionary
+
+
+def _file(path: str) -> Hashable:
+    """Return the same for every name of a file or folder; a URL as it is."""
+    path = path.removeprefix("file://")
+    try:
+        found = os.stat(path)
+    except OSError:
+        return path
+    return found.st_dev, found.st_ino

@@ -1,0 +1,327 @@
+"""What users call: `matmul`, `gemm`, `gram` and `plan`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from distributed import Client
+
+from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.plan_request import Wishes
+from distmm.api.product import Gemm
+from distmm.api.scalars import check_flags, check_scalars
+from distmm.clusters import cluster
+from distmm.errors import InputError
+from distmm.planning.geometry import Symmetry
+from distmm.planning.plan import Plan
+
+__all__ = ["gemm", "gram", "matmul", "plan"]
+
+
+def matmul(
+    A: Any,
+    B: Any,
+    *,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | str | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Any:
+    """Multiply two arrays of any size, block by block, on all workers.
+
+    Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`. The product is lazy unless
+    `out` is given.
+
+    Parameters
+    ----------
+    A : array-like of shape (..., m, k) or (k,)
+        A Dask array with NumPy or CuPy chunks, a NumPy or CuPy array, a memory map, or an object with ``shape``,
+        ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
+        array become blocks of the product. Operands are read when the product is computed: do not change them before.
+        A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
+        between the elements of its rows and also of its columns is copied at the call.
+    B : array-like of shape (..., k, n) or (k,)
+        As `A`.
+    precision : {"highest", "high", "medium", "ieee"}
+        Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
+        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32 and float64 products by
+        one chain of fused multiply-adds for each element, whose bits depend on no cuts.
+    kernel : str, optional
+        Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
+        precision.
+    device : {"auto", "cpu", "gpu"}
+        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
+    blocks : tuple of int, optional
+        Block edges (m, k, n); by default the chunks of Dask arrays, else the plan chooses.
+    plan : Plan or str, optional
+        A plan that `distmm.plan` made for operands of these shapes, or the text of one:
+        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
+    out : numpy.ndarray, Zarr-like or Dask array, optional
+        Array that receives the product during this call, of its shape, in waves where C does not fit into the memory of
+        the workers. Workers of this machine write into a NumPy array directly; `distmm.empty` makes arrays that GPUs
+        write at full speed. Workers write whole ``chunks`` (or ``shards``) of a Zarr-like object in parallel; into an
+        object without chunks, and into an HDF5 dataset, this process writes block after block. After the call, also
+        after an error or Ctrl-C, nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
+        its chunks.
+    client : distributed.Client, optional
+        Cluster to plan for; by default Dask's current client. Without one the product runs on Dask's local schedulers.
+
+    Returns
+    -------
+    dask.array.Array of shape (..., m, n)
+        Lazy; its chunks are of the operands' kind (NumPy or CuPy). With `out`: that array.
+
+    Raises
+    ------
+    InputError
+        If the operands cannot be multiplied, or an argument is none of those above; before any work.
+    DoesNotFitError
+        If the workers lack the memory; names the missing figure.
+
+    See Also
+    --------
+    gemm : The product with factors, an addend and transposes.
+    gram : The product of a matrix with its own transpose.
+    multiply : The product of matrices on disk, as a job that can be resumed.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((3, 4)), np.ones((4, 5))
+    >>> distmm.matmul(A, B).compute()[0]
+    array([4., 4., 4., 4., 4.])
+    """
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "blocks": blocks, "plan": plan}
+    return gemm(1, A, B, out=out, client=client, **how)
+
+
+def gemm(
+    alpha: complex,
+    A: Any,
+    B: Any,
+    beta: complex = 0,
+    C: Any = None,
+    *,
+    transa: bool = False,
+    transb: bool = False,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | str | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Any:
+    """Compute ``alpha * op(A) @ op(B) + beta * C`` as BLAS's GEMM does, into a new array.
+
+    Parameters
+    ----------
+    alpha : scalar
+        Factor of the product.
+    A : array-like of shape (..., m, k), or (..., k, m) with `transa`
+        As in `matmul`.
+    B : array-like of shape (..., k, n), or (..., n, k) with `transb`
+        As in `matmul`.
+    beta : scalar
+        Factor of `C`. With 0, `C` is not read.
+    C : array-like, optional
+        Addend; it must broadcast to shape (..., m, n).
+    transa, transb : bool
+        Use the transpose of A or B (of the last two dimensions), without a copy.
+    precision, kernel, device, blocks, plan, out, client
+        As in `matmul`.
+
+    Returns
+    -------
+    dask.array.Array of shape (..., m, n)
+        Lazy; with `out`: that array.
+
+    Raises
+    ------
+    InputError
+        As in `matmul`, and for a `beta` without `C`.
+    DoesNotFitError
+        As in `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B, C = np.ones((4, 3)), np.ones((4, 5)), np.ones((3, 5))
+    >>> distmm.gemm(2, A, B, -1, C, transa=True).compute()[0]
+    array([7., 7., 7., 7., 7.])
+    """
+    a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+    check_pair(a, b)
+    check_scalars(alpha=alpha, beta=beta)
+    if beta != 0 and C is None:
+        raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
+    c = wrap(C, "C") if beta != 0 else None
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
+    return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
+
+
+def gram(
+    A: Any,
+    *,
+    alpha: complex = 1,
+    trans: bool = False,
+    hermitian: bool = True,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, int] | None = None,
+    plan: Plan | str | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Any:
+    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T``, as BLAS's SYRK and HERK do.
+
+    Only the blocks on and below the diagonal are multiplied, which takes half of the operations. Each block of A is
+    read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers (for
+    complex numbers, conjugates). C is symmetric, or Hermitian, to the bit.
+
+    Parameters
+    ----------
+    A : array-like of shape (..., m, k)
+        As in `matmul`.
+    alpha : scalar
+        Factor of the product; real where C is Hermitian.
+    trans : bool
+        Compute ``A.conj().T @ A``, of shape (..., k, k).
+    hermitian : bool
+        For complex numbers: True uses the conjugate transpose, as HERK does; False the transpose, as SYRK does.
+    precision, kernel, device
+        As in `matmul`.
+    blocks : tuple of int, optional
+        Block edges (m, k) of A, or of its transpose with `trans`; by default the chunks of a Dask array, else the plan
+        chooses.
+    plan : Plan or str, optional
+        A plan that ``distmm.plan(A)`` made, or the text of one.
+    out, client
+        As in `matmul`.
+
+    Returns
+    -------
+    dask.array.Array of shape (..., m, m)
+        Lazy; with `out`: that array.
+
+    Raises
+    ------
+    InputError
+        As in `matmul`, for a vector, and for a complex `alpha` of a Hermitian product.
+    DoesNotFitError
+        As in `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> X = np.arange(6.0).reshape(3, 2)
+    >>> distmm.gram(X, trans=True).compute()
+    array([[20., 26.],
+           [26., 35.]])
+    """
+    check_flags(trans=trans, hermitian=hermitian)
+    a, b, symmetry = _with_itself(A, trans, hermitian)
+    check_scalars(alpha=alpha)
+    if symmetry == "hermitian" and alpha.imag:
+        raise InputError(
+            f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
+        )
+    product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
+    return product.array(Wishes(precision, kernel, device, _square(blocks), plan), out, client)
+
+
+def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
+    """Return both operands of a symmetric product, and what it is."""
+    a = wrap(A, "A", trans)
+    if len(a.shape) < 2:
+        raise InputError(f"A has shape {a.shape}: the product with its own transpose is that of a matrix")
+    return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
+
+
+def _square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """Block edges (m, k, m) of a symmetric product."""
+    if blocks is None:
+        return None
+    if not isinstance(blocks, Sequence) or len(blocks) != 2:
+        raise InputError(f"blocks {blocks!r}: give two positive edges, those of m and k")
+    return blocks[0], blocks[1], blocks[0]
+
+
+def plan(
+    A: Any,
+    B: Any = None,
+    *,
+    transa: bool = False,
+    transb: bool = False,
+    hermitian: bool = True,
+    precision: str = "highest",
+    kernel: str | None = None,
+    device: cluster.Device = "auto",
+    blocks: tuple[int, ...] | None = None,
+    plan: str | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Plan:
+    """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
+
+    Parameters
+    ----------
+    A : array-like of shape (..., m, k), or (..., k, m) with `transa`
+        As in `matmul`. Its shape, type, chunks and place count; its elements are not read.
+    B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
+        As `A`. Without it, the plan is that of ``distmm.gram(A)``.
+    transa, transb : bool
+        As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
+    hermitian : bool
+        Without `B`: as in `gram`.
+    precision, kernel, device
+        As in `matmul`.
+    blocks : tuple of int, optional
+        Block edges (m, k, n), or (m, k) without `B`; by default the chunks of Dask arrays, else they are chosen here.
+    plan : str, optional
+        The text of a plan, which is then not searched for but described.
+    out : array-like, optional
+        Array that will receive the product. C is then planned to leave the workers as it is made.
+    client : distributed.Client, optional
+        Cluster to plan for; by default Dask's current client, and without one this machine.
+
+    Returns
+    -------
+    Plan
+        A table by `Plan.rows`, a picture in notebooks, and by ``str`` one line that `matmul` takes as its `plan`.
+
+    Raises
+    ------
+    InputError
+        If the operands cannot be multiplied, or an argument is none of those above.
+
+    See Also
+    --------
+    Plan.validate : Refuses a plan that needs more memory than there is. Making a plan does not.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((300, 400)), np.ones((400, 500))
+    >>> plan = distmm.plan(A, B, blocks=(300, 200, 250))
+    >>> str(plan).split()[1]
+    'b300x200x250'
+    >>> distmm.matmul(A, B, plan=plan).shape
+    (300, 500)
+    """
+    symmetry: Symmetry | None = None
+    check_flags(hermitian=hermitian)
+    if B is None:
+        a, b, symmetry = _with_itself(A, transa, hermitian)
+        blocks = _square(blocks)
+    else:
+        a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+        check_pair(a, b)
+    product = Gemm.of(a, b, symmetry=symmetry)
+    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, cluster.usable(client))

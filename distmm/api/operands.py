@@ -1,0 +1,214 @@
+"""What users may multiply, made into Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import dask.array as da
+import numpy as np
+from distributed import Client, futures_of
+
+from distmm.api.array_types import as_array, package_of
+from distmm.api.inline_array import travelling
+from distmm.api.scalars import check_flags
+from distmm.errors import InputError
+from distmm.planning.geometry import accumulator_dtype
+from distmm.transfer import has_gaps, lend, shared_memory
+from distmm.transfer.memory_map import MappedFile, is_mapped
+from distmm.worker import tasks
+
+__all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
+
+
+@dataclass(frozen=True)
+class Operand:
+    """One matrix, or stack of matrices, as the user gave it.
+
+    Attributes
+    ----------
+    source : Any
+        Dask, NumPy or CuPy array, or anything with ``shape``, ``dtype`` and ``__getitem__``.
+    name : str
+        What error messages call it: "A", "B" or "C".
+    kind : {"numpy", "cupy"}
+        Type of the blocks.
+    transposed : bool
+        The operand is the transpose of `source` in its last two dimensions; blocks are transposed as views, without a
+        copy.
+    file : MappedFile, optional
+        What `source` is a memory map of.
+    """
+
+    source: Any
+    name: str
+    kind: Literal["numpy", "cupy"]
+    transposed: bool = False
+    file: MappedFile | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the operand."""
+        return _swapped(tuple(int(n) for n in self.source.shape), self.transposed)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+        dtype: np.dtype = np.dtype(self.source.dtype)
+        return dtype
+
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...] | None:
+        """Chunks that the user chose, if it is a Dask array."""
+        return _swapped(self.source.chunks, self.transposed) if isinstance(self.source, da.Array) else None
+
+    @property
+    def resident(self) -> bool:
+        """Whether its blocks are in the workers' memory already: a persisted Dask array."""
+        return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
+
+    @property
+    def pageable(self) -> bool:
+        """Whether it is a NumPy array in memory that GPUs cannot copy from by themselves."""
+        return isinstance(self.source, np.ndarray) and shared_memory.behind(self.source) is None
+
+    @property
+    def storage_chunk(self) -> tuple[int, ...] | None:
+        """Chunk of the file behind it: blocks that are multiples of it read each chunk once."""
+        chunk = getattr(self.source, "chunks", None)
+        if isinstance(self.source, da.Array) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
+            return None
+        return _swapped(chunk, self.transposed)
+
+    def blocked(
+        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None = None
+    ) -> da.Array:
+        """Return it as a Dask array with exactly these chunks, its blocks on the device where they will be used.
+
+        Workers of `client` that run on this machine read a NumPy array where it lies. One whose rows and columns both
+        have gaps is copied here.
+        """
+        if isinstance(self.source, np.ndarray) and self.file is None:
+            # Of any size and on any cluster: what is read when is not to depend on them.
+            source = np.ascontiguousarray(self.source) if has_gaps(self.source) else self.source
+            name = f"distmm-lent-{uuid.uuid4().hex}"
+            source = source.swapaxes(-1, -2) if self.transposed else source
+            lent = lend(source, client, name) if client is not None else None
+            return travelling(source, chunks, device, name) if lent is None else _loaded(lent, chunks, device, name)
+        array = self._blocked(_swapped(chunks, self.transposed), device)
+        return array.swapaxes(-1, -2) if self.transposed else array
+
+    def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"]) -> da.Array:
+        source = self.source
+        # A new name each time: a token would read all of the data.
+        name = f"distmm-load-{uuid.uuid4().hex}"
+        if self.file is not None:
+            return _loaded(self.file, chunks, device, name)
+        if isinstance(source, da.Array):
+            array = source if source.chunks == chunks else source.rechunk(chunks)
+        elif self.kind == "cupy":
+            array = da.from_array(source, chunks=chunks, name=name, asarray=False)
+        else:
+            return _loaded(source, chunks, device, name)
+        return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
+
+
+def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
+    return (*values[:-2], values[-1], values[-2]) if transposed else values
+
+
+def _loaded(source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str) -> da.Array:
+    """Let tasks read the blocks of an array-like, each when it is needed."""
+    return da.from_array(
+        source,
+        chunks=chunks,
+        name=name,
+        getitem=partial(tasks.load, device=device),
+        inline_array=True,
+        meta=np.empty((0,) * len(source.shape), source.dtype),
+    )
+
+
+def _uploaded(array: da.Array) -> da.Array:
+    """Upload each NumPy block once, at its home; products and transfers between GPUs then use the copy there."""
+    return array.map_blocks(
+        tasks.to_device, dtype=array.dtype, meta=array._meta, name=f"distmm-upload-{uuid.uuid4().hex}"
+    )
+
+
+def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
+    """Check one operand; vectors stay vectors.
+
+    Raises
+    ------
+    InputError
+        For objects that are no arrays, types without a product, sizes that are unknown or no whole numbers, and a
+        `transposed` that is neither True nor False.
+    """
+    source = as_array(source, name)
+    check_flags(**{f"trans{name.lower()}": transposed})
+    if len(source.shape) == 0:
+        raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
+    dtype = np.dtype(source.dtype)
+    try:
+        accumulator_dtype(dtype)
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    meta = source._meta if isinstance(source, da.Array) else source
+    if transposed and len(source.shape) < 2:
+        raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed")
+    file = MappedFile.behind(source) if is_mapped(source) else None
+    return Operand(source, name, kind_of(meta, name, isinstance(source, da.Array)), transposed, file)
+
+
+def as_matrix(operand: Operand, axis: int) -> Operand:
+    """Return a vector as a matrix with one row (axis 0) or one column (axis 1); a matrix as it is."""
+    if len(operand.shape) > 1:
+        return operand
+    source = operand.source
+    if not isinstance(source, (da.Array, np.ndarray)) and operand.kind == "numpy":
+        source = da.from_array(source, chunks=operand.storage_chunk or "auto")
+    return Operand(source[None, :] if axis == 0 else source[:, None], operand.name, operand.kind)
+
+
+def kind_of(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
+    """Tell NumPy from CuPy, by an array or by what `chunked` arrays have for one; refuse other blocks."""
+    package = package_of(meta)
+    if package == "cupy":
+        return "cupy"
+    # Subclasses have products of their own: masked arrays skip elements, np.matrix changes shapes.
+    if type(meta) in (np.ndarray, np.memmap) or not (chunked or isinstance(meta, np.ndarray)):
+        return "numpy"
+    raise InputError(
+        f"{name} has blocks of type {type(meta).__name__} ({package}): convert them to plain NumPy or CuPy arrays first"
+    )
+
+
+def check_pair(a: Operand, b: Operand) -> None:
+    """Check that two operands belong together.
+
+    Raises
+    ------
+    InputError
+        For mismatched inner dimensions or batches, and for CuPy mixed with NumPy.
+    """
+    k_a, k_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
+    if k_a != k_b:
+        raise InputError(
+            f"A has shape {a.shape} and B {b.shape}: the last dimension of A ({k_a}) must equal "
+            f"the {'last but one' if len(b.shape) > 1 else 'only'} dimension of B ({k_b})"
+        )
+    try:
+        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    except ValueError:
+        raise InputError(
+            f"A has shape {a.shape} and B {b.shape}: "
+            f"the batch dimensions {a.shape[:-2]} and {b.shape[:-2]} do not broadcast"
+        ) from None
+    if a.kind != b.kind:
+        raise InputError(
+            f"A has {a.kind} blocks and B {b.kind} blocks: convert one, for example with x.map_blocks(cupy.asarray) "
+            "or x.map_blocks(cupy.asnumpy)"
+        )

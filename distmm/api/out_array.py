@@ -1,0 +1,256 @@
+"""Computing a product into an array that is there: NumPy arrays of this process, Zarr arrays and what is like them.
+
+Workers write NumPy arrays of this process where they reach its memory, and arrays that say by their ``chunks``, or
+``shards``, what can be written at the same time; no two tasks write to one chunk then. All other blocks come to this
+process, which writes one after the other: to HDF5 datasets, to what has no chunks, to what is in this process's memory.
+
+When a call has ended, however it ended, none of its tasks writes into its `out` any more: see
+`distmm.transfer.write_lease` for memory, and `distmm.transfer.counted_writes` for all else. One exception: a worker
+that the scheduler has lost may still write the chunks of one block to a file.
+
+A Dask array holds nothing that could be written to. Given as `out` it becomes the lazy product, as it becomes the lazy
+result of `numpy.add(x, y, out=D)`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import dask
+import dask.array as da
+import dask.multiprocessing
+import numpy as np
+from dask.array.core import handle_out
+from dask.base import get_scheduler
+from distributed import Client, Future, as_completed, futures_of
+
+from distmm.api.aliasing import overlap, repeats, store_of
+from distmm.api.array_types import package_of
+from distmm.api.operands import kind_of
+from distmm.errors import DoesNotFitError, InputError
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.write_units import are_shared, unit_of, whole_units
+from distmm.transfer import Lent, lend
+from distmm.transfer.counted_writes import Target
+from distmm.transfer.write_lease import Lease
+
+__all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "target"]
+
+Region = tuple[slice, ...]
+
+_given_up: list[np.ndarray] = []  # arrays that were written when a user would not wait: their memory is not used again
+
+
+def check_out(
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: tuple[Any, ...]
+) -> None:
+    """Refuse an array that cannot take the product.
+
+    Raises
+    ------
+    InputError
+        If it has another shape, a type that would change values, is read-only, has elements twice, or shares memory
+        or storage with an operand; if it is a Dask array with blocks of another kind than the product's.
+    """
+    missing = [name for name in ("shape", "dtype", "__setitem__") if not hasattr(out, name)]
+    if missing:
+        raise InputError(
+            f"out is a {type(out).__name__} without {', '.join(missing)}: give a NumPy array, a Dask array, or an "
+            "object like a Zarr array"
+        )
+    if tuple(out.shape) != shape or not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise InputError(
+            f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: make out like the product"
+        )
+    if isinstance(out, da.Array) and (given := kind_of(out._meta, "out", chunked=True)) != kind:
+        raise InputError(f"out has {given} blocks, A and B have {kind} blocks: make out like the operands")
+    if isinstance(out, da.Array):
+        return  # it may even be an operand: what has been made of it keeps its old tasks
+    if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
+        raise InputError("out is read-only: give an array that may be written")
+    if repeats(out):
+        raise InputError(
+            f"elements of out are in memory twice (shape {out.shape}, strides {out.strides}): give a copy of it"
+        )
+    for name, operand in zip("ABC", operands, strict=False):
+        if overlap(out, operand):
+            what = "memory" if isinstance(out, np.ndarray) else "storage"
+            raise InputError(f"out shares {what} with {name}, which is read while out is written: use another array")
+
+
+def check_unit(out: Any, cluster: ClusterSpec) -> None:
+    """Refuse chunks, or shards, that no worker has the memory to write.
+
+    Raises
+    ------
+    DoesNotFitError
+        With the figures.
+    """
+    unit = unit_of(out)
+    memory = cluster.memory if cluster.device == "cpu" else cluster.host_memory
+    if unit is not None and memory is not None and (nbytes := math.prod(unit) * out.dtype.itemsize) > memory:
+        raise DoesNotFitError(
+            f"out is written in chunks of {' x '.join(map(str, unit))}, {nbytes / 1e9:.3g} GB each, and a worker has "
+            f"{memory / 1e9:.3g} GB free: make out with smaller chunks (or shards)"
+        )
+
+
+def become(out: da.Array, product: da.Array) -> da.Array:
+    """Make `out` the lazy `product`, in its own type and chunks: Dask's convention for a Dask array as `out`.
+
+    Nothing is computed or copied. What `out` was is forgotten, and freed on the cluster if nobody else needs it.
+    """
+    handle_out(out, product.astype(out.dtype, copy=False).rechunk(out.chunks))
+    return out
+
+
+def target(out: Any, client: Client | None) -> Any:
+    """Return what tasks write to: the array where they reach it; None if this process is to write.
+
+    Raises
+    ------
+    InputError
+        If Dask is to compute in processes that do not reach the array.
+    """
+    if client is not None:
+        return lend(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
+    if get_scheduler() == dask.multiprocessing.get and not _is_shared(out):
+        raise InputError(
+            f"Dask's scheduler is 'processes', and other processes do not write into this {type(out).__name__}: use "
+            "scheduler='threads', or a cluster"
+        )
+    return out
+
+
+def _is_shared(out: Any) -> bool:
+    """Whether several processes may write to different units of an array at the same time."""
+    if package_of(out) == "zarr":
+        import zarr
+
+        store = store_of(out)
+        in_memory = isinstance(store, zarr.storage.FsspecStore) and "memory" in store.fs.protocol
+        return not in_memory and not isinstance(store, (zarr.storage.MemoryStore, zarr.storage.ZipStore))
+    return unit_of(out) is not None and package_of(out) != "h5py"
+
+
+def takes_gpu_blocks(to: Any) -> bool:
+    """Whether blocks in GPU memory may be assigned to what workers write to."""
+    return isinstance(to, Lent)
+
+
+def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, to: Any, client: Client | None) -> None:
+    """Compute the blocks of a product and write each, as it comes, to its place in `out`.
+
+    The cluster knows of two waves at a time. So the second follows the first without a gap, and neither tasks nor
+    blocks of more than two are there, however many there are.
+
+    Parameters
+    ----------
+    waves : iterable of (dask.array.Array, regions)
+        Arrays of the product's shape, and which parts of each are to be computed; None: all of it.
+    out : array
+        Of the product's shape.
+    to : Any
+        What `target` returned: written to by tasks; None: blocks come here and are written by this process.
+    client : distributed.Client, optional
+    """
+    if to is None and client is not None:
+        for product, regions in waves:
+            _receive(product, regions, out, client)
+        return
+    running: deque[list[Future]] = deque()  # of each wave: one for each of its regions
+    to = replace(to, lease=Lease.begin()) if isinstance(to, Lent) else Target(to)
+    try:
+        for product, regions in waves:
+            _submit(product, regions, out, to, client, running)
+        while client is not None and running:
+            _finish(running, client)
+    except BaseException as error:  # Ctrl-C above all
+        if client is None or client.status == "running":
+            if client is not None:
+                client.cancel(list(running), force=True)
+            if isinstance(to, Target):
+                to.end(client)
+        elif isinstance(to, Target):
+            error.add_note("the scheduler is lost: out is at rest when its workers have ended")
+        raise
+    finally:
+        if isinstance(to, Lent):
+            _take_back(to, out)
+
+
+def _take_back(lent: Lent, out: np.ndarray) -> None:
+    """Wait until nobody writes into the memory of `out` any more."""
+    assert lent.lease is not None
+    try:
+        lent.lease.end()
+    except BaseException as error:
+        _given_up.append(out)
+        error.add_note("out is not at rest: workers may still write the blocks that they have begun")
+        raise
+
+
+def _submit(
+    product: da.Array,
+    regions: Sequence[Region | None],
+    out: Any,
+    to: Any,
+    client: Client | None,
+    running: deque[list[Future]],
+) -> None:
+    """Have tasks write a wave; where others write to the same units, when those are done, and one part at a time."""
+    unit, (parts, places) = unit_of(out), _parts(product, regions, out)
+    if client is None:
+        lock = unit is None and not isinstance(out, np.ndarray)  # who does not say what he takes gets one at a time
+        da.store(parts, [to] * len(parts), regions=places, lock=lock)
+        return
+    alone = unit is not None and any(are_shared(place, product.shape, unit) for place in places)
+    while len(running) > (0 if alone else 1):
+        _finish(running, client)
+    if alone and len(parts) > 1:
+        parts = list(client.persist(parts))  # what one has made is there for the next
+    stored = [
+        da.store(part, to, regions=place, lock=False, compute=False) for part, place in zip(parts, places, strict=True)
+    ]
+    for group in [[each] for each in stored] if alone else [stored]:
+        running.append(client.compute(group))
+        if alone:
+            _finish(running, client)
+
+
+def _finish(running: deque[list[Future]], client: Client) -> None:
+    """Wait for the earliest wave, which is cancelled with the others if it fails."""
+    client.gather(running[0])
+    running.popleft()
+
+
+def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tuple[list[da.Array], list[Region]]:
+    """Return the parts of a product that are to be written, no two blocks of one in the same unit, and their places."""
+    unit, whole = unit_of(out), tuple(slice(0, n) for n in product.shape)
+    places = [whole if region is None else region for region in regions]
+    parts = [product if region is None else product[region] for region in regions]
+    if unit is not None:
+        for number, (part, place) in enumerate(zip(parts, places, strict=True)):
+            cut = zip(part.chunks, place, unit, strict=True)
+            chunks = tuple(whole_units(edges, at.start, size) for edges, at, size in cut)
+            if chunks != part.chunks:  # peer-to-peer rechunking would move all of it at once, outside any plan
+                parts[number] = part.rechunk(chunks, method="tasks")
+    return parts, places
+
+
+def _receive(product: da.Array, regions: Sequence[Region | None], out: Any, client: Client) -> None:
+    """Write blocks as they arrive here."""
+    parts, places = _parts(product, regions, out)
+    regions_of = {}
+    for part, place in zip(parts, places, strict=True):
+        for index, block in zip(np.ndindex(*part.numblocks), da.core.slices_from_chunks(part.chunks), strict=True):
+            regions_of[part.name, *index] = tuple(
+                slice(whole.start + at.start, whole.start + at.stop) for whole, at in zip(place, block, strict=True)
+            )
+    with client.as_current():
+        for future, block in as_completed(futures_of(client.persist(parts)), with_results=True):
+            out[regions_of[future.key]] = block

@@ -1,0 +1,187 @@
+"""Is C the product of A and B? Freivalds' test, and the full comparison for small sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import dask.array as da
+import numpy as np
+
+from distmm.api.array_types import check_sendable
+from distmm.api.operands import Operand, check_pair, wrap
+from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
+from distmm.checking.scaling import SPOILT, exponents, scaled, weights
+from distmm.checking.tolerance import Tolerance, in_type, mantissa
+from distmm.checking.verdict import Verdict
+from distmm.clusters import cluster
+from distmm.errors import InputError
+from distmm.planning.geometry import Problem
+from distmm.transfer import lend
+from distmm.worker.tasks import to_host
+
+__all__ = ["CHECKS", "check_possible", "verify"]
+
+CHECKS = ("freivalds", "full", "none")
+
+# The full comparison holds A, B and C in float64 at once; above this many operations it would take minutes.
+FULL_FLOPS = 2 * 4096**3
+
+# Edges of the blocks of the check where the operands are not chunked: 17 MB and 0.3 GB of float32.
+CPU_EDGE, GPU_EDGE = 2048, 8192
+
+
+def verify(
+    A: Any,
+    B: Any,
+    C: Any,
+    *,
+    check: Literal["freivalds", "full"] = "freivalds",
+    seed: int = 0,
+    transa: bool = False,
+    transb: bool = False,
+    alpha: complex = 1,
+    precision: str = "highest",
+) -> Verdict:
+    """Check that ``C = alpha * op(A) @ op(B)``, whatever has computed C.
+
+    Parameters
+    ----------
+    A : array-like of shape (m, k)
+        A Dask, NumPy or CuPy array, or a Zarr-like object. Each matrix is read block by block, once; twice where
+        columns of B differ much in size, or elements are near the ends of float64's range.
+    B : array-like of shape (k, n)
+        As `A`.
+    C : array-like of shape (m, n)
+        As `A`.
+    check : {"freivalds", "full"}
+        "freivalds": compares ``A (B x)`` with ``C x`` for random vectors x, in O(n^2). "full": compares every element
+        with a float64 product, for small sizes.
+    seed : int
+        Seed of the random vectors, at least 0.
+    transa, transb : bool
+        Use the transpose of A or B.
+    alpha : scalar
+        Factor of the product.
+    precision : {"highest", "ieee", "high", "medium"}
+        The one that C was computed with: "high" and "medium" round the operands, and are allowed larger errors.
+
+    Returns
+    -------
+    Verdict
+        True as a bool only if C is right. Its outcome is "cannot tell" where C has inf or NaN and the order of a sum
+        decides whether it overflows.
+
+    Raises
+    ------
+    InputError
+        If the shapes do not belong together, a full check would be too large, or an argument is none of those allowed.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((30, 40)), np.ones((40, 50))
+    >>> C = A @ B
+    >>> distmm.verify(A, B, C).outcome
+    'right'
+    >>> C[2, 3] = 41
+    >>> bool(distmm.verify(A, B, C))
+    False
+    """
+    cluster.refuse_asynchronous()
+    a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
+    for operand in (a, b, c):
+        if len(operand.shape) != 2:
+            raise InputError(
+                f"{operand.name} has shape {operand.shape}: verify takes matrices; check batches one by one"
+            )
+    check_pair(a, b)
+    expected = (a.shape[0], b.shape[1])
+    if c.shape != expected:
+        raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
+    if check not in ("freivalds", "full"):
+        raise InputError(f"check {check!r} is not one of freivalds, full")
+    if not isinstance(seed, (int, np.integer)) or seed < 0:
+        raise InputError(f"seed {seed!r} is not an integer of 0 or more")
+    check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], precision)
+    if check == "full":
+        return _full([x.astype(tolerance.work) for x in _blocks((a, b, c), on_gpu=False)], tolerance, alpha)
+    on_gpu = _on_gpu((a, b, c), tolerance.work)
+    left, right, product = _blocks((a, b, c), on_gpu)
+    return Freivalds(left, right, product, tolerance, on_gpu, alpha).run(seed)
+
+
+def check_possible(check: str, problem: Problem) -> None:
+    """Refuse a check that makes no sense for a product, or would take too long; said before any work.
+
+    Raises
+    ------
+    InputError
+    """
+    if check == "freivalds" and problem.dtype.kind == "b":
+        raise InputError("C is boolean, and Freivalds' test needs a ring: use check full or none")
+    if check == "full" and problem.flops > FULL_FLOPS:
+        raise InputError(
+            f"a full check of a product of {problem.flops:.2g} operations would take more than {FULL_FLOPS:.2g} in "
+            f"float64: use check freivalds"
+        )
+
+
+def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
+    """Whether the check runs on GPUs: float blocks that are there, or a cluster whose workers own GPUs."""
+    if work.kind not in "fc":
+        return False
+    client = cluster.current_client()
+    return all(x.kind == "cupy" for x in operands) or (
+        client is not None and cluster.describe(client, work).device == "cuda"
+    )
+
+
+def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
+    """Return operands as Dask arrays, their blocks in GPU or host memory."""
+    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, cluster.current_client()
+    arrays = []
+    for operand in operands:
+        # Whole multiples of a file's chunks, near the edge that a block should have.
+        edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
+        chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
+        source = operand.source
+        if client is not None:
+            check_sendable(source, operand.name)
+        if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
+            operand = replace(operand, source=lend(source, client) or source)
+        array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
+        if operand.kind == "cupy" and not on_gpu:
+            array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
+        arrays.append(array)
+    return arrays
+
+
+def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdict:
+    left, right, given = fetch(*blocks)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if tolerance.exact:
+            truth = left @ (right * in_type(alpha, tolerance.work))
+            ratio, unknown = np.where(tolerance.differ(truth, given), np.inf, 0.0), np.zeros(given.shape, bool)
+        else:
+            largest = (exponents(abs(x).max(axis=axis, initial=0)) for x, axis in ((left, 1), (right, 0)))
+            rows, columns = (np.where(x == SPOILT, 0, weights(x)) for x in largest)
+            factor, exponent = mantissa(alpha)
+            left, right = scaled(left, -rows[:, None]), scaled(right, -columns)
+            truth, spread = left @ right * in_type(factor, tolerance.work), np.abs(left) @ np.abs(right) * abs(factor)
+            shift = rows[:, None] + columns + exponent
+            ratio, unknown = tolerance.elements(truth, given, spread, shift, alpha)
+            truth = scaled(truth, shift)
+    residual = float(ratio.max(initial=0.0))
+    for outcome, found in (("wrong", ratio > 1), ("cannot tell", unknown)):
+        if not found.any():
+            continue
+        row, column = (int(x) for x in np.unravel_index(int(np.argmax(found)), found.shape))
+        at = f"the first at [{row}, {column}]: {values(given[row, column], truth[row, column], tolerance.dtype)}"
+        some = f"{int(found.sum())} of {found.size} elements"
+        if outcome == "wrong":
+            return Verdict("wrong", residual, f"C is not A @ B: {some} are off, {at}")
+        message = f"C may be A @ B or not: {some} cannot be compared, {at}, and {OVERFLOW}"
+        return Verdict("cannot tell", residual, message)
+    return Verdict("right", residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")

@@ -1,0 +1,279 @@
+"""Freivalds' test: for random vectors X, ``A (B X)`` and ``C X`` must agree; blocked over the cluster.
+
+Freivalds (1977). It costs O(n^2) a vector instead of O(n^3), reads each matrix once, and shares nothing with the
+kernels: products of blocks with thin panels, in float64, each block in slices of rows (`distmm.checking.row_slices`).
+
+*Integers* wrap around, and so does the test: it is computed in the same two's complement ring, and the two sides must
+be equal.
+
+*Floats* must agree within `distmm.checking.tolerance`. A row that exceeds it, or that stands out from the others, is
+computed again element by element, which settles rows with inf or NaN and names the first wrong element. Where columns
+of B differ much in size, or sums of squares would leave float64's range, a second test follows with rows of A and
+columns of B that are multiplied by powers of two (`distmm.checking.scaling`); then each matrix is read twice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import dask
+import dask.array as da
+import numpy as np
+
+from distmm.checking import row_slices
+from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
+from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
+from distmm.checking.verdict import Verdict
+from distmm.worker.gpu import namespace
+from distmm.worker.tasks import to_device, to_host
+
+__all__ = ["OVERFLOW", "Freivalds", "fetch", "values"]
+
+# Random vectors. A wrong row escapes one vector with probability 1/2 at most, and all of them with 2**-16.
+VECTORS = 16
+
+# Rows that are computed again element by element, each at O(kn).
+SUSPECTS = 16
+
+OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Exponents of the largest elements of A's rows and B's columns, and of what rows and columns of C are divided by.
+
+    The last ones are at least as large as what underflow changes, which would else hide all columns of a row.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    c_rows: np.ndarray
+    c_columns: np.ndarray
+
+    @classmethod
+    def of(cls, rows: np.ndarray, columns: np.ndarray, tolerance: Tolerance, alpha: complex) -> Scales:
+        """Choose the scales for the exponents of A's rows and B's columns."""
+        product = np.where((rows == EMPTY) | (rows == SPOILT), EMPTY, rows + mantissa(alpha)[1])
+        least = math.frexp(tolerance.underflow(alpha))[1] - int(product.max(initial=EMPTY))
+        by = weights(columns, least)
+        underflow = tolerance.underflow(alpha, by[by != SPOILT])
+        return cls(rows, columns, np.maximum(product, math.frexp(underflow)[1]).astype(np.int32), by.astype(np.int32))
+
+    @property
+    def spoilt(self) -> bool:
+        """Whether any row of A or column of B has inf or NaN."""
+        return bool((self.rows == SPOILT).any() or (self.columns == SPOILT).any())
+
+
+def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
+    """Compute arrays and bring them here as NumPy arrays.
+
+    Blocks leave their GPU on the worker: a client that receives them over UCX maps the worker's memory pool, and keeps
+    that memory from being freed for as long as it lives itself.
+    """
+    on_host = (x.map_blocks(to_host, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype)) for x in arrays)
+    return tuple(dask.compute(*on_host))
+
+
+@dataclass(frozen=True)
+class Freivalds:
+    """The test with random vectors, of blocked matrices."""
+
+    a: da.Array
+    b: da.Array
+    c: da.Array
+    tolerance: Tolerance
+    on_gpu: bool
+    alpha: complex = 1
+
+    def run(self, seed: int) -> Verdict:
+        """Test all rows at once, then look at those that fail or stand out."""
+        if self.tolerance.exact:
+            left, right = self._both_sides(seed, None)
+            return self._verdict(np.where(self.tolerance.differ(left, right), np.inf, 0.0), None)
+        left, right, rows, columns = self._both_sides(seed, None, self._largest(self.a, 0), self._largest(self.b, 1))
+        scales = Scales.of(exponents(rows), exponents(columns), self.tolerance, self.alpha)
+        far = any(map(extreme, (scales.rows, scales.columns, np.array([mantissa(self.alpha)[1]]))))
+        if not far:
+            underflow = self.tolerance.underflow(self.alpha, np.zeros(len(columns), np.int32))
+            verdict = self._verdict(self._ratio(left, right, underflow), scales)
+            if verdict.outcome == "wrong" or not graded(scales.columns):
+                return verdict
+        if scales.spoilt:
+            message = self._finite_where_spoilt(scales)
+            if message:
+                return Verdict("wrong", math.inf, f"C is not A @ B: {message}")
+        ratio = self._scaled_ratio(self._both_sides(seed, scales), scales)
+        ratio[scales.rows == SPOILT] = 0
+        return self._verdict(ratio, scales)
+
+    def _verdict(self, ratio: np.ndarray, scales: Scales | None) -> Verdict:
+        """Settle the rows that fail or stand out by their elements."""
+        rows = ratio.max(axis=1, initial=0.0)
+        residual, unknown = float(rows[rows <= 1].max(initial=0.0)), None
+        suspects = np.flatnonzero(stands_out(rows))
+        for row in sorted(suspects, key=lambda row: -rows[row])[:SUSPECTS]:
+            outcome, where = self._elements(int(row), scales)
+            if outcome == "wrong":
+                return Verdict("wrong", float(rows[row]), f"C is not A @ B: row {row} stands out; {where}")
+            unknown = unknown or where
+        if unknown:
+            return Verdict("cannot tell", residual, f"C may be A @ B or not: {unknown}")
+        if np.count_nonzero(rows > 1) > SUSPECTS:
+            message = (
+                f"C may be A @ B or not: more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot "
+                f"compare; the first of them are right: scale A or B, or use check='full'"
+            )
+            return Verdict("cannot tell", residual, message)
+        return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
+
+    def _both_sides(self, seed: int, scales: Scales | None, *more: da.Array) -> tuple[np.ndarray, ...]:
+        """Return ``A (B X)`` and ``C X``, and with them what `more` asks of the blocks while they are in memory.
+
+        Floats have a column more than X: ones, with which the squares of a row are summed on the way. So the last
+        column is a bound on the norm of |A||B|, and the square of the norm of C.
+        """
+        rng, work, exact = np.random.default_rng(seed), self.tolerance.work, self.tolerance.exact
+        shape = (self.b.shape[1], VECTORS)
+        # Modulo 2**w an error may be a multiple of a power of two, which signs would miss: any residue, instead.
+        x = rng.integers(0, 2**64, shape, dtype=np.uint64) if exact else rng.choice(np.array([-1.0, 1.0]), shape)
+        x = x if exact else np.hstack([x, np.ones((shape[0], 1))]).astype(work)
+        rows, by_rows, by_columns = (None,) * 3 if scales is None else (scales.rows, scales.c_rows, scales.c_columns)
+        y = self._across(self.b, x, None, by_columns, 0 if exact else 2)
+        if not exact:
+            y = y.map_blocks(_rooted, dtype=work, meta=y._meta)
+        left, right, *found = fetch(
+            self._across(self.a, y.rechunk((self.a.chunks[1], y.shape[1])), rows, None, 0 if exact else 1),
+            self._across(self.c, x, by_rows, by_columns, 0 if exact else 2),
+            *more,
+        )
+        return left * in_type(self.alpha if exact or scales is None else mantissa(self.alpha)[0], work), right, *found
+
+    def _ratio(self, left: np.ndarray, right: np.ndarray, underflow: np.ndarray | float) -> np.ndarray:
+        """Error over tolerance of each row and vector; infinity where the two sums are not finite."""
+        with np.errstate(invalid="ignore", over="ignore"):
+            spread, size = np.abs(left[:, -1:]), np.sqrt(right[:, -1:].real)
+            limit = self.tolerance.limit(spread, size, underflow, self.c.shape[1])
+            return self.tolerance.ratio(left[:, :-1], right[:, :-1], limit)
+
+    def _scaled_ratio(self, sides: tuple[np.ndarray, ...], scales: Scales) -> np.ndarray:
+        left, right = sides
+        rows = np.where(scales.rows == SPOILT, EMPTY, scales.rows) + mantissa(self.alpha)[1] - scales.c_rows
+        underflow = self.tolerance.underflow(self.alpha, scales.c_columns[scales.c_columns != SPOILT])
+        return self._ratio(scaled(left, rows[:, None]), right, np.ldexp(underflow, -scales.c_rows)[:, None])
+
+    def _across(
+        self, matrix: da.Array, panel: Any, rows: np.ndarray | None, columns: np.ndarray | None, power: Literal[0, 1, 2]
+    ) -> da.Array:
+        """Multiply a matrix by a thin panel, block by block where the blocks are."""
+        work, width = self.tolerance.work, panel.shape[1]
+        panel = panel if isinstance(panel, da.Array) else self._beside(panel, (matrix.chunks[1], width))
+        function = partial(row_slices.across, work=work, power=power)
+        scales = *self._scale(rows, matrix, 0), *self._scale(columns, matrix, 1)
+        return _summed(function, "jiv", matrix, panel, "jv", *scales, dtype=work)
+
+    def _scale(self, values: np.ndarray | None, matrix: da.Array, axis: Literal[0, 1]) -> tuple[Any, Any]:
+        """Return the exponents of a matrix's rows or columns, as an argument with its index."""
+        return (None, None) if values is None else (self._beside(values, (matrix.chunks[axis],)), "ij"[axis])
+
+    def _beside(self, values: np.ndarray, chunks: tuple[Any, ...]) -> da.Array:
+        """Return `values` cut into blocks, which are where those of the matrices are."""
+        blocks = da.from_array(values, chunks=chunks)
+        return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks._meta) if self.on_gpu else blocks
+
+    def _elements(self, row: int, scales: Scales | None) -> tuple[str, str | None]:
+        """Recompute one row, O(kn): the outcome, and where its first element is that is not right."""
+        work, alpha = self.tolerance.work, self.alpha
+        line, given = (x.astype(work) for x in fetch(self.a[row], self.c[row]))
+        if scales is None:
+            truth = self._down(line[None], None)[0] * in_type(alpha, work)
+            bad, unknown = self.tolerance.differ(truth, given), np.zeros(len(given), bool)
+        else:
+            own = max(0 if scales.rows[row] == SPOILT else int(scales.rows[row]), -2000)
+            columns = weights(scales.columns)
+            factor, exponent = mantissa(alpha)
+            line = scaled(line, -own)
+            truth, spread = self._down(np.stack([line, abs(line)]), columns) * in_type(factor, work)
+            counts = columns != SPOILT
+            shift = own + exponent + np.where(counts, columns, 0)
+            given = np.where(counts, given, 0)
+            ratio, unknown = self.tolerance.elements(truth, given, abs(spread), shift, alpha)
+            bad = ratio > 1
+            with np.errstate(over="ignore", invalid="ignore"):
+                truth = scaled(truth, shift)
+        for outcome, found in (("wrong", bad), ("cannot tell", unknown)):
+            if found.any():
+                return outcome, self._named(row, int(np.argmax(found)), given, truth, outcome)
+        return "right", None
+
+    def _down(self, lines: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
+        """Multiply lines by B, and a second one by its absolute values."""
+        work, panel = self.tolerance.work, self._beside(lines, (len(lines), self.b.chunks[0]))
+        scale = self._scale(columns, self.b, 1)
+        function = partial(row_slices.down, work=work)
+        (found,) = fetch(_summed(function, "ivj", self.b, panel, "vi", *scale, dtype=work))
+        return np.asarray(found)
+
+    def _named(self, row: int, column: int, given: np.ndarray, truth: np.ndarray, outcome: str) -> str:
+        """Say in which block an element is, and what it is and should be."""
+        i, j = (
+            int(np.searchsorted(np.cumsum(self.c.chunks[d]), at, side="right")) for d, at in ((0, row), (1, column))
+        )
+        both = values(given[column], truth[column], self.tolerance.dtype)
+        if outcome == "wrong":
+            return f"first bad block C[{i}, {j}], at [{row}, {column}] {both}"
+        return f"at [{row}, {column}] {both}, and {OVERFLOW}"
+
+    def _finite_where_spoilt(self, scales: Scales) -> str | None:
+        """Say where C is finite although it may not be.
+
+        Rows of A and columns of B with inf or NaN spoil every random vector, so they do not count in the test. Every
+        element of C in such a row or column has an infinite or undefined term, so none may be finite.
+        """
+        sides: tuple[tuple[Literal[0, 1], str, str], ...] = ((0, "row", "A"), (1, "column", "B"))
+        for (axis, word, source), found in zip(sides, (scales.rows, scales.columns), strict=True):
+            spoilt = np.flatnonzero(found == SPOILT)
+            if not spoilt.size:
+                continue
+            function = partial(row_slices.finite, work=self.tolerance.work, axis=axis)
+            (wrong,) = fetch(_by_block(function, "ji" if axis == 0 else "ij", self.c, dtype=np.dtype(bool)).any(axis=0))
+            if wrong[spoilt].any():
+                line = int(spoilt[np.argmax(wrong[spoilt])])
+                (given,) = fetch(self.c[line] if axis == 0 else self.c[:, line])
+                other = int(np.argmax(np.isfinite(given.astype(self.tolerance.work))))
+                at = (line, other) if axis == 0 else (other, line)
+                return f"at {list(at)} C has {given[other]}, but {word} {line} of {source} has inf or NaN"
+        return None
+
+    def _largest(self, matrix: da.Array, axis: Literal[0, 1]) -> da.Array:
+        """Return the largest absolute value of each row or column."""
+        function = partial(row_slices.largest, work=self.tolerance.work, axis=axis)
+        return _by_block(function, "ji" if axis == 0 else "ij", matrix, dtype=np.dtype(np.float64)).max(axis=0)
+
+
+def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:
+    """Apply a function to each block of a matrix ``ij``; along the first of these indices each block has one result."""
+    meta = namespace(matrix._meta).empty((0,) * len(indices), dtype)
+    once = {indices[0]: 1}
+    return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=once, dtype=dtype, meta=meta)
+
+
+def _summed(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:
+    """Sum what a function returns for each block of a matrix over the first of these indices."""
+    return _by_block(function, indices, matrix, *others, dtype=dtype).sum(axis=0, dtype=dtype)
+
+
+def _rooted(panel: Any) -> Any:
+    """Return a panel with the roots of its last column."""
+    panel = panel.copy()
+    panel[:, -1] **= 0.5
+    return panel
+
+
+def values(given: Any, truth: Any, dtype: np.dtype) -> str:
+    """Say which value is there and which should be."""
+    with np.errstate(over="ignore"):
+        return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"

@@ -1,0 +1,137 @@
+"""Powers of two that bring the rows and columns of a check to one size.
+
+The sum of a row of C over random vectors has 16 digits in float64. Where the columns of B differ by more than that, the
+small columns of C do not count in it; where elements are near 1e308 or 1e-308, their squares leave float64's range.
+A product with a power of two is exact, so the check multiplies rows and columns by powers of two first. It needs that
+only where `graded` or `extreme` say so: most matrices are compared as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm.worker.gpu import namespace
+
+__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "scaled", "weights", "widened"]
+
+# Exponents of rows or columns of zeros, and of those with inf or NaN.
+EMPTY, SPOILT = -(2**20), 2**20
+
+# Powers of two by which the largest elements of columns may differ, and still be summed as they are. Columns of
+# standard normal numbers differ by 2 at most.
+EVEN = 3
+
+# Powers of two by which elements may differ from 1 so that products of three and sums of squares stay in range.
+SAFE = 300
+
+# Sums of squares in this range have lost nothing: parts below 2**-1022 are small beside them.
+LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**900
+
+# Exponents of weights: the inverse of each is a normal float64, and so is the sum of as many as there can be columns.
+MOST = 960
+
+Block = Any  # a NumPy or CuPy matrix
+
+
+def exponents(largest: np.ndarray) -> np.ndarray:
+    """Exponent e of each absolute value, at most ``2**e``; `EMPTY` for 0, `SPOILT` for inf and NaN."""
+    found = np.asarray(np.frexp(largest)[1], np.int32)
+    found[largest == 0] = EMPTY
+    found[~np.isfinite(largest)] = SPOILT
+    return found
+
+
+def _known(found: np.ndarray) -> np.ndarray:
+    return np.asarray(found[(found != EMPTY) & (found != SPOILT)])
+
+
+def graded(found: np.ndarray) -> bool:
+    """Whether columns with these exponents are of so different sizes that they should not be summed as they are."""
+    known = _known(found)
+    return bool(known.size and int(known.max()) - int(known.min()) > EVEN)
+
+
+def extreme(found: np.ndarray) -> bool:
+    """Whether sums of squares of what has these exponents could leave float64's range, or inf or NaN are among them."""
+    known = _known(found)
+    return bool((found == SPOILT).any() or (known.size and np.abs(known).max() > SAFE))
+
+
+def weights(found: np.ndarray, least: int = -MOST) -> np.ndarray:
+    """Exponents by which columns are divided: at least `least`, and of columns of zeros those of the largest column."""
+    known = _known(found)
+    filled = np.where(found == EMPTY, known.max() if known.size else 0, found)
+    clipped = filled.clip(min(max(least, -MOST), MOST), MOST)
+    return np.asarray(np.where(found == SPOILT, SPOILT, clipped), np.int32)
+
+
+def scaled(values: Block, exponent: Any) -> Block:
+    """Multiply float64 or complex128 values by ``2**exponent``, exactly unless the result leaves float64's range."""
+    xp = namespace(values)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if values.dtype.kind != "c":
+            return xp.ldexp(values, exponent)
+        real = xp.ldexp(values.real, exponent)
+        out = xp.empty(real.shape, values.dtype)
+        out.real, out.imag = real, xp.ldexp(values.imag, exponent)
+        return out
+
+
+def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
+    """Multiply rows by vectors, and find their norms.
+
+    Parameters
+    ----------
+    part : matrix of shape (m, n)
+        float64 or complex128, as `x` is.
+    x : matrix of shape (n, v)
+
+    Returns
+    -------
+    products : array of shape (m, v)
+    norms : array of shape (m,)
+    exponents : array of shape (m,), int32
+        Both are to be multiplied by ``2**exponents``: not 0 where sums of squares would have left float64's range,
+        `EMPTY` in rows of zeros.
+    """
+    xp = namespace(part)
+    found = xp.zeros(part.shape[0], np.int32)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        squares = _squares(xp, part)
+        odd = ~((squares > LEAST_SQUARES) & (squares < MOST_SQUARES))
+        if part.size and bool(odd.any()):
+            largest = abs(part).max(axis=1)
+            own = xp.where(odd & xp.isfinite(largest), xp.frexp(largest)[1], 0)
+            found = xp.where(largest == 0, EMPTY, own).astype(np.int32)
+            part = scaled(part, -found[:, None])
+            squares = _squares(xp, part)
+        return part @ x, xp.sqrt(squares), found
+
+
+def widened(values: Block, flushes: bool | None = None) -> Block:
+    """Return float32 and complex64 values in double precision where a cast would lose subnormal ones; others as given.
+
+    CuPy compiles its casts with -ftz=true: they take subnormal float32 numbers for zero. So these are made of their
+    bits there. `flushes` says whether casts do that; by default, of CuPy arrays.
+    """
+    xp = namespace(values)
+    if values.dtype not in (np.float32, np.complex64) or not (xp is not np if flushes is None else flushes):
+        return values
+    if values.dtype.kind == "c":
+        out = xp.empty(values.shape, np.complex128)
+        out.real, out.imag = widened(values.real, flushes), widened(values.imag, flushes)
+        return out
+    bits = values.view(np.uint32)
+    size = bits & np.uint32(2**31 - 1)
+    subnormal = (size > 0) & (size < 2**23)
+    wide = values.astype(np.float64)
+    if bool(subnormal.any()):
+        exact = size.astype(np.float64) * 2.0**-149
+        wide = xp.where(subnormal, xp.where(bits > size, -exact, exact), wide)
+    return wide
+
+
+def _squares(xp: Any, part: Block) -> Block:
+    return (np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)).real

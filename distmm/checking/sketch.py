@@ -1,0 +1,290 @@
+r"""The certificate of one block of C: Freivalds' test on sketches that are made while the blocks are in memory.
+
+With random vectors X_j, a few columns for each block column of C, and one pass over each block that is there anyway::
+
+    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all that are there)
+    S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
+    C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
+
+Each block of A is read once for all the block columns of a wave, so the test costs O(n^2) where the product costs
+O(n^3). The sums are in float64 (integers: modulo 2**64) and share nothing with the kernels.
+
+The vectors are +-U(1, 2): never near zero, so that no single error hides, and continuous, so that errors in one row
+cancel with probability zero, not one half. For integers, whose errors may be multiples of a power of two, the first
+vector is odd, which no single error escapes, and the other any residue.
+
+Where the columns of B differ much in size, the second vector has weights that bring them to one size, and the first one
+has not (`weigh`). The weights are those of the first panel, B_0j: the others come later, and no sum over panels may
+change its weights. Any weights give a right bound; those that do not fit the other panels see less, and for that the
+first vector is as it is. Rows of A need no weights, for each row of C has a bound of its own; sums of squares that
+would leave float64's range are made of rows that are divided by a power of two, which goes with the sketch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
+from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
+from distmm.worker import gpu, gpu_copies
+
+__all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
+
+VECTORS = 2
+
+# Root mean square of +-U(1, 2).
+RMS = math.sqrt(7 / 3)
+
+# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
+CPU_PIECE, GPU_PIECE = 2**19, 2**26
+
+# Bounds below this have lost digits to underflow; the test cannot tell then.
+FAINT = 2.0**-960
+
+Block = Any  # a NumPy or CuPy array
+
+
+@dataclass(frozen=True)
+class Sketch:
+    """A block times some vectors, with norms that bound its errors.
+
+    Attributes
+    ----------
+    values : array of shape (rows, vectors)
+    norms : array of shape (rows, 1) or (rows, vectors)
+        Of the block's rows, times the weights.
+    exponents : array like `norms`
+        `values` and `norms` are to be multiplied by ``2**exponents``.
+    columns : array of shape (block columns, VECTORS)
+        Norms of the blocks of B, times the weights, that went into `values`.
+    """
+
+    values: np.ndarray
+    norms: np.ndarray
+    exponents: np.ndarray
+    columns: np.ndarray
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the test says of one block.
+
+    Attributes
+    ----------
+    ok : bool
+    settled : bool
+        False where inf, NaN or underflow leave nothing to compare: then only the bits of a second time can confirm the
+        block.
+    residual : float
+        Largest ratio of an error to its bound over rows and vectors; 0 for integers that agree.
+    row : int
+        Where that is, in the block.
+    """
+
+    ok: bool
+    settled: bool
+    residual: float
+    row: int
+
+
+def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
+    """Random vectors ``(width, VECTORS)`` for one block column of C: the same on every worker and in every run."""
+    rng = np.random.default_rng([seed, column])
+    if not exact:
+        return np.asarray(rng.uniform(1, 2, (width, VECTORS)) * rng.choice([-1.0, 1.0], (width, VECTORS)))
+    x = rng.integers(0, 2**64, (width, VECTORS), dtype=np.uint64)
+    x[:, 0] |= np.uint64(1)
+    return x
+
+
+Weights = np.ndarray | None  # exponents (VECTORS, width) by which the columns are divided; None: as they are
+
+
+def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
+    """Choose the weights of some block columns by their blocks ``(k, n)`` in the first panel of B."""
+    return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
+
+
+def _weights(block: Block, work: np.dtype) -> Weights:
+    xp = gpu.namespace(block)
+    if work.kind == "u" or not block.size:
+        return None
+    largest = np.zeros(block.shape[1])
+    with gpu.working("product") if xp is not np else nullcontext():
+        for _, part in _pieces(xp, block, work):
+            found = abs(part).max(axis=0)
+            largest = np.maximum(largest, found if xp is np else found.get())
+    found = exponents(largest)
+    if not graded(found) and not extreme(found):
+        return None
+    own = weights(found)
+    own[found == SPOILT] = 0
+    return np.stack([np.full_like(own, own.max()), own])
+
+
+def of_b(
+    where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype, by: dict[int, Weights]
+) -> list[Sketch]:
+    """Sketches ``Y_pj`` of blocks ``(k, n)`` of a panel of B at one home, in host memory."""
+
+    def one(block: Block, column: int) -> Sketch:
+        x = vectors(seed, column, block.shape[1], work.kind == "u")
+        values, norms, shift = _times(block, x, work, by[column])
+        if shift.any():
+            values, norms = scaled(values, shift), scaled(norms, shift)
+        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, VECTORS))
+        return Sketch(values, norms, np.zeros_like(shift), whole)
+
+    return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
+
+
+def of_a(where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype) -> Sketch:
+    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before."""
+    panel = list(itertools.chain.from_iterable(right))
+    values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
+    columns = np.concatenate([sketch.columns for sketch in panel])
+    if before is None:
+        return Sketch(values, norms, shift, columns)
+    common = np.maximum(before.exponents, shift)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        values = _to(before.values, before.exponents, common) + _to(values, shift, common)
+        norms = np.hypot(_to(before.norms, before.exponents, common), _to(norms, shift, common))
+        return Sketch(values, norms, common, np.hypot(before.columns, columns))
+
+
+def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
+    """Write rows that are to be multiplied by ``2**exponent`` as rows that are to be multiplied by ``2**common``."""
+    return np.asarray(scaled(values, exponent - common)) if (exponent != common).any() else values
+
+
+Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
+
+
+def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None, on_gpu: bool = False) -> Times:
+    """Multiply a block, its columns divided by their weights, by vectors: as `measured`, in host memory."""
+    xp = gpu.namespace(block)
+    if xp is np and on_gpu and block.size:
+        made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
+        values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
+        return values, norms, shift
+    if xp is np:
+        return _by_pieces(np, block, x, work, by)
+    with gpu.working("product"):
+        values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
+        return values, norms, shift
+
+
+def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
+    m, each = block.shape[0], 1 if by is None else len(by)
+    right = xp.asarray(x.astype(work))
+    values, norms = xp.zeros((m, x.shape[1]), work), xp.zeros((m, each))
+    shift = xp.zeros((m, each), np.int32)
+    weight = None if by is None else xp.asarray(by)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for rows, part in _pieces(xp, block, work):
+            if work.kind == "u":
+                values[rows] = part @ right
+            elif weight is None:
+                values[rows], norms[rows, 0], shift[rows, 0] = measured(part, right)
+            else:
+                for v in range(each):
+                    found = measured(scaled(part, -weight[v]), right[:, v : v + 1])
+                    values[rows, v], norms[rows, v], shift[rows, v] = found[0][:, 0], found[1], found[2]
+    return values, norms, shift
+
+
+def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
+    """Yield some rows after the other in the working type, in one buffer: new memory costs more than the sums."""
+    m, k = block.shape
+    step = max(1, (CPU_PIECE if xp is np else GPU_PIECE) // max(1, k * work.itemsize))
+    converted = xp.empty((min(step, m), k), work)
+    for i in range(0, m, step):
+        part = converted[: min(step, m - i)]
+        part[...] = widened(block[i : i + step])
+        yield slice(i, i + step), part
+
+
+def judge(
+    tolerance: Tolerance,
+    left: Sketch,
+    position: int,
+    block: np.ndarray,
+    x: np.ndarray,
+    alpha: complex = 1,
+    beta: complex = 0,
+    added: np.ndarray | None = None,
+    on_gpu: bool = False,
+    by: Weights = None,
+) -> Judgement:
+    """Compare a block of C ``(m, n)`` with what the sketches say of it.
+
+    Parameters
+    ----------
+    tolerance : Tolerance
+    left : Sketch
+        ``S_i`` over all panels.
+    position : int
+        Place of this block among the block columns of `left`.
+    block : array of shape (m, n)
+    x : array
+        The vectors of this block column.
+    alpha, beta : scalars
+    added : array of shape (m, n), optional
+        The block of the C that was there before, times beta.
+    on_gpu : bool
+        Have the worker's GPU read the block, which is in host memory, piece by piece: 0.2 s for one of 28672 x 28672
+        bfloat16. NumPy took 2.6 s with 16 threads, which wait for each other's lock on Python.
+    by : array, optional
+        The weights of this block column (`weigh`).
+    """
+    work = tolerance.work
+    given, size, given_shift = _times(block, x, work, by, on_gpu)
+    truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
+    more = None if added is None else _times(added, x, work, by, on_gpu)
+    if tolerance.exact:
+        with np.errstate(over="ignore"):
+            truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))
+        wrong = tolerance.differ(truth, given).any(axis=1)
+        return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
+    factor, exponent = mantissa(alpha)
+    underflow = np.array([tolerance.underflow(alpha, columns) for columns in _divisors(by, block.shape[1])])
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        bound = left.norms * left.columns[position]
+        faint = (bound < FAINT) & (left.norms > 0) & (left.columns[position] > 0)
+        # Of all that is compared, and of what underflow changes, the largest power of two.
+        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
+        common = np.maximum(np.maximum(shift, given_shift), lost)
+        if more is not None:
+            beta_factor, beta_exponent = mantissa(beta)
+            common = np.maximum(common, more[2] + beta_exponent)
+        truth = scaled(truth * in_type(factor, work), shift - common)
+        spread, size = scaled(abs(factor) * bound, shift - common), scaled(size, given_shift - common)
+        if more is not None:
+            by_beta = more[2] + beta_exponent - common
+            truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
+            size = size + scaled(abs(beta_factor) * more[1], by_beta)
+        given = scaled(given, given_shift - common)
+        limit = tolerance.limit(RMS * spread, RMS * size, RMS * scaled(underflow, -common), block.shape[1])
+        ratio = tolerance.ratio(truth, given, limit)
+        # Where no sum can have reached the largest number, inf and NaN in C are wrong.
+        reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
+        if more is not None:
+            reach = reach + abs(beta) * scaled(more[1], more[2] + int(_divisors(by, 1).max()))
+        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
+    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size) & ~faint
+    known |= invented
+    rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
+    row = int(np.argmax(rows)) if rows.size else 0
+    suspect = bool(stands_out(rows).any())
+    return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, float(rows.max(initial=0.0)), row)
+
+
+def _divisors(by: Weights, width: int) -> np.ndarray:
+    return np.zeros((1, width), np.int32) if by is None else by

@@ -1,0 +1,269 @@
+"""Calls from the client to a Dask cluster: install the plugin, describe the workers, follow a product."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Scheduler, wait
+
+from distmm.all_workers import everywhere
+from distmm.errors import InputError
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import accumulator_dtype
+from distmm.planning.plan import TILE
+from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import serialization
+from distmm.worker import tasks
+from distmm.worker.plugin import DevicePlugin
+
+__all__ = ["Progress", "current_client", "describe", "install", "progress", "refuse_asynchronous", "usable", "warm_up"]
+
+Device = Literal["auto", "cpu", "gpu"]
+
+# FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
+# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of float16, bfloat16 and
+# int8 where a kernel takes them as they are.
+RATES: dict[str, dict[str, float]] = {
+    "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
+    "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
+    "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
+    "register_tiled": {"f4": 5.2e13, "f8": 2.5e13, "c8": 4.6e13, "c16": 2.5e13, "i4": 3.1e13, "i8": 6e12},
+    "dmma": {"f8": 5.4e13},
+    "fp16x3": {"f4": 2.2e14},
+    "tf32x3": {"f4": 1.3e14},
+    "residues": {"f8": 8.5e13},
+    "hopper_tf32": {"f4": 3e14},
+    "hopper_bf16": {"f4": 5e14},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15},
+    "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
+    "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
+}
+
+# Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
+# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, dmma operands whose rows
+# begin at no multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
+# they are made 8 for 128 elements; a granule has 512 elements or more.
+PREPARED = {
+    "register_tiled": 1.0,
+    "dmma": 1.0,
+    "fp16x3": 1.001,
+    "tf32x3": 2.0,
+    "hopper_tf32": 1.0,
+    "hopper_bf16": 0.5,
+    "residues": 2.011,
+}
+
+# Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
+# of C, or copies of parts of A and B that dmma cannot read where they lie.
+WORKSPACE = {"residues": 1 << 29}
+
+# Bytes/s at which GPUs read and write sums of C: with C, bfloat16 products of 16384 x 2048 and 16384 x 4096 by as many
+# took 0.20 ms longer on an H200, for the 2.1 GB that are read and written.
+SUMS = {"cuda": 1e13, "cpu": math.inf}
+
+# Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
+MOST_PEERS = 16
+
+# Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
+LINKS = {"cuda": 5e10, "cpu": 1e9}
+
+# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through buffers that threads fill; of
+# one thread that reads another process. Measured on two H200 at the same time, and on two CPU cores.
+LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
+
+
+class Progress(NamedTuple):
+    """Product tasks finished, and all of them; 0 of 0 before the scheduler knows the graph and after it forgot it."""
+
+    done: int
+    total: int
+
+
+def current_client() -> Client | None:
+    """Return the client that Dask would compute with; None without one, or for one that is closed or asynchronous."""
+    try:
+        client = Client.current(allow_global=True)
+    except ValueError:
+        return None
+    return client if client.status == "running" and not client.asynchronous else None
+
+
+def usable(client: Any) -> Client | None:
+    """Return the client that a caller has given, or for None the current one.
+
+    Raises
+    ------
+    InputError
+        For what is no client, a client that is closed, and an asynchronous one.
+    """
+    if client is None:
+        return current_client()
+    if not isinstance(client, Client):
+        raise InputError(f"client is {client!r}: give a client of this cluster, distributed.Client({client!r})")
+    if client.status != "running":
+        raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
+    refuse_asynchronous(client)
+    return client
+
+
+def refuse_asynchronous(client: Client | None = None) -> None:
+    """Refuse a client whose answers would have to be awaited; without an argument, a current one.
+
+    Raises
+    ------
+    InputError
+    """
+    if client is None:
+        try:
+            client = Client.current(allow_global=True)
+        except ValueError:
+            return
+    if client.status == "running" and client.asynchronous:
+        raise InputError(
+            "the client is asynchronous, and distmm waits for the cluster's answers: give "
+            "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a "
+            "thread, with asyncio.to_thread"
+        )
+
+
+def install(client: Client) -> None:
+    """Register the plugins of scheduler and workers; nothing happens where they are there already."""
+    serialization.register()  # here, for blocks that come to the client
+    client.register_plugin(PlacementPlugin())
+    client.register_plugin(DevicePlugin())
+
+
+def warm_up(client: Client) -> None:
+    """Pay now what the first product would: plugins, and on GPUs the kernel's load and the first transfers.
+
+    The first transfer between two workers takes 1.2 to 2.5 s (the endpoint, the handle of the peer's memory pool),
+    where later ones take milliseconds. Pairs exchange a small block in ring order: worker r with r + 1, then with
+    r + 2, so that nobody waits for one.
+    """
+    install(client)
+    threads = {address: info["nthreads"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
+    workers = list(threads)
+    if describe(client, np.dtype("f4")).device != "cuda":
+        return
+    choice = tasks.KernelChoice("cuda", np.dtype("f4"))
+    loads = [
+        client.submit(tasks.warm, choice, workers=[address], pure=False)
+        for address, count in threads.items()
+        for _ in range(count)  # libraries keep a context for each thread
+    ]
+    wait(loads)
+    for shift in range(1, min(len(workers), MOST_PEERS + 1)):
+        pairs = list(zip(workers, workers[shift:] + workers[:shift], strict=True))
+        blocks = [client.submit(tasks.small_block, workers=[source], pure=False) for source, _ in pairs]
+        taken = [
+            client.submit(tasks.touch, block, workers=[target], pure=False)
+            for block, (_, target) in zip(blocks, pairs, strict=True)
+        ]
+        wait(taken)
+
+
+def describe(
+    client: Client | None,
+    dtype: np.dtype,
+    device: Device = "auto",
+    any_gpu: bool = False,
+    kernel: str | None = None,
+    precision: str = "highest",
+) -> ClusterSpec:
+    """Ask the workers what they have; without a client, describe this process.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+    dtype : numpy.dtype
+        Result type of the product, for the kernel's rate.
+    device : {"auto", "cpu", "gpu"}
+        "auto": GPUs if every worker owns one; without a client the CPU.
+    any_gpu : bool
+        Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
+    kernel : str, optional
+        Name of a kernel that must be usable there.
+    precision : str
+        Of float32 products.
+
+    Raises
+    ------
+    InputError
+        Without workers, if GPUs are asked for and a worker has none, or if the kernel cannot be used there.
+    """
+    if device not in ("auto", "cpu", "gpu"):
+        raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
+    asked = dtype, precision, kernel
+    gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
+    facts = everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+    if not facts:
+        raise InputError(
+            "the cluster has no workers, and plans follow what workers have: start some, and wait for them with "
+            "client.wait_for_workers(1); an adaptive cluster starts none before there are tasks, unless it is asked to "
+            "with cluster.adapt(minimum=1)"
+        )
+    without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
+    if device == "gpu" and without:
+        address, fact = next(iter(without.items()))
+        raise InputError(
+            f"a GPU is asked for, but {len(without)} of {len(facts)} workers have none ({address}: {fact['problem']}); "
+            "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
+        )
+    use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
+    if use == "cpu" and client and len(without) < len(facts):  # some workers have answered for their GPUs
+        facts = everywhere(client, tasks.probe, "none", *asked)
+    problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
+    if problem:
+        raise InputError(problem)
+    return _spec(use, list(facts.values()), dtype)
+
+
+def _here(device: Device, dtype: np.dtype, precision: str, kernel: str | None) -> dict[str, Any]:
+    import psutil
+
+    gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
+    if "problem" not in gpu:
+        return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel))}
+    facts = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
+    return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel))}
+
+
+def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
+    accumulator = accumulator_dtype(dtype)
+    threads = min(fact["threads"] for fact in facts)
+    rate = min(RATES[fact["kernel"]][accumulator.str[1:]] for fact in facts)
+    host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
+    return ClusterSpec(
+        workers=len(facts),
+        memory=_steady(max(0, min(fact["memory"] for fact in facts))),
+        device=device,
+        rate=rate * (threads if device == "cpu" else 1),
+        link=LINKS[device],
+        load=LOADS[device],
+        host_memory=_steady(min(host)) if host else None,
+        threads=threads,
+        prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
+        workspace=max(WORKSPACE.get(fact["kernel"], 0) for fact in facts),
+        sums=SUMS[device],
+        granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
+    )
+
+
+def _steady(nbytes: int) -> int:
+    """Round down to 7 bits, 1.6 % at most: a worker that has grown by a page does not need another plan."""
+    step = 1 << max(0, int(nbytes).bit_length() - 7)
+    return int(nbytes) // step * step
+
+
+def progress(client: Client, c: da.Array) -> Progress:
+    """How far the product `c` is, by its name; other arrays made from it do not count."""
+
+    def count(dask_scheduler: Scheduler) -> tuple[int, int]:
+        plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
+        return (len(plugin.done[c_name]), plugin.total[c_name]) if plugin and c_name in plugin.total else (0, 0)
+
+    c_name = c.name
+    return Progress(*client.run_on_scheduler(count))

@@ -1,0 +1,94 @@
+"""A plan drawn for a notebook, in light and dark: A on the left, B above, C where they meet; colours are owners."""
+
+from __future__ import annotations
+
+import html as escape
+import math
+
+from distmm.planning.geometry import Blocking, Grid
+
+__all__ = ["html", "svg"]
+
+# Lengths in pixels: the longest edge of C, the gap between matrices, and the smallest block that still gets a border.
+SIZE, GAP, SMALLEST = 240, 14, 4
+
+# Blocks along one edge that are drawn; more would be smaller than the border between them.
+MOST = 64
+
+
+def html(rows: list[tuple[str, str]], blocking: Blocking, grid: Grid) -> str:
+    """Return the table of a plan with its picture beside it."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{escape.escape(label)}</th>"
+        f"<td style='text-align:left'>{escape.escape(value)}</td></tr>"
+        for label, value in rows
+    )
+    return f"<div style='display:flex;gap:2em;align-items:center'><table>{cells}</table>{svg(blocking, grid)}</div>"
+
+
+def svg(blocking: Blocking, grid: Grid) -> str:
+    """Draw the blocks of the first batch block and layer; text and borders take the page's colour."""
+    m, k, n = sum(blocking.m), sum(blocking.k), sum(blocking.n)
+    scale = SIZE / max(m, k, n, 1)
+    left, top = k * scale + GAP, k * scale + GAP
+    parts = [
+        _matrix("A", blocking.m, blocking.k, (0, top), scale, grid),
+        _matrix("B", blocking.k, blocking.n, (left, 0), scale, grid),
+        _matrix("C", blocking.m, blocking.n, (left, top), scale, grid, blocking.triangle),
+    ]
+    width, height = left + n * scale + 2, top + m * scale + 2
+    return (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='-1 -1 {width:.0f} {height:.0f}' width='{width:.0f}' "
+        f"height='{height:.0f}' role='img' style='color:inherit'><title>Blocks of A, B and C by owner</title>"
+        f"{''.join(parts)}</svg>"
+    )
+
+
+def _matrix(
+    name: str,
+    down: tuple[int, ...],
+    across: tuple[int, ...],
+    at: tuple[float, float],
+    scale: float,
+    grid: Grid,
+    triangle: bool = False,
+) -> str:
+    """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room.
+
+    Of a `triangle`, mirror images are pale, in the colour of the worker that has them beside their source.
+    """
+    shapes = []
+    rows, columns = _drawn(down), _drawn(across)
+    y = at[1]
+    for i, height in enumerate(rows):
+        x = at[0]
+        for j, width in enumerate(columns):
+            image = triangle and i < j
+            source = (j, i) if image else (i, j)
+            rank, w, h = grid.owner(*source), width * scale, height * scale
+            title = f"{name}[{i}, {j}]: " + (f"C[{j}, {i}] transposed, " if image else "") + f"worker {rank}"
+            border = " stroke='currentColor' stroke-opacity='.45'" if min(w, h) >= SMALLEST else ""
+            shapes.append(
+                f"<rect x='{x:.1f}' y='{y:.1f}' width='{w:.1f}' height='{h:.1f}' fill='{_colour(rank, grid.size)}' "
+                f"fill-opacity='{'.12' if image else '.55'}'{border}><title>{title}</title></rect>"
+            )
+            if min(w, h) >= 5 * SMALLEST and not image:
+                shapes.append(
+                    f"<text x='{x + w / 2:.1f}' y='{y + h / 2 + 4:.1f}' font-size='11' text-anchor='middle' "
+                    f"fill='currentColor'>{rank}</text>"
+                )
+            x += w
+        y += height * scale
+    return "".join(shapes)
+
+
+def _drawn(edges: tuple[int, ...]) -> tuple[float, ...]:
+    """Edges to draw: all, or as many of one length as can be told apart."""
+    return edges if len(edges) <= MOST else (sum(edges) / MOST,) * MOST
+
+
+def _colour(rank: int, workers: int) -> str:
+    """Return hues that are far apart for neighbours, and of a lightness that shows on white and on black."""
+    golden = (math.sqrt(5) - 1) / 2
+    hue = 360 * (rank / workers if workers <= 8 else rank * golden % 1)
+    return f"hsl({hue:.0f} 65% 55%)"

@@ -1,0 +1,157 @@
+"""Memory made to be shared: `empty` for the user, maps of it in workers that own GPUs, pinned for those.
+
+Workers without GPUs read it as any other memory of the client: a map would count as theirs, and Dask pauses and kills
+workers that seem to hold too much.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import sys
+import threading
+import weakref
+from dataclasses import dataclass
+
+import numpy as np
+from distributed import Client, Worker
+from numpy.typing import DTypeLike
+
+from distmm.all_workers import everywhere
+from distmm.errors import InputError
+from distmm.transfer import process_memory
+
+__all__ = ["Segment", "behind", "drop_freed", "empty", "pinned"]
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A file without a name in the memory of process `pid`; other processes open it through that process."""
+
+    pid: int
+    fd: int
+    inode: int
+    address: int
+    nbytes: int
+
+    @property
+    def path(self) -> str:
+        """Where other processes find it."""
+        return f"/proc/{self.pid}/fd/{self.fd}"
+
+    def is_there(self) -> bool:
+        """Whether its owner still holds it."""
+        try:
+            return os.stat(self.path).st_ino == self.inode
+        except OSError:
+            return False
+
+
+_ours: dict[int, Segment] = {}  # made by this process, by inode
+
+
+def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Client | None = None) -> np.ndarray:
+    """Make an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
+
+    GPUs copy blocks from and to such memory by themselves, several times as fast as other memory. Use it for the
+    operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of the array
+    share the memory.
+
+    Parameters
+    ----------
+    shape : int or tuple of int
+        Shape of the array.
+    dtype : data-type
+        Type of its elements.
+    client : distributed.Client, optional
+        Cluster whose workers pin the memory now; by default each worker does so at its first block.
+
+    Returns
+    -------
+    numpy.ndarray
+        Its memory is given back when the last view of it is gone.
+
+    Raises
+    ------
+    InputError
+        Where the system has no such memory (``memfd_create``: Linux only).
+
+    Examples
+    --------
+    >>> import distmm
+    >>> A = distmm.empty((3, 4), "f4")
+    >>> A[:] = 1
+    """
+    if not hasattr(os, "memfd_create"):
+        raise InputError(f"{sys.platform} has no memfd_create: use numpy.empty, which products take as well")
+    dtype = np.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    nbytes = max(1, math.prod(shape) * dtype.itemsize)
+    fd = os.memfd_create("distmm")
+    os.ftruncate(fd, nbytes)
+    memory = mmap.mmap(fd, nbytes)
+    array: np.ndarray = np.ndarray(shape, dtype, memory)
+    segment = Segment(os.getpid(), fd, os.fstat(fd).st_ino, array.ctypes.data, nbytes)
+    _ours[segment.inode] = segment
+    weakref.finalize(memory, _close, segment)
+    process_memory.populate(segment.address, nbytes)
+    if client is not None:
+        everywhere(client, _pin, segment)
+    return array
+
+
+def _close(segment: Segment) -> None:
+    _ours.pop(segment.inode, None)
+    os.close(segment.fd)
+
+
+def behind(array: np.ndarray) -> Segment | None:
+    """Return the segment that an array of this process lies in; None for other memory."""
+    low, high = np.lib.array_utils.byte_bounds(array)
+    return next((s for s in list(_ours.values()) if s.address <= low and high <= s.address + s.nbytes), None)
+
+
+class _Map:
+    """A segment in this process's memory, page-locked for its GPU."""
+
+    def __init__(self, segment: Segment) -> None:
+        from cupy.cuda import runtime
+
+        with open(segment.path, "r+b") as file:
+            if os.fstat(file.fileno()).st_ino != segment.inode:
+                raise OSError(f"{segment.path} is another file by now: the array that was there has been freed")
+            self.memory = np.frombuffer(mmap.mmap(file.fileno(), segment.nbytes), np.uint8)
+        self.address = int(self.memory.ctypes.data)
+        runtime.hostRegister(self.address, self.memory.nbytes, 0)
+        weakref.finalize(self, runtime.hostUnregister, self.address)
+
+
+_maps: dict[Segment, _Map] = {}
+_mapping = threading.Lock()  # two tasks of a worker may meet a new segment at the same time
+
+
+def pinned(segment: Segment) -> int:
+    """Return where a segment lies in this process; the first call maps it and pins it for the process's GPU.
+
+    Raises
+    ------
+    OSError
+        If its owner has ended, or freed it.
+    """
+    with _mapping:
+        if segment not in _maps:
+            _maps[segment] = _Map(segment)
+        return _maps[segment].address
+
+
+def drop_freed() -> None:
+    """Unmap what its owner has freed. A worker does so every second: a map keeps the memory from the system."""
+    with _mapping:
+        for segment in [segment for segment in _maps if not segment.is_there()]:
+            del _maps[segment]
+
+
+def _pin(segment: Segment, dask_worker: Worker) -> None:
+    if any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values()):
+        pinned(segment)

@@ -1,0 +1,120 @@
+"""An array that is written is no operand under another name, and has no element twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+import distmm
+from distmm import storage
+from distmm.api.aliasing import overlap, repeats
+from distmm.errors import InputError
+
+SHAPE = (20, 20)
+
+
+def zarr_array(path: Path, **how: Any) -> zarr.Array[Any]:
+    return zarr.create_array(path, shape=SHAPE, chunks=(5, 5), dtype="f8", **how)
+
+
+def maps(path: Path) -> dict[str, Callable[[], Any]]:
+    np.save(path / "a.npy", np.ones(SHAPE))
+    return {
+        "map": lambda: np.load(path / "a.npy", mmap_mode="r+"),
+        "a private map": lambda: np.load(path / "a.npy", mmap_mode="c"),
+        "a view of a map": lambda: np.asarray(np.load(path / "a.npy", mmap_mode="r+"))[:, ::-1].T,
+        "matrix on disk": lambda: storage.open_matrix(path / "a.npy"),
+        "Dask array of a map": lambda: da.from_array(storage.open_matrix(path / "a.npy"), chunks=5) + 1,
+    }
+
+
+def zarrs(path: Path) -> dict[str, Callable[[], Any]]:
+    zarr_array(path / "group" / "a")
+    (path / "link").symlink_to(path / "group")
+    return {
+        "array": lambda: zarr.open_array(path / "group" / "a"),
+        "member of a group": lambda: zarr.open_group(path / "group")["a"],
+        "another path": lambda: zarr.open_array(path / "group" / ".." / "link" / "a", mode="r"),
+        "URL": lambda: zarr.open_array(f"file://{path}/group/a"),
+        "matrix on disk": lambda: storage.open_matrix(path / "link" / "a"),
+        "Dask array": lambda: da.from_zarr(path / "group" / "a") + 1,
+        "Dask array with the source in its tasks": lambda: da.from_array(
+            zarr.open_array(path / "group" / "a"), inline_array=True
+        ),
+    }
+
+
+@pytest.mark.parametrize("kinds", [maps, zarrs])
+def test_each_opening_of_one_array_is_recognised(kinds: Any, tmp_path: Path) -> None:
+    openings = kinds(tmp_path)
+    first = next(iter(openings.values()))()
+    for name, opening in openings.items():
+        assert overlap(first, opening()), name
+        with pytest.raises(InputError, match=r"out shares (memory|storage) with B"):
+            distmm.matmul(np.ones(SHAPE), opening(), out=first)
+
+
+def test_memory_stores_and_datasets_are_told_apart(tmp_path: Path) -> None:
+    store, other = zarr.storage.MemoryStore(), zarr.storage.MemoryStore()
+    a = zarr.create_array(store, name="a", shape=SHAPE, dtype="f8")
+    assert overlap(a, zarr.open_array(store, path="a", mode="r"))
+    assert not overlap(a, zarr.create_array(store, name="b", shape=SHAPE, dtype="f8"))
+    assert not overlap(a, zarr.create_array(other, name="a", shape=SHAPE, dtype="f8"))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        first, second = (file.create_dataset(name, SHAPE, "f8") for name in "ab")
+        file["c"] = first
+        assert overlap(first, file["c"])
+        assert not overlap(first, second)
+        assert overlap(first, storage.open_matrix(tmp_path / "a.h5:/b"))  # which is read from the file as it is then
+
+
+def test_parts_of_one_file_that_do_not_meet_are_two_arrays(tmp_path: Path) -> None:
+    first = np.memmap(tmp_path / "both", "f8", "w+", shape=(40, 20))
+    above = np.memmap(tmp_path / "both", "f8", "r+", shape=SHAPE)
+    below = np.memmap(tmp_path / "both", "f8", "r+", offset=20 * 20 * 8, shape=SHAPE)
+    assert not overlap(above, below)
+    assert not overlap(above, first[20:])
+    assert overlap(above, first[19:])
+    first[:] = 1
+    distmm.matmul(above, above, out=below)
+    np.testing.assert_array_equal(first[20:], np.full(SHAPE, 20))
+
+
+def test_the_c_that_is_added_is_not_the_c_that_is_written(tmp_path: Path) -> None:
+    a = np.ones(SHAPE)
+    z = zarr_array(tmp_path / "c")
+    with pytest.raises(InputError, match="out shares storage with C"):
+        distmm.gemm(1, a, a, 1, zarr.open_array(tmp_path / "c"), out=z)
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        np.lib.stride_tricks.as_strided(np.zeros(20), SHAPE, (0, 8)),
+        np.lib.stride_tricks.as_strided(np.zeros(39), SHAPE, (8, 8)),
+        np.lib.stride_tricks.as_strided(np.zeros(400), SHAPE, (80, -4)),
+    ],
+    ids=["broadcast", "windows", "halves of elements"],
+)
+def test_an_array_with_elements_twice_is_refused(view: np.ndarray) -> None:
+    with pytest.raises(InputError, match=r"in memory twice \(shape \(20, 20\), strides"):
+        distmm.matmul(np.ones(SHAPE), np.ones(SHAPE), out=view)
+
+
+def test_ordinary_views_have_each_element_once() -> None:
+    a = np.zeros((4, 6, 8))
+    for view in (a, a.T, a[::-1, ::2, ::-3], a[:, :1], np.broadcast_to(a[:1], (1, 6, 8)), a[:0], a[:, None], a[0, 0]):
+        assert not repeats(view)
+
+
+def test_a_read_only_zarr_array_is_refused(tmp_path: Path) -> None:
+    zarr_array(tmp_path / "c")
+    with pytest.raises(InputError, match="out is read-only"):
+        distmm.matmul(np.ones(SHAPE), np.ones(SHAPE), out=zarr.open_array(tmp_path / "c", mode="r"))

@@ -1,0 +1,146 @@
+"""`distmm.matmul` on real GPUs: kinds of blocks, kernels, clusters of one and of two GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+
+import distmm
+from distmm import clusters
+from distmm.telemetry import client as telemetry
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Client]:
+    """All GPUs of this machine, one worker each."""
+    pytest.importorskip("dask_cuda")
+    with clusters.local(device="gpu", dashboard=":0") as client:
+        yield client
+
+
+def random(shape: tuple[int, ...], seed: int, dtype: str = "f4") -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [None, "naive", "tiled", "register_tiled", "guvectorized", "cublas"])
+def test_cupy_blocks_stay_cupy_blocks(kernel: str | None) -> None:
+    import cupy
+
+    a, b = random((300, 170), 1), random((170, 210), 2)
+    A, B = (da.from_array(cupy.asarray(x), chunks=64, asarray=False) for x in (a, b))
+    C = distmm.matmul(A, B, kernel=kernel)
+    assert isinstance(C._meta, cupy.ndarray)
+    block = C.compute(scheduler="synchronous")
+    assert isinstance(block, cupy.ndarray)
+    np.testing.assert_allclose(block.get(), a @ b, rtol=1e-3, atol=1e-3)
+    assert isinstance((C + 1).sum().compute(scheduler="threads"), cupy.ndarray)
+    assert distmm.verify(A, B, C, check="full").ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f2", "f8", "i4", "u8", "i1", "?", "c8", "c16"])
+def test_gpu_result_types_follow_numpy(dtype: str) -> None:
+    a, b = (random(s, i, "f8") * 30 for i, s in enumerate([(65, 70), (70, 33)]))
+    if dtype.startswith("c"):
+        a, b = a + 1j * a, b - 1j * b
+    a, b = (x.astype("i8").astype(dtype) if np.dtype(dtype).kind in "iu?" else x.astype(dtype) for x in (a, b))
+    C = distmm.matmul(a, b, device="gpu", blocks=(32, 32, 32))
+    assert C.dtype == (a @ b).dtype
+    value = C.compute(scheduler="synchronous")
+    assert isinstance(value, np.ndarray)
+    if C.dtype.kind in "iu?":
+        np.testing.assert_array_equal(value, a @ b)
+    else:
+        np.testing.assert_allclose(value, a @ b, rtol=1e-2 if dtype == "f2" else 1e-4, atol=1)
+
+
+@pytest.mark.gpu
+def test_numpy_and_cupy_are_not_mixed() -> None:
+    import cupy
+
+    with pytest.raises(distmm.InputError, match="cupy blocks and B numpy blocks"):
+        distmm.matmul(cupy.ones((4, 4)), np.ones((4, 4)))
+    with pytest.raises(distmm.InputError, match="device is 'cpu'"):
+        distmm.matmul(cupy.ones((4, 4)), cupy.ones((4, 4)), device="cpu")
+
+
+@pytest.mark.gpu
+def test_bits_do_not_depend_on_how_k_is_cut_into_blocks() -> None:
+    a, b = random((100, 1000), 1), random((1000, 80), 2)
+    whole = distmm.matmul(a, b, device="gpu", kernel="tiled", blocks=(100, 1000, 80)).compute(scheduler="synchronous")
+    for k in (32, 96, 320):
+        cut = distmm.matmul(a, b, device="gpu", kernel="tiled", blocks=(32, k, 48)).compute(scheduler="synchronous")
+        np.testing.assert_array_equal(cut, whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kernel", [None, "cublas"])
+def test_a_gpu_cluster_multiplies_numpy_and_cupy(gpus: Client, kernel: str | None) -> None:
+    import cupy
+
+    a, b = random((700, 500), 1), random((500, 600), 2)
+    C = distmm.matmul(a, b, client=gpus, kernel=kernel, blocks=(256, 128, 256))
+    assert distmm.plan(a, b, client=gpus).cluster.device == "cuda"
+    np.testing.assert_allclose(gpus.compute(C, sync=True), a @ b, rtol=1e-3, atol=1e-3)
+    with gpus.as_current():
+        rs = da.random.default_rng(cupy.random.default_rng(0))
+        A, B = (rs.standard_normal((1024, 1024), chunks=256, dtype="f4").persist() for _ in range(2))
+        D = distmm.matmul(A, B, client=gpus, kernel=kernel).persist()
+        wait(D)
+        assert isinstance(D._meta, cupy.ndarray)
+        verdict = distmm.verify(A, B, D)
+        assert verdict.ok, verdict.message
+        assert not distmm.verify(A, B, D + (da.arange(1024, chunks=256) == 700).map_blocks(cupy.asarray) * 10).ok
+
+
+@pytest.mark.gpu
+def test_float64_on_hopper_gpus_has_the_same_bits_for_all_cuts_at_granules(gpus: Client) -> None:
+    n, granule = 600, 8192
+    a, b = random((n, 2 * granule + 700), 1, "f8"), random((2 * granule + 700, n), 2, "f8")
+    if distmm.plan(a, b, client=gpus).cluster.granule != granule:
+        pytest.skip("float64 is multiplied by residues on compute capability 9.0 alone")
+    a[7, granule + 5] = 2.0**70  # one granule of its row goes another way
+    whole = distmm.matmul(a, b, client=gpus, blocks=(n, 3 * granule, n))
+    value = gpus.compute(whole, sync=True)
+    assert (abs(value - a @ b) <= 1e-12 * (abs(a) @ abs(b))).all()
+    for blocks in ((n, granule, n), (256, 2 * granule, 200), (128, granule, 599)):
+        cut = distmm.matmul(a, b, client=gpus, blocks=blocks)
+        np.testing.assert_array_equal(gpus.compute(cut, sync=True), value)
+    chain = distmm.matmul(a, b, client=gpus, precision="ieee", blocks=(256, 5000, 200))
+    np.testing.assert_array_equal(
+        gpus.compute(chain, sync=True),
+        gpus.compute(distmm.matmul(a, b, client=gpus, kernel="naive", blocks=(n, 1024, n)), sync=True),
+    )
+
+
+@pytest.mark.multigpu
+def test_two_gpus_move_exactly_the_bound(gpus: Client) -> None:
+    import cupy
+
+    with gpus.as_current():
+        A, B = (
+            da.random.default_rng(seed).standard_normal((2048, 2048), chunks=256, dtype="f4").map_blocks(cupy.asarray)
+            for seed in (1, 2)
+        )
+        p = distmm.plan(A, B, client=gpus)
+        before = telemetry.bytes_moved(gpus)
+        C = distmm.matmul(A, B, plan=p, client=gpus).persist()
+        wait(C)
+        assert telemetry.bytes_moved(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
+        assert distmm.verify(A, B, C).ok
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+def test_gpus_multiply_from_host_memory_to_host_memory(gpus: Client, pinned: bool) -> None:
+    a, b = random((1500, 1000), 1), random((1000, 1200), 2)
+    out = distmm.empty((1500, 1200), "f4", client=gpus) if pinned else np.empty((1500, 1200), "f4")
+    if pinned:
+        a, b = (np.copyto(x := distmm.empty(y.shape, "f4", client=gpus), y) or x for y in (a, b))
+    assert distmm.matmul(a, b, out=out, client=gpus, device="gpu", blocks=(512, 512, 512)) is out
+    np.testing.assert_allclose(out, a @ b, rtol=1e-3, atol=1e-3)

@@ -1,0 +1,74 @@
+"""Clients that are killed or interrupted leave no work behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from tests.distmm.scheduler.known import known
+from tests.until import until
+
+PROGRAM = """
+import os, signal, sys
+import numpy as np, dask.array as da
+from distributed import Client
+import distmm
+from distmm.transfer import client_array
+from tests.until import until
+
+def wait(block, gate):
+    until(lambda: os.path.exists(gate))
+    return block
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their background processes ignore it
+client = Client(sys.argv[1])
+matrices = (da.random.default_rng(s).random((768, 768), chunks=64) for s in (1, 2))
+A, B = (M.map_blocks(wait, sys.argv[2], dtype="f8", meta=np.empty((0, 0))) for M in matrices)
+C = distmm.matmul(A, np.ones((768, 768)), client=client) + distmm.matmul(A, B, client=client)
+print("ready", flush=True)
+try:
+    C.compute()
+except KeyboardInterrupt:
+    del C
+    print("interrupted", flush=True)
+    until(lambda: not client_array._kept)
+    print("released", flush=True)
+    sys.stdin.read()  # the connection stays: it is not its end that frees
+"""
+
+
+def running(client: Client) -> int:
+    """Tasks that workers are running."""
+    return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_goes_leaves_no_work_behind(client: Client, how: signal.Signals, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    others, gate = known(client), tmp_path / "gate"
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, client.scheduler.address, gate],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as other:
+        assert other.stdin is not None
+        assert other.stdout is not None
+        assert other.stdout.readline() == "ready\n"
+        until(lambda: running(client) == 4)  # each worker makes a block, and does not get on until the gate is there
+        other.send_signal(how)
+        if how is signal.SIGINT:
+            assert other.stdout.readline() == "interrupted\n"
+        until(lambda: known(client) <= others)
+        gate.touch()
+        until(lambda: running(client) == 0)
+        if how is signal.SIGINT:
+            assert other.stdout.readline() == "released\n"
+        other.stdin.close()

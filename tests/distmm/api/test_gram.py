@@ -1,0 +1,272 @@
+"""Symmetric products: half of the work, each block read and sent once, and C symmetric to the bit."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distmm
+from distmm.errors import InputError
+from distmm.graph.layer import Placed, Product
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import Blocking, Grid, Problem, Symmetry, even_edges
+from distmm.planning.layout import Layout
+from distmm.planning.plan import make_plan
+from distmm.worker.tasks import DIAGONAL_TILE
+from tests.distmm.api.symmetric import mirrored, sample, truth
+
+F4 = np.dtype("f4")
+GPUS = ClusterSpec(workers=4, memory=10**11, device="cuda", rate=2e14, link=5e10, host_memory=10**11)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 3), max_size=2),
+    st.tuples(st.integers(0, 9), st.integers(0, 9)),
+    st.sampled_from(["f8", "f4", "f2", "i4", "u1", "?", "c8", "c16"]),
+    st.tuples(st.integers(1, 4), st.integers(1, 4)),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+)
+def test_it_is_numpys_product_and_symmetric_to_the_bit(
+    batch: list[int],
+    shape: tuple[int, int],
+    dtype: str,
+    chunks: tuple[int, int],
+    trans: bool,
+    hermitian: bool,
+    lazy: bool,
+) -> None:
+    a = sample((*batch, *shape), dtype)
+    edges = chunks[::-1] if trans else chunks
+    given = {"A": da.from_array(a, chunks=(*[1] * len(batch), *chunks))} if lazy else {"A": a, "blocks": edges}
+    with dask.config.set(scheduler="synchronous"), np.errstate(over="ignore", invalid="ignore"):
+        C = distmm.gram(**given, trans=trans, hermitian=hermitian)
+        c, expected = C.compute(), truth(a, trans, hermitian)
+    assert C.dtype == c.dtype == expected.dtype
+    assert C.chunks[-1] == C.chunks[-2] == even_edges(expected.shape[-1], edges[0])
+    np.testing.assert_array_equal(c, mirrored(c, hermitian))
+    if c.dtype.kind in "iub":
+        np.testing.assert_array_equal(c, expected)
+    else:
+        np.testing.assert_allclose(c, expected, rtol=1e-2 if dtype == "f2" else 1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c8"])
+@pytest.mark.parametrize("chunks", [(700, 300), (301, 128)])
+def test_blocks_on_the_diagonal_are_symmetric_whatever_the_kernel_adds_first(
+    dtype: str, chunks: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from distmm_kernels.gemm.cpu import CpuKernel
+
+    accumulate = CpuKernel._accumulate
+
+    def uneven(self: CpuKernel, a: Any, b: Any, c: Any, d: np.ndarray) -> None:
+        accumulate(self, a, b, c, d)
+        d *= 1 + 1e-3 * np.random.default_rng(1).random(d.shape, dtype="f4")
+
+    monkeypatch.setattr(CpuKernel, "_accumulate", uneven)
+    a = sample((700, 300), dtype)
+    assert chunks[0] > DIAGONAL_TILE
+    c = distmm.gram(da.from_array(a, chunks=chunks)).compute(scheduler="synchronous")
+    np.testing.assert_array_equal(c, mirrored(c))
+    np.testing.assert_allclose(c, truth(a), rtol=1e-2, atol=100)
+
+
+def test_scalars_are_those_of_syrk_and_herk() -> None:
+    a, z = sample((20, 30)), sample((20, 30), "c16")
+    with dask.config.set(scheduler="synchronous"):
+        np.testing.assert_allclose(distmm.gram(a, alpha=-2.5, blocks=(8, 8)).compute(), -2.5 * (a @ a.T))
+        half = distmm.gram(np.arange(6).reshape(2, 3), alpha=0.5)
+        assert half.dtype == np.float64
+        for more in ({"alpha": 2.0, "trans": True}, {"alpha": 2j, "hermitian": False}):
+            c = distmm.gram(z, blocks=(8, 8), **more).compute()
+            np.testing.assert_allclose(c, more["alpha"] * truth(z, "trans" in more, "hermitian" not in more))
+        np.testing.assert_array_equal(np.diag(distmm.gram(z, alpha=1 / 3).compute()).imag, np.zeros(20))
+    with pytest.raises(InputError, match=r"alpha is 2j: a Hermitian product has a real one; hermitian=False"):
+        distmm.gram(z, alpha=2j)
+
+
+def test_what_is_no_symmetric_product_is_refused() -> None:
+    a = np.ones((6, 4))
+    with pytest.raises(InputError, match=r"shape \(4,\): the product with its own transpose is that of a matrix"):
+        distmm.gram(a[0])
+    with pytest.raises(InputError, match="two positive edges, those of m and k"):
+        distmm.gram(a, blocks=(2, 2, 2))
+    with pytest.raises(InputError, match="positive"):
+        distmm.gram(a, blocks=(0, 2))
+    with pytest.raises(InputError, match="cut alike along m and n"):
+        distmm.gram(a, plan="g1x1x1 b2x4x3 p1 w1 l2")
+    with pytest.raises(InputError, match="as many down as across, not w1x2"):
+        distmm.gram(a, plan="g1x1x1 b2x4x2 p1 w1x2 l2")
+    with pytest.raises(InputError, match=r"make a new plan with distmm.plan\(A\)"):
+        distmm.gram(a, plan=distmm.plan(a, a.T))
+    with pytest.raises(InputError, match="square"):
+        Problem(3, 4, 5, F4, symmetry="symmetric")
+
+
+# The plan
+
+
+@settings(max_examples=6)
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.sampled_from([1, 2, 3, 8, 60]),
+    st.sampled_from(["f2", "f4", "c16"]),
+    st.sampled_from([(), (5,), (3, 40)]),
+    st.sampled_from(["workers", "host", "out"]),
+    st.sampled_from(["symmetric", "hermitian"]),
+)
+def test_plans_make_every_block_of_one_triangle_and_their_text_gives_them_back(
+    m: int, k: int, workers: int, dtype: str, batch: tuple[int, ...], result: Any, symmetry: Symmetry
+) -> None:
+    problem = Problem(m, k, m, np.dtype(dtype), batch, batch, symmetry)
+    spec = replace(GPUS, workers=workers)
+    plan = make_plan(problem, spec, result=result)
+    blocking = plan.blocking
+    made = [index for wave in plan.waves for index in blocking.c_indices(wave)]
+    assert len(made) == len(set(made)) == sum(wave.c_blocks for wave in plan.waves)
+    assert set(made) == set(blocking.c_indices())
+    images = {(b, j, i) for b, i, j in made}
+    assert len(set(made) | images) == blocking.c_blocks
+    assert sum(map(blocking.mirrored, plan.waves)) == blocking.c_blocks - len(made)
+    elements = sum(blocking.m[i] * blocking.n[j] for _, i, j in made if not batch)
+    assert batch or elements == blocking.c_elements
+    assert plan.cost.tasks == len(made) * blocking.chain_tasks(plan.grid.layers)
+    assert make_plan(problem, spec, text=str(plan), result=result) == plan
+
+
+@settings(max_examples=60)
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
+    st.integers(1, 3),
+    st.integers(1, 9),
+    st.integers(1, 6),
+    st.sampled_from([(), (3,), (2, 1)]),
+    st.sampled_from(["symmetric", "hermitian"]),
+)
+def test_bytes_are_those_of_the_blocks_that_leave_home(
+    shape: tuple[int, int, int], cuts: int, rows: int, panels: int, batch: tuple[int, ...], symmetry: Symmetry
+) -> None:
+    grid = Grid(*shape)
+    problem = Problem(rows * 3 - 1, panels * 2 - 1, rows * 3 - 1, F4, batch, batch, symmetry)
+    edges = even_edges(problem.m, 3)
+    blocking = Blocking(edges, even_edges(problem.k, 2), edges, tuple((1,) * x for x in batch), triangle=True)
+    layout = Layout(problem, blocking, grid)
+    layers = len(blocking.parts(grid.layers))
+    for wave in blocking.waves((1, cuts, cuts), (grid.rows, grid.columns)):
+        needs: set[tuple[Any, ...]] = set()
+        homes, owned, images = {}, Counter[int](), Counter[int]()
+        for b, i, j in blocking.c_indices(wave):
+            size = blocking.m[i] * blocking.m[j] * 4
+            images[grid.owner(i, j, b)] += size * (i != j and symmetry == "hermitian")
+            for layer, steps in enumerate(blocking.parts(grid.layers)):
+                owner = grid.owner(i, j, b, layer)
+                owned[owner] += size
+                for p in (p for step in steps for p in step):
+                    for row, use in ((i, "A"), (j, "B")):
+                        needs.add((owner, use, b, row, p))
+                        homes[b, row, p] = grid.owner(row, p, b, layer)
+        received, sent, at_home, both = (Counter[int]() for _ in range(4))
+        for owner, _, _, row, p in needs:
+            both[owner] += blocking.m[row] * blocking.k[p] * 4
+        for owner, b, row, p in {(owner, b, row, p) for owner, _, b, row, p in needs}:
+            size = blocking.m[row] * blocking.k[p] * 4
+            both[owner] -= size
+            received[owner] += size * (owner != homes[b, row, p])
+            sent[homes[b, row, p]] += size * (owner != homes[b, row, p])
+        for (_, row, p), home in homes.items():
+            at_home[home] += blocking.m[row] * blocking.k[p] * 4
+        traffic = layout.operand_bytes(wave)
+        for counted, figures in (
+            (received, traffic.received),
+            (sent, traffic.sent),
+            (at_home, sum(traffic.homes)),
+            (both, traffic.both),
+            (owned, layout.c_bytes(wave, 4, layers)),
+            (images, layout.mirror_bytes(wave, 4)),
+        ):
+            assert [counted[rank] for rank in range(grid.size)] == list(figures)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 4, 16, 64, 256])
+def test_the_planner_cuts_finely_enough_that_no_worker_waits_long(workers: int) -> None:
+    m = 65536 * int(workers**0.5)
+    problem = Problem(m, m, m, F4, symmetry="symmetric")
+    spec = replace(GPUS, workers=workers, memory=10**12)
+    plan, whole = make_plan(problem, spec), make_plan(replace(problem, symmetry=None), spec)
+    layout = Layout(problem, plan.blocking, plan.grid)
+    owned = layout.c_bytes(plan.blocking.whole, 1, 1)
+    assert owned.max() <= 1.25 * owned.mean()  # with one block of C a worker it would be twice the mean
+    assert plan.cost.seconds < 0.8 * whole.cost.seconds
+    assert plan.bytes_moved < whole.bytes_moved or workers == 1
+    assert plan.bytes_moved <= plan.cost.bytes_bound
+
+
+def test_a_plan_says_and_shows_that_one_triangle_is_multiplied() -> None:
+    plan = make_plan(Problem(640, 320, 640, F4, symmetry="symmetric"), GPUS, text="g2x2x1 b64x64x64 p1 w1 l2")
+    rows = dict(plan.rows())
+    assert rows["product"].startswith("640 x 320 times its transpose, float32")
+    assert "55 of 100 blocks of C (its lower triangle)" in rows["blocks"]
+    html = plan._repr_html_()
+    picture = ET.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
+    titles = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
+    assert {"C[1, 0]: worker 2", "C[0, 1]: C[1, 0] transposed, worker 2"} <= titles
+
+
+# The graph
+
+
+def test_one_triangle_has_chains_and_the_other_one_mirrors_them() -> None:
+    A = da.ones((64, 96), chunks=16)
+    C = distmm.gram(A, plan="g2x2x1 b16x16x16 p2 w1 l2")
+    layer = C.dask.layers[C.name]
+    tasks = dict(layer)
+    products = [task for task in tasks.values() if isinstance(task, Product)]
+    images = [task for task in tasks.values() if isinstance(task, Placed) and not isinstance(task, Product)]
+    assert (len(products), len(images)) == (10 * 3, 6)
+    assert len(layer) == len(tasks) == 36
+    assert layer.get_output_keys() == set(da.core.flatten(C.__dask_keys__()))
+    for task in images:
+        _, j, i = task.key
+        assert j < i
+        assert task.dependencies == {(C.name, i, j)}
+        assert task.placement.rank == Grid(2, 2).owner(i, j)
+    assert {key[0] for task in products for key in task.operands()} == {A.name}
+    (optimized,) = dask.optimize(C + 1)
+    kept = {task.key: task.placement for task in optimized.__dask_graph__().values() if isinstance(task, Placed)}
+    assert kept == {key: task.placement for key, task in tasks.items()}
+
+
+class Reads:
+    """An array-like that notes every region that is read."""
+
+    shape, dtype, ndim = (20, 12), np.dtype("f8"), 2
+
+    def __init__(self) -> None:
+        self.values, self.regions = sample(self.shape), Counter[Any]()
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        self.regions[tuple((s.start, s.stop) for s in index)] += 1
+        return self.values[index]
+
+
+@pytest.mark.parametrize("trans", [False, True])
+@pytest.mark.parametrize("scheduler", ["synchronous", "threads"])
+def test_each_block_is_read_once(trans: bool, scheduler: str) -> None:
+    a = Reads()
+    c = distmm.gram(a, trans=trans, blocks=(5, 4)).compute(scheduler=scheduler)
+    np.testing.assert_allclose(c, truth(a.values, trans))
+    assert set(a.regions.values()) == {1}
+    assert len(a.regions) == (20 // 4) * -(-12 // 5) if trans else (20 // 5) * (12 // 4)

@@ -1,0 +1,46 @@
+"""Matrices of any type with their right product, and the judgement that sketches of them lead to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from distmm.checking import sketch
+from distmm.checking.tolerance import Tolerance
+
+M, K, N = 60, 300, 80
+
+
+def element(name: str) -> np.dtype:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+def matrices(name: str, draw: str = "normal") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """A, B and their right product, as a kernel makes it: accumulated in float32 at least, rounded once."""
+    rng, dtype = np.random.default_rng(1), element(name)
+    a, b = (rng.standard_normal(s) if draw == "normal" else rng.random(s) for s in ((M, K), (K, N)))
+    if dtype.kind in "iu":
+        a, b = (100 * a).astype(int), (100 * b).astype(int)
+    if dtype.kind == "c":
+        a, b = a + 1j * a[::-1], b - 1j * b[::-1]
+    with np.errstate(invalid="ignore"):
+        a, b = a.astype(dtype), b.astype(dtype)
+    wide = np.float32 if dtype.itemsize <= 2 and dtype.kind not in "iu" else dtype
+    return a, b, (a.astype(wide) @ b.astype(wide)).astype(dtype)
+
+
+def judged(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, seed: int = 0, column: int = 1, **more: Any
+) -> sketch.Judgement:
+    """Sketch A and B in three panels each, with a second block column beside, and judge C."""
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
+    left, by = None, sketch.weigh(None, [b[:100]] * 2, (0, 1), tolerance.work)
+    for p in range(0, K, 100):
+        panel = b[p : p + 100]
+        right = [sketch.of_b(None, [panel, panel], seed, (0, 1), tolerance.work, by)]
+        left = sketch.of_a(None, left, a[:, p : p + 100], right, tolerance.work)
+    assert left is not None
+    x = sketch.vectors(seed, column, c.shape[1], tolerance.exact)
+    return sketch.judge(tolerance, left, column, c, x, by=by[column], **more)

@@ -1,0 +1,108 @@
+"""The check's own memory is bounded, whatever the size of blocks."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distmm
+from distmm import verify
+from distmm.checking import row_slices
+from distmm.checking.scaling import SPOILT
+
+MIB = 1 << 20
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """Most bytes that NumPy had allocated at once beyond those before the call."""
+    tracemalloc.start()
+    try:
+        call()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.fixture
+def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_slices, "SLICE", MIB)
+
+
+@pytest.mark.parametrize("dtype", ["f4", "c8", ml_dtypes.bfloat16])
+def test_a_block_is_multiplied_in_a_few_slices_of_memory(small_slices: None, dtype: str) -> None:
+    block = np.random.default_rng(1).standard_normal((1500, 1500), "f4").astype(dtype)
+    work = np.dtype("c16" if block.dtype.kind == "c" else "f8")
+    panel = np.ones((1500, 17), work)
+    lines = np.ones((2, 1500), work)
+    exponents = np.ones(1500, np.int32)
+    calls: list[Callable[[], object]] = [
+        lambda: row_slices.across(block, panel, None, None, work=work, power=2),
+        lambda: row_slices.across(block, panel, exponents, exponents, work=work, power=1),
+        lambda: row_slices.down(block, lines, None, work=work),
+        lambda: row_slices.largest(block, work=work, axis=1),
+        lambda: row_slices.finite(block, work=work, axis=1),
+    ]
+    whole = block.size * work.itemsize  # 18 MB and more
+    for call in calls:
+        assert peak_bytes(call) < 6 * MIB < whole / 2.8
+
+
+def test_a_check_needs_no_copies_of_the_blocks(small_slices: None) -> None:
+    rng = np.random.default_rng(2)
+    a, b = (rng.standard_normal((1200, 1200), "f4") for _ in range(2))
+    blocks = [da.from_array(x, chunks=600) for x in (a, b, a @ b)]
+    assert verify(*blocks).ok  # what is imported and kept at the first time does not count
+    with dask.config.set(scheduler="synchronous"):
+        peak = peak_bytes(lambda: verify(*blocks))
+    assert peak < 6 * MIB < 8 * 1200**2  # the float64 copy of one matrix takes 11.5 MB
+
+
+@given(m=st.integers(0, 9), k=st.integers(0, 9), height=st.integers(1, 4), power=st.sampled_from([0, 1, 2]))
+@settings(max_examples=40)
+def test_slices_give_the_product_of_the_whole_block(m: int, k: int, height: int, power: int) -> None:
+    rng = np.random.default_rng(m + 10 * k)
+    block, panel = rng.standard_normal((m, k), "f4"), rng.standard_normal((k, 3))
+    kept = rng.random(k) < 0.7
+    block[:, ~kept] = np.nan
+    rows, columns = (rng.integers(-3, 3, size).astype(np.int32) for size in (m, k))
+    columns[~kept] = SPOILT
+    wide = np.where(kept, block, 0).astype("f8") / 2.0 ** np.where(kept, columns, 0)
+    both = wide / 2.0 ** rows[:, None]
+    expected = both @ panel
+    if power:
+        expected[:, -1] = np.abs(both) ** power @ panel[:, -1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(row_slices, "SLICE", 8 * height * max(1, k))
+        found = row_slices.across(block, panel, rows, columns, work=np.dtype("f8"), power=power)
+        lines = rng.standard_normal((2, m))
+        below = row_slices.down(block, lines, columns, work=np.dtype("f8"))
+        finite = [row_slices.finite(block, work=np.dtype("f8"), axis=axis)[0] for axis in (0, 1)]
+        largest = [row_slices.largest(block, work=np.dtype("f8"), axis=axis)[0] for axis in (0, 1)]
+    np.testing.assert_allclose(found[0], expected, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(below[0], [lines[0] @ wide, lines[1] @ np.abs(wide)], rtol=1e-12, atol=1e-12)
+    for axis in (0, 1):
+        np.testing.assert_array_equal(finite[axis], np.isfinite(block).any(axis=1 - axis))
+        np.testing.assert_array_equal(largest[axis], abs(block).max(axis=1 - axis, initial=0))
+
+
+def test_numpy_arrays_are_checked_where_they_lie(client: Client) -> None:
+    rng = np.random.default_rng(3)
+    a, b = (rng.standard_normal((700, 700), "f4") for _ in range(2))
+    c = distmm.empty((700, 700), "f4")
+    np.matmul(a, b, out=c)
+    with client.as_current():
+        # Sent with the graph, 2 MB of each array would be in the scheduler too.
+        assert verify(a, b.T, c, transb=True).ok
+        c[650, 3] += 1
+        verdict = verify(a, b, c)
+    assert not verdict.ok
+    assert "[650, 3]" in verdict.message

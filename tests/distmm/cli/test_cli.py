@@ -1,0 +1,280 @@
+"""The command line: what it prints, its exit codes, and that it never answers bad input with a traceback."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from typer.testing import CliRunner
+
+from distmm.cli.app import app
+from distmm.storage import open_matrix
+
+RUN = [sys.executable, "-c", "from distmm.cli import main; main()"]
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(autouse=True)
+def _levels() -> Iterator[None]:
+    """Commands quiet Dask's loggers for the rest of their process, which here goes on."""
+    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+@pytest.fixture
+def where(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Options that lead to the cluster of the tests; the current folder holds A, B and their product P."""
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((60, 50)).astype("float32"), rng.standard_normal((50, 40)).astype("float32")
+    monkeypatch.chdir(tmp_path)
+    for name, values in {"A": a, "B": b, "P": a @ b}.items():
+        np.save(f"{name}.npy", values)
+    return ["--cluster", client.scheduler.address]
+
+
+def run(*arguments: str) -> Any:
+    result = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.mark.parametrize("how", [["--blocks", "32x16x32"], ["--plan", "g2x2x1 b32x16x32 p1 w2x1 l2"]])
+def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: list[str]) -> None:
+    result = run("multiply", "A.npy", "B.npy", "-o", "C.zarr", *how, *where)
+    assert result.exit_code == 0, result.output
+    assert [
+        w for w in ("Plan", "blocks", "32 x 16 x 32", "Done", "FLOP/s", "error", "C.zarr") if w not in result.output
+    ] == []
+    assert how[0] == "--blocks" or how[1] in result.output
+    np.testing.assert_allclose(open_matrix("C.zarr")[...], np.load("P.npy"), atol=1e-4)
+
+
+def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[str]) -> None:
+    command = ["multiply", "A.npy", "B.npy", "-o", "C.zarr", *where]
+    result = run(*command, "--deadline", "0s")
+    assert (result.exit_code, "the deadline of 0 s has come; 0 of" in result.output) == (75, True), result.output
+    assert run(*command).exit_code == 0
+    assert run("status", "C.zarr").output.count("complete") == 1
+    again = run(*command)
+    assert (again.exit_code, "Done" in again.output) == (0, True)
+    assert run("resume", "C.zarr", *where).exit_code == 0
+
+
+def test_alpha_beta_and_type_are_options(where: list[str]) -> None:
+    product = np.load("P.npy").astype("f8")
+    assert (
+        run("multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "float64", "--alpha", "-2", *where).exit_code == 0
+    )
+    assert np.load("C.npy").dtype == np.float64
+    result = run("multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "float64", "--beta", "0.5", *where)
+    assert result.exit_code == 0, result.output
+    np.testing.assert_allclose(np.load("C.npy"), 0 * product, atol=1e-4)
+
+
+def test_verify_reads_the_certificate(where: list[str]) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    right = run("verify", "C.npy", *where)
+    assert (right.exit_code, "blocks are what was written" in right.output) == (0, True), right.output
+    spoilt = np.load("C.npy", mmap_mode="r+")
+    spoilt[17, 23] *= -1
+    spoilt.flush()
+    wrong = run("verify", "C.npy", *where)
+    assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
+
+
+def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    np.save("A.npy", np.load("A.npy") + 1)
+    found = run("verify", "C.npy", *where)
+    assert (found.exit_code, "Right" in found.output) == (4, False), found.output
+    assert "cannot tell: C is what the job wrote" in found.output
+    assert "A or B has changed since" in found.output
+
+
+@pytest.mark.parametrize("shards", [None, (20, 20)])
+def test_missing_chunks_of_an_input_are_told_and_certified(shards: tuple[int, int] | None, where: list[str]) -> None:
+    a = np.load("A.npy")
+    zarr.create_array("A.zarr", data=a, chunks=(10, 10), shards=shards)
+    count = sum(path.is_file() for path in Path("A.zarr/c").rglob("*"))
+    assert "note" not in run("plan", "A.zarr", "B.npy", *where).output
+    Path("A.zarr/c/1/1").unlink()
+    message = f"1 of {count} chunks are missing, and read as 0.0"
+    for command in (["plan", "A.zarr", "B.npy"], ["multiply", "A.zarr", "B.npy", "-o", "C.npy"]):
+        result = run(*command, *where)
+        assert (result.exit_code, message in result.output) == (0, True), result.output
+    assert list(json.loads(Path("C.npy.certificate.json").read_text())["missing"].values()) == [message]
+    assert message in run("verify", "A.zarr", "B.npy", "C.npy", *where).output
+
+
+def test_plan_computes_nothing(where: list[str]) -> None:
+    before = sorted(os.listdir("."))
+    result = run("plan", "A.npy", "B.npy", *where)
+    assert result.exit_code == 0
+    assert "60 x 50 times 50 x 40" in result.output
+    assert sorted(os.listdir(".")) == before
+
+
+def test_plan_says_what_does_not_fit(where: list[str]) -> None:
+    np.lib.format.open_memmap("large.npy", mode="w+", dtype="float32", shape=(40_000, 40_000)).flush()
+    result = run("plan", "large.npy", "large.npy", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2", *where)
+    assert result.exit_code == 2
+    assert "short by" in result.output
+    in_waves = run("plan", "large.npy", "large.npy", *where)
+    assert in_waves.exit_code == 0
+    assert "waves" in in_waves.output
+
+
+@pytest.mark.parametrize("check", ["freivalds", "full"])
+def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[str]) -> None:
+    right = run("verify", "A.npy", "B.npy", "P.npy", "--check", check, *where)
+    assert (right.exit_code, right.stdout.startswith("Right: ")) == (0, True), right.output
+    spoilt = np.load("P.npy")
+    spoilt[17, 23] += 100
+    np.save("W.npy", spoilt)
+    wrong = run("verify", "A.npy", "B.npy", "W.npy", "--check", check, *where)
+    assert wrong.exit_code == 1
+    assert "[17, 23]" in wrong.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["multiply", "A.npy", "A.npy", "-o", "C.npy"], "(60, 50)"),
+        (["multiply", "A.npy", "B.npy", "-o", "P.npy"], "exists"),
+        (["multiply", "A.npy", "B.npy", "-o", "no/C.npy"], "mkdir -p"),
+        (["multiply", "A.npy", "nothing.npy", "-o", "C.npy"], "no such file"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--device", "gpu"], "GPU"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--workers", "2"], "local cluster only"),
+        (["verify", "A.npy", "B.npy", "A.npy"], "(60, 40)"),
+        (["verify", "A.npy", "B.npy", "P.npy", "--check", "none"], "nothing to verify"),
+        (["verify", "P.npy"], "there is no certificate"),
+        (["verify", "A.npy", "B.npy"], "give C"),
+        (["resume", "P.npy"], "no unfinished job"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "words"], "is no type"),
+        (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "bfloat16"], "no type bfloat16"),
+        (["multiply", "A.npy", "B.npy", "-o", "pipe.npy", "--overwrite"], "is a pipe"),
+        (["multiply", "pipe.npy", "B.npy", "-o", "C.npy"], "is a pipe"),
+    ],
+)
+def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: str, where: list[str]) -> None:
+    os.mkfifo("pipe.npy")
+    before = sorted(os.listdir("."))
+    result = run(*arguments, *where)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+    assert sorted(os.listdir(".")) == before
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["nonsense"],
+        ["multiply", "A.npy"],
+        ["multiply", "A.npy", "B.npy"],
+        ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--blocks", "12xx"],
+        ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--blocks", "0"],
+        ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--precision", "lowest"],
+        ["plan", "A.npy", "B.npy", "--cluster", "somewhere"],
+        ["plan", "A.npy", "B.npy", "--cluster", "local-cpu", "--memory-limit", "much"],
+        ["demo", "--size", "0"],
+        ["demo", "--dtype", "words"],
+        ["demo", "--dtype", "bool"],
+        ["bench", "kernels", "--size", "1x2"],
+        ["bench", "kernels", "--dtype", "words"],
+        ["bench", "kernels", "--json", "no/such/folder.json"],
+        ["bench", "kernels", "--part", "race", "--device", "cpu"],
+        ["info", "--size", "0"],
+    ],
+)
+def test_bad_usage_has_exit_code_2(arguments: list[str], where: list[str]) -> None:
+    assert run(*arguments).exit_code == 2
+
+
+def test_debug_may_stand_anywhere_and_shows_the_traceback(where: list[str]) -> None:
+    for arguments in (["--debug", "plan", "x.npy", "B.npy"], ["plan", "x.npy", "B.npy", "--debug"]):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == 2
+        assert "Traceback" in result.output
+        assert "no such file" in result.output
+
+
+def test_unexpected_errors_are_one_line_and_exit_code_3(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(path: str) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("distmm.storage.open_matrix", broken)
+    result = run("plan", "A.npy", "B.npy")
+    assert result.exit_code == 3
+    assert result.output.splitlines() == ["unexpected error: ZeroDivisionError: by nothing (--debug shows where)"]
+
+
+def test_info_shows_devices_versions_and_the_kernel_for_each_type() -> None:
+    result = run("info", "--size", "64x32x16")
+    assert result.exit_code == 0
+    words = ("CPU", "numpy", np.__version__, "numba-cuda", "64 x 32 times 32 x 16", "float32", "complex128", "not ")
+    assert [word for word in words if word not in result.output] == []
+
+
+def test_bench_prints_a_table_and_writes_json_and_pictures(tmp_path: Path) -> None:
+    result = run(
+        "bench", "kernels", "--size", "16", "--size", "16x24x8", "--dtype", "float32", "--repeat", "1",
+        "--device", "cpu", "--json", str(tmp_path / "bench.json"), "--plot", str(tmp_path / "bench.png"),
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    assert "NumPy" in result.output
+    assert len(json.loads((tmp_path / "bench.json").read_text())["ladder"]["rows"]) >= 4
+    assert sorted(os.listdir(tmp_path)) == ["bench.json", "bench.png", "bench.svg"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [[], ["multiply"], ["resume"], ["status"], ["plan"], ["verify"], ["demo"], ["info"], ["bench", "kernels"]],
+)
+def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
+    result = run(*command, "--help")
+    assert result.exit_code == 0
+    assert f"distmm {' '.join(command)}".strip() + " " in result.output
+
+
+def test_help_loads_no_storage_library_and_no_compiler() -> None:
+    code = "import sys, distmm.cli.app; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
+    assert {"zarr", "h5py", "numba", "cupy", "matplotlib", "distmm_kernels"} & set(done.stdout.split()) == set()
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "COLUMNS": "200"}
+
+
+def test_the_demo_does_the_main_job_from_a_bare_start(tmp_path: Path) -> None:
+    command = [*RUN, "demo", "--size", "150", "--device", "cpu", "--workers", "2", "--dir", "here"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "dashboard http://127.0.0.1:" in done.stderr
+    assert [
+        word for word in ("Plan", "151 x 135 times 135 x 163", "Done", "FLOP/s", "C.zarr") if word not in done.stdout
+    ] == []
+    a, b, c = (open_matrix(tmp_path / "here" / f"{name}.zarr")[...] for name in "ABC")
+    np.testing.assert_allclose(c, a @ b, atol=1e-3)
+    assert os.listdir(tmp_path) == ["here"]
+
+
+def test_the_demo_touches_no_folder_that_it_did_not_make(tmp_path: Path) -> None:
+    (tmp_path / "A.zarr").write_text("mine")
+    result = run("demo", "--size", "10", "--dir", str(tmp_path))
+    assert result.exit_code == 2
+    assert "is not empty, and no demo made it" in result.output
+    assert os.listdir(tmp_path) == ["A.zarr"]

@@ -1,0 +1,282 @@
+"""Local clusters, clusters that are there already, and what is said when there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import types
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import pytest
+from distributed import Client, LocalCluster
+
+from distmm import clusters
+from distmm.clusters import gpus, local_cluster
+from distmm.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def two_workers() -> Iterator[Client]:
+    with clusters.local("cpu", workers=2, memory_limit="1GB", dashboard=None) as client:
+        yield client
+
+
+def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
+    workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
+    cores = max(1, local_cluster.CPU_COUNT // 2)
+    threads = cores if cores <= local_cluster.MOST_CPU_TASKS else 1
+    assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
+
+
+def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
+    port = two_workers.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.port)
+
+    def status(path: str) -> int:
+        with (
+            contextlib.suppress(urllib.error.HTTPError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as a,
+        ):
+            return int(a.status)
+        return 404
+
+    assert [status(path) for path in ("health", "metrics", "info/main/workers.html", "status")] == [200, 200, 404, 404]
+
+
+def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
+    def settings(dask_scheduler: Any) -> tuple[bool, int]:
+        return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
+
+    assert two_workers.run_on_scheduler(settings) == (False, 100)
+
+
+def test_dasks_own_looks_leave_the_cores_to_the_products(two_workers: Client) -> None:
+    def every_ms(dask_worker: Any) -> tuple[float, float]:
+        return tuple(dask_worker.periodic_callbacks[name].callback_time for name in ("tick", "profile"))
+
+    assert set(two_workers.run(every_ms).values()) == {(200, 100)}
+    ticks = two_workers.run_on_scheduler(lambda dask_scheduler: dask_scheduler.periodic_callbacks["tick"].callback_time)
+    assert ticks == 200
+
+
+def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
+    soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no start is as quick
+    with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
+        (before,) = client.run(os.getpid).values()
+        os.kill(before, signal.SIGKILL)
+        while before in (now := client.run(os.getpid, on_error="ignore").values()) or not now:
+            client.wait_for_workers(1, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "threads", "expected"),
+    [
+        (1, None, None, (1, 1, "1")),
+        (2, None, None, (1, 2, "1")),
+        (4, None, None, (1, 4, "1")),
+        (64, None, None, (4, 1, "16")),
+        (64, 8, None, (8, 1, "8")),
+        (64, 16, None, (16, 4, "1")),
+        (2, 4, None, (4, 1, "1")),
+        (16, 4, 1, (4, 1, "4")),
+    ],
+)
+def test_the_cores_are_shared_by_workers_their_tasks_and_the_kernels_of_these(
+    monkeypatch: pytest.MonkeyPatch, cores: int, workers: int | None, threads: int | None,
+    expected: tuple[int, int, str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(local_cluster, "CPU_COUNT", cores)
+    for name in clusters.BLAS_THREADS:
+        monkeypatch.delenv(name, raising=False)
+    _, arguments, config = local_cluster._cpu(workers, 10**9, threads)
+    kernel = {config[f"distributed.nanny.pre-spawn-environ.{name}"] for name in clusters.BLAS_THREADS}
+    assert (arguments["n_workers"], arguments["threads_per_worker"], *kernel) == expected
+
+
+def test_the_configuration_of_cpu_clusters_reaches_their_workers(two_workers: Client) -> None:
+    cores = max(1, local_cluster.CPU_COUNT // 2)
+    kernel = os.environ.get("OPENBLAS_NUM_THREADS", "1" if cores <= local_cluster.MOST_CPU_TASKS else str(cores))
+    assert set(two_workers.run(lambda: os.environ["OPENBLAS_NUM_THREADS"]).values()) == {kernel}
+
+
+def test_the_configuration_of_our_clusters_ends_with_them() -> None:
+    before = dask.config.get("distributed.scheduler.work-stealing")
+    with clusters.local("cpu", workers=1, dashboard=None):
+        assert dask.config.get("distributed.scheduler.work-stealing") is False
+    assert dask.config.get("distributed.scheduler.work-stealing") == before
+
+
+def test_a_dashboard_port_in_use_is_replaced_without_a_warning() -> None:
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with clusters.local("cpu", workers=1, dashboard=f":{port}") as client:
+            assert client.dashboard_link.startswith("http://127.0.0.1:")
+            assert f":{port}/" not in client.dashboard_link
+
+
+def test_connecting_by_address_and_by_scheduler_file(two_workers: Client, tmp_path: Path) -> None:
+    address = two_workers.scheduler.address
+    file = tmp_path / "scheduler.json"
+    file.write_text(json.dumps({"address": address}))
+    for where in (address, str(file)):
+        with clusters.connect(where) as client:
+            assert client.submit(sum, [1, 2]).result() == 3
+
+
+def test_local_clusters_have_names() -> None:
+    with clusters.connect("local-cpu", workers=1, dashboard=None) as client:
+        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+
+
+def test_a_cluster_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Client.wait_for_workers  # time enough for the scheduler to answer, and no time for workers to come
+    monkeypatch.setattr(Client, "wait_for_workers", lambda client, n, timeout: wait(client, n, timeout=0.01))
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
+        pytest.raises(InputError, match=r"no workers after 60 s; start some"),
+        clusters.connect(empty.scheduler_address, timeout=60),
+    ):
+        pass
+
+
+def test_a_file_that_is_no_scheduler_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "scheduler.json"
+    for text in ["{}", "", "[1]", '{"workers": {}}']:
+        file.write_text(text)
+        with pytest.raises(InputError, match="not a scheduler file"), clusters.connect(str(file)):
+            pass
+
+
+def test_a_cluster_that_does_not_answer_is_refused() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    for where in (f"tcp://127.0.0.1:{port}", "carrier://pigeon"):
+        with (
+            pytest.raises(InputError, match=r"no scheduler answers at .* within 0\.3 s"),
+            clusters.connect(where, timeout=0.3),
+        ):
+            pass
+
+
+@pytest.mark.parametrize(
+    ("where", "options", "message"),
+    [
+        ("nowhere.json", {}, "neither local"),
+        (
+            "tcp://127.0.0.1:1",
+            {"workers": 3, "memory_limit": "1GB"},
+            "workers and memory_limit can be chosen for a local",
+        ),
+        ("local-cpu", {"workers": 0}, "0 workers"),
+        ("local-cpu", {"memory_limit": "much"}, "'much' is not a size"),
+        ("local-cpu", {"dashboard": "here"}, "no port"),
+        ("local", {"device": "tpu"}, "'tpu' is not one of"),
+    ],
+)
+def test_clusters_that_cannot_be_are_refused(where: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message), clusters.connect(where, **options):
+        pass
+
+
+def test_a_script_without_main_guard_is_told_of_it(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("from distmm import clusters\nwith clusters.local('cpu', dashboard=None) as client: pass\n")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode != 0
+    assert "if __name__ == '__main__':" in done.stderr.partition("InputError: this script starts a cluster")[2]
+
+
+def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_driver", lambda: None)
+    with pytest.raises(InputError, match=r"a GPU was asked for.*no NVIDIA GPU"), clusters.local("gpu"):
+        pass
+
+
+class Driver:
+    """Stands for libcuda where there is no GPU: two devices, and a version."""
+
+    def __init__(self, version: int, initialises: int = 0) -> None:
+        self.version, self.initialises = version, initialises
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.initialises
+
+    def cuDeviceGetCount(self, out: Any) -> int:  # noqa: N802
+        out._obj.value = 2
+        return 0
+
+    def cuDriverGetVersion(self, out: Any) -> int:  # noqa: N802
+        out._obj.value = self.version
+        return 0
+
+
+@pytest.mark.parametrize(("version", "extra"), [(12080, "cuda12"), (13010, "cuda13")])
+def test_a_gpu_without_the_extra_names_the_command_to_type(
+    version: int, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(version))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert clusters.missing_for_gpu() == (
+        f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install 'distmm[{extra}]'"
+    )
+
+
+def test_a_driver_that_grants_no_device_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000, initialises=100))
+    assert clusters.gpu_count() == 0
+
+
+def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+
+    def stand_in(**arguments: Any) -> LocalCluster:
+        seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
+        return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
+
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
+    with clusters.local("auto", memory_limit="8GB", dashboard=None):
+        pass
+    assert seen == {
+        "n_workers": 2,
+        "threads_per_worker": local_cluster.GPU_THREADS,
+        "memory_limit": 8 * 10**9,
+        "protocol": "ucx",
+        "rmm_pool_size": 0.8,
+        "rmm_allocator_external_lib_list": "cupy",
+        "device_memory_limit": 0,
+        "preload": ["distmm.worker.gpu_memory"],
+        "dashboard_address": "127.0.0.1:0",
+        "scheduler_kwargs": {"dashboard": False},
+        "silence_logs": logging.WARNING,
+        "stealing": False,
+    }
+    with (
+        pytest.raises(InputError, match="3 workers: one is started a GPU, and this process has 2"),
+        clusters.local("gpu", workers=3),
+    ):
+        pass
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(clusters.missing_for_gpu() is not None, reason=str(clusters.missing_for_gpu()))
+def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
+    with clusters.local("gpu", dashboard=None) as client:
+        workers = client.scheduler_info(n_workers=-1)["workers"]
+        assert len(workers) == clusters.gpu_count()
+        assert {w["nthreads"] for w in workers.values()} == {local_cluster.GPU_THREADS}

@@ -1,0 +1,68 @@
+"""What a failed connection leaves behind; in a module of its own, without clients of other tests."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from distributed import default_client
+
+from distmm import clusters
+from distmm import tls as certificates
+from distmm.clusters.cluster import current_client
+from distmm.errors import InputError
+
+
+def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:
+    failed = []
+    for address in ("carrier://pigeon:1", "tcp://127.0.0.1:1"):
+        with pytest.raises(InputError) as error, clusters.connect(address, timeout=0.3):
+            pass
+        failed.append(error)  # keeps the traceback, and with it the client that failed, alive
+        assert current_client() is None
+        with pytest.raises(ValueError, match="No clients found"):
+            default_client()
+
+
+@pytest.mark.parametrize("protocol", ["tcp", "tls"])
+def test_a_port_where_nobody_answers_is_an_error_within_the_timeout(protocol: str, tmp_path: Path) -> None:
+    """Dask's client waits for ever for one that accepts and says nothing."""
+    places = certificates.places("temporary", str(tmp_path), "test")
+    assert places is not None
+    certificates.create(places)
+    folder = os.path.dirname(places["key"]) if protocol == "tls" else "none"
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"{protocol}://127.0.0.1:{silent.getsockname()[1]}"
+        with (
+            pytest.raises(InputError, match=rf"no scheduler answers at .* within 0.3 s \(\w.*does it speak {protocol}"),
+            clusters.connect(address, timeout=0.3, tls=folder),
+        ):
+            pass
+
+
+def test_an_encrypted_cluster_needs_certificates() -> None:
+    with (
+        pytest.raises(InputError, match="is encrypted: give the folder with its certificates"),
+        clusters.connect("tls://127.0.0.1:1"),
+    ):
+        pass
+
+
+def test_a_limit_below_what_a_worker_takes_by_itself_is_refused() -> None:
+    with (
+        pytest.raises(InputError, match="memory limit 1MB is less than the 200 MB"),
+        clusters.local("cpu", memory_limit="1MB"),
+    ):
+        pass
+
+
+def test_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("sbatch", "sinfo"):
+        (tmp_path / name).write_text("#!/bin/sh\necho no controller >&2\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    pytest.importorskip("dask_jobqueue")
+    with pytest.raises(InputError, match=r"Slurm does not work here: .*no controller"), clusters.connect("slurm"):
+        pass

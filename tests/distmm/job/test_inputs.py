@@ -1,0 +1,289 @@
+"""Inputs that change while a job goes on: no C is certified that was made from two versions of A, of B or of C0."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm import job
+from distmm.checking.checksum import checksum, checksum_of_input, row_sums
+from distmm.errors import InputError, Stopped
+from distmm.job.inputs import fold
+from distmm.storage import open_matrix
+from tests.distmm.job.disturbed import PLAN, HalfWay, Meanwhile, marked, operands, values
+
+
+@pytest.fixture
+def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A and B in each format, in a folder; returns their product."""
+    monkeypatch.chdir(tmp_path)
+    expected = operands(Path("in"))
+    a, b = np.load("in/A.npy"), values("in/B.zarr")
+    np.save("in/B.npy", b)
+    for name, x in (("A", a), ("B", b)):
+        zarr.create_array(f"in/{name}-plain.zarr", data=x, chunks=(20, 30), compressors=None)
+        zarr.create_array(f"in/{name}-packed.zarr", data=x, chunks=(20, 30))
+    return expected
+
+
+def write_zarr(path: str) -> None:
+    """Other elements in the same chunks."""
+    stored = zarr.open_array(path, mode="r+")
+    stored[...] = 2 * stored[...]
+
+
+def replace_npy(path: str) -> None:
+    """Another file of the same size and time."""
+    before = os.stat(path)
+    np.save("other.npy", 2 * np.load(path))
+    os.utime("other.npy", ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.rename("other.npy", path)
+
+
+def write_npy(path: str) -> None:
+    """Other elements in the same file, and its time put back."""
+    before = os.stat(path)
+    mapped = np.lib.format.open_memmap(path, mode="r+")
+    mapped *= 2
+    mapped.flush()
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+CHANGES: list[tuple[str, Callable[[str], None]]] = [
+    ("A-plain.zarr", write_zarr),
+    ("A-packed.zarr", write_zarr),
+    ("A.npy", replace_npy),
+    ("A.npy", write_npy),
+    ("B-plain.zarr", write_zarr),
+    ("B-packed.zarr", write_zarr),
+    ("B.npy", replace_npy),
+    ("B.npy", write_npy),
+]
+
+
+def multiply(client: Client, changed: str, **options: Any) -> job.Summary:
+    a, b = (changed, "B.npy") if changed.startswith("A") else ("A.npy", changed)
+    return job.multiply(f"in/{a}", f"in/{b}", "C.zarr", client=client, plan=PLAN, **options)
+
+
+def not_certified() -> bool:
+    return not os.path.lexists("C.zarr") and not os.path.exists("C.zarr.certificate.json")
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+def test_an_input_that_is_changed_before_the_job_goes_on_is_refused(
+    name: str, change: Callable[[str], None], client: Client, product: np.ndarray
+) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, name, stop=HalfWay())
+    change(f"in/{name}")
+    before = marked()
+    with pytest.raises(InputError, match=rf"{name} has changed since C\[\d, \d\] was made from it: .*--overwrite"):
+        job.resume("C.zarr", client=client)
+    assert marked() == before
+    assert not_certified()
+    multiply(client, name, overwrite=True)
+    np.testing.assert_allclose(values(), 2 * product)
+
+
+@pytest.mark.parametrize(("name", "change"), CHANGES)
+@pytest.mark.parametrize("check", ["freivalds", "none"])
+def test_an_input_that_is_changed_during_a_run_ends_it(
+    check: Any, name: str, change: Callable[[str], None], client: Client, product: np.ndarray
+) -> None:
+    with pytest.raises(InputError, match=f"{name} has changed since|{name[0]} has changed while"):
+        multiply(client, name, check=check, stop=Meanwhile(lambda: change(f"in/{name}"), "C.zarr"))
+    assert not_certified()
+
+
+def test_blocks_tell_of_a_change_that_the_file_system_does_not(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("distmm.storage.npy.NpyMatrix.stamp", lambda _: None)
+    change = Meanwhile(lambda: write_npy("in/B.npy"), "C.zarr")
+    with pytest.raises(InputError, match=r"B has changed while it was multiplied: its columns for C\["):
+        multiply(client, "B.npy", stop=change)
+    with pytest.raises(InputError, match="B has changed while it was multiplied"):  # its blocks are on the disk
+        job.resume("C.zarr", client=client)
+    assert not_certified()
+
+
+def test_arrays_of_a_program_that_change_meanwhile_end_the_run(client: Client, product: np.ndarray) -> None:
+    a, b = np.load("in/A.npy"), np.load("in/B.npy")
+    with pytest.raises(InputError, match="B has changed while it was multiplied"):
+        job.multiply(a, b, "C.zarr", client=client, plan=PLAN, stop=Meanwhile(lambda: b.__imul__(2), "C.zarr"))
+    assert not_certified()
+
+
+def test_a_dask_array_that_is_another_one_each_time_ends_the_run(client: Client, product: np.ndarray) -> None:
+    def other(block: np.ndarray) -> np.ndarray:
+        return block + np.random.default_rng().standard_normal(block.shape)
+
+    a = np.load("in/A.npy")
+    b = da.from_array(np.load("in/B.npy"), chunks=(60, 30)).map_blocks(other, dtype=a.dtype)
+    with pytest.raises(InputError, match=r"B has changed .* has to be persisted or stored before"):
+        job.multiply(a, b, "C.zarr", client=client, plan=PLAN)
+    assert not_certified()
+    b = b.persist(scheduler=client)
+    job.multiply(a, b, "C.zarr", client=client, plan=PLAN, overwrite=True)
+    np.testing.assert_allclose(values(), a @ b.compute(scheduler=client))
+
+
+@pytest.mark.parametrize("name", ["A-plain.zarr", "A-packed.zarr", "B-plain.zarr", "B-packed.zarr"])
+def test_a_chunk_that_disappears_is_an_error_until_it_is_back(name: str, client: Client, product: np.ndarray) -> None:
+    chunk = f"in/{name}/c/5/3"
+    with pytest.raises(InputError, match=r"cannot read .*FileNotFoundError.*resume C\.zarr, once the cause is gone"):
+        multiply(client, name, stop=Meanwhile(lambda: os.rename(chunk, "away"), "C.zarr"))
+    assert not_certified()
+    os.rename("away", chunk)
+    job.resume("C.zarr", client=client)
+    np.testing.assert_allclose(values(), product)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_chunks_that_were_never_written_are_zeros(packed: bool, tmp_path: Path) -> None:
+    codecs = {} if packed else {"compressors": None}
+    stored = zarr.create_array(tmp_path / "A.zarr", shape=(70, 50), chunks=(20, 30), dtype="f8", **codecs)
+    stored[:20] = 1
+    stored[65:, 40:] = 2
+    matrix = open_matrix(tmp_path / "A.zarr")
+    np.testing.assert_array_equal(matrix[...], stored[...])
+    os.unlink(tmp_path / "A.zarr/c/3/1")
+    np.testing.assert_array_equal(matrix[:60], stored[:60])
+    with pytest.raises(InputError, match=r"cannot read \[50:70, 30:50\].*c/3/1"):
+        matrix[50:, 30:]
+
+
+def test_a_shard_that_disappears_is_an_error(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "A.zarr", data=np.ones((70, 50)), chunks=(10, 10), shards=(20, 30))
+    matrix = open_matrix(tmp_path / "A.zarr")
+    os.unlink(tmp_path / "A.zarr/c/3/1")
+    np.testing.assert_array_equal(matrix[:60], 1)
+    with pytest.raises(InputError, match="c/3/1"):
+        matrix[50:, 30:]
+
+
+@pytest.mark.parametrize("name", ["A.npy", "B.npy", "A-packed.zarr", "B-plain.zarr"])
+def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client, product: np.ndarray) -> None:
+    def copied() -> None:  # as a file system does that moves files from tape to disk
+        path = Path("in") / name
+        for file in [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file()):
+            shutil.copy2(file, "copy")
+            os.rename("copy", file)
+
+    with pytest.raises(Stopped):
+        multiply(client, name, stop=HalfWay())
+    before = open_matrix(f"in/{name}").stamp()
+    copied()
+    assert open_matrix(f"in/{name}").stamp() != before
+    summary = multiply(client, name, stop=Meanwhile(copied, "C.zarr"))
+    assert summary.kept >= 4
+    np.testing.assert_allclose(values(), product)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_checksums_follow_the_order_of_the_elements_on_the_disk(
+    order: Any, transposed: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    a, b = np.random.default_rng(0).standard_normal((2, 120, 120))
+    np.save("A.npy", np.asarray(a.T if transposed else a, order=order))
+    np.save("B.npy", b)
+    with pytest.raises(Stopped):
+        job.multiply("A.npy", "B.npy", "C.zarr", transa=transposed, client=client, plan=PLAN, stop=HalfWay())
+    record = json.loads(next(Path("C.zarr.job").glob("*/done/*.json")).read_text())
+    rows = a[30 * record["i"] : 30 * (record["i"] + 1)]
+    by_columns = transposed != (order == "F")
+    panels = [checksum(part.T if by_columns else part) for part in (rows[:, :60], rows[:, 60:])]
+    assert record["inputs"]["A"] == f"{fold(fold(None, panels[:1]), panels[1:])[0]:016x}"
+    shutil.copy2("A.npy", "copy")
+    os.rename("copy", "A.npy")
+    job.resume("C.zarr", client=client)  # reads A again
+    np.testing.assert_allclose(values(), a @ b)
+
+
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+def test_a_c_that_is_changed_before_it_has_been_added_ends_the_run(
+    out: str, client: Client, product: np.ndarray
+) -> None:
+    zarr.save_array("C.zarr", product) if out == "C.zarr" else np.save(out, product)
+    change = Meanwhile(lambda: (write_zarr if out == "C.zarr" else write_npy)(out), out)
+    with pytest.raises(InputError, match=rf"{out} has changed since C\[\d, \d\] was made from it"):
+        job.multiply("in/A.npy", "in/B.npy", out, beta=1, overwrite=True, client=client, plan=PLAN, stop=change)
+    np.testing.assert_allclose(values(out), 2 * product)
+
+
+def test_objects_of_a_store_have_stamps_too() -> None:
+    store = zarr.storage.FsspecStore.from_url("memory://stamped/A.zarr")
+    stored = zarr.create_array(store, data=np.ones((8, 8)), chunks=(4, 4))
+    matrix = open_matrix("memory://stamped/A.zarr")
+    before = matrix.stamp()
+    assert before == matrix.stamp() is not None
+    stored[0, 0] = 2
+    assert matrix.stamp() != before
+
+
+blocks = st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["i1", "f2", "f4", "f8", "c16", "?"]))
+
+
+@given(blocks, st.data())
+def test_a_checksum_depends_on_the_elements_and_not_on_their_order_in_memory(
+    kind: tuple[int, int, str], data: st.DataObject
+) -> None:
+    m, k, dtype = kind
+    bits = data.draw(st.binary(min_size=m * k * np.dtype(dtype).itemsize, max_size=m * k * np.dtype(dtype).itemsize))
+    block = np.frombuffer(bits, "u1").reshape(m, -1).view(dtype if dtype != "?" else "u1")
+    assert checksum_of_input(block) == checksum_of_input(np.asfortranarray(block)) == checksum(block)
+    turned = checksum(block.T)
+    assert checksum_of_input(block, False, True) == checksum_of_input(np.asfortranarray(block), False, True) == turned
+    by_rows = checksum_of_input(block, True)
+    assert by_rows == checksum_of_input(np.asfortranarray(block), True)
+    at = data.draw(st.integers(0, len(bits) - 1))
+    other = bytearray(bits)
+    other[at] ^= 1 << data.draw(st.integers(0, 7))
+    changed = np.frombuffer(bytes(other), "u1").reshape(m, -1).view(block.dtype)
+    assert checksum_of_input(changed, False) != checksum(block)
+    assert checksum_of_input(changed, True) != by_rows
+
+
+def test_row_sums_are_sums_of_words_times_odd_numbers() -> None:
+    block = np.random.default_rng(0).integers(0, 2**16, (700, 1004), dtype="u2")  # more than one piece
+    odd = [int(x) | 1 for x in np.random.default_rng(0).integers(0, 2**64, 251, dtype=np.uint64)]
+    for row in (0, 699):
+        words = map(int, block[row].view("u8"))
+        assert int(row_sums(block)[row]) == sum(w * x for w, x in zip(words, odd, strict=True)) % 2**64
+    assert row_sums(np.zeros((3, 5), "i1")).tolist() == [0, 0, 0]
+
+
+def test_empty_blocks_have_checksums() -> None:
+    assert {checksum_of_input(np.empty(shape), rows) for shape in [(0, 3), (3, 0)] for rows in (True, False)} == {0}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["i1", "f2", "bfloat16", "f4", "f8", "c16"])
+@pytest.mark.parametrize("columns_first", [True, False])
+def test_a_gpu_makes_the_checksums_that_numpy_makes(dtype: str, columns_first: bool) -> None:
+    import cupy
+
+    block = (
+        np.random.default_rng(0)
+        .integers(0, 100, (301, 203))
+        .astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    )
+    expected = checksum_of_input(block, True, columns_first)
+    assert checksum_of_input(cupy.asarray(block), True, columns_first) == expected
+    assert checksum_of_input(cupy.asarray(np.asfortranarray(block)), True, columns_first) == expected

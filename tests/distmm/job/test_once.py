@@ -1,0 +1,231 @@
+"""A product that is added to the C that was there is added once, whoever is killed, sent again or too late."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from distmm import job
+from distmm.errors import InputError, Stopped
+from distmm.job import ending, planning
+from distmm.job import job as one_run
+from distmm.job.folder import Folder
+from distmm.job.lock import Lock
+from distmm.job.loop import Loop
+from distmm.job.wave import Writer
+from distmm.storage import create_output
+from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, multiply, operands, values
+from tests.distmm.storage.samples import save_matrix
+
+BEFORE = np.random.default_rng(3).standard_normal((SIZE, SIZE))
+TWICE = "is already the result of this very call, which reads C0 from there; nothing was done"
+
+
+class Killed(BaseException):
+    pass
+
+
+def die(*_: Any) -> None:
+    raise Killed
+
+
+@pytest.fixture
+def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns their product."""
+    monkeypatch.chdir(tmp_path)
+    return operands(Path("in"))
+
+
+def is_once(out: str, product: np.ndarray, times: int = 1) -> None:
+    np.testing.assert_allclose(values(out), BEFORE + times * product, atol=1e-9)
+
+
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr", "C.h5"])
+@pytest.mark.parametrize("again", ["the same call", "with overwrite", "resume"])
+def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
+    again: str, out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_matrix(Path(out), BEFORE)
+    with monkeypatch.context() as patch:
+        patch.setattr(ending, "_clean", die)
+        with pytest.raises(Killed):
+            multiply(client, out, beta=1)
+    is_once(out, product)
+    if again == "with overwrite":
+        with pytest.raises(InputError, match=TWICE):
+            multiply(client, out, beta=1, overwrite=True)
+    else:
+        done = multiply(client, out, beta=1) if again == "the same call" else job.resume(out, client=client)
+        assert (done.kept, done.plan) == (16, None)
+    is_once(out, product)
+    assert sorted(os.listdir(".")) == [out, f"{out}.certificate.json", f"{out}.report.html", "in"]
+    assert "all 16 blocks are what was written" in job.recheck(out).message
+
+
+def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = one_run.complete_markers
+
+    def late(*arguments: Any) -> Any:
+        save_matrix(Path("C.zarr"), BEFORE)
+        return complete(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one_run, "complete_markers", late)
+        for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client)):
+            with pytest.raises(InputError, match="appeared while the product was computed; it is not replaced"):
+                call()
+    np.testing.assert_array_equal(values(), BEFORE)
+    multiply(client, overwrite=True)
+    np.testing.assert_allclose(values(), product)
+
+
+@pytest.mark.parametrize("check", ["freivalds", "none"])
+def test_a_call_that_has_added_its_product_does_not_add_it_again_unless_it_is_told_to(
+    check: str, client: Client, product: np.ndarray
+) -> None:
+    save_matrix(Path("C.zarr"), BEFORE)
+    shutil.copytree("C.zarr", "before.zarr")
+    assert multiply(client, beta=1, check=check).certificate is not None
+    with pytest.raises(InputError, match=TWICE):
+        multiply(client, beta=1, check=check)
+    is_once("C.zarr", product)
+    multiply(client, beta=1, check=check, overwrite=True)
+    is_once("C.zarr", product, 2)
+    shutil.rmtree("C.zarr")
+    shutil.copytree("before.zarr", "C.zarr")  # another C: the certificate beside it is not its own
+    multiply(client, beta=1, check=check)
+    is_once("C.zarr", product)
+
+
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+def test_of_two_calls_at_once_the_one_that_is_late_sees_that_c_has_changed(
+    out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_matrix(Path(out), BEFORE)
+    plan_job = planning.plan_job
+
+    def slow(*arguments: Any) -> Any:
+        monkeypatch.setattr(planning, "plan_job", plan_job)
+        multiply(client, out, beta=1)  # begins later, and is sooner at its end
+        return plan_job(*arguments)
+
+    monkeypatch.setattr(planning, "plan_job", slow)
+    with pytest.raises(InputError, match=r"C0: m.* was .*, is .*, since this call began: call again"):
+        multiply(client, out, beta=1)
+    is_once(out, product)
+
+
+def test_of_two_calls_that_go_on_the_one_that_is_late_finds_no_job(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    plan_job = planning.plan_job
+
+    def slow(*arguments: Any) -> Any:
+        monkeypatch.setattr(planning, "plan_job", plan_job)
+        job.resume("C.zarr", client=client)
+        return plan_job(*arguments)
+
+    monkeypatch.setattr(planning, "plan_job", slow)
+    with pytest.raises(InputError, match="another call has begun or ended this job meanwhile"):
+        job.resume("C.zarr", client=client)
+    np.testing.assert_allclose(values(), product)
+    assert not os.path.exists("C.zarr.job")
+
+
+def writers(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
+    """The writers of the jobs that will run."""
+    found: list[Writer] = []
+    begin = Loop.__init__
+
+    def noted(self: Loop, client: Client, spec: Any, plan: Any, writer: Writer, *rest: Any) -> None:
+        found.append(writer)
+        begin(self, client, spec, plan, writer, *rest)
+
+    monkeypatch.setattr(Loop, "__init__", noted)
+    return found
+
+
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
+    out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = writers(monkeypatch)
+    with pytest.raises(Stopped):
+        multiply(client, out, stop=HalfWay(out))
+    (old,) = found
+    late: list[str] = []
+
+    def wake() -> None:
+        task = client.submit(old._store, np.full((30, 30), -1.0), {"i": 0, "j": 0}, pure=False)
+        late.append(str(task.exception()))
+
+    multiply(client, out, stop=Meanwhile(wake, out), overwrite=True)
+    assert "another job has taken over" in late[0]
+    np.testing.assert_allclose(values(out), product)
+    assert job.recheck(out).ok
+
+
+def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, product: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    (old,) = (path.parent for path in Path("C.zarr.job").glob("*/done"))
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay(), overwrite=True)
+    (new,) = (path.parent for path in Path("C.zarr.job").glob("*/done"))
+    assert new != old
+
+
+def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path / "C.npy"), "id")
+    os.makedirs(folder.done)
+    mine, others = Lock.take(folder.path), []
+    target: Any = create_output(folder.target, (2, 2), "f8", (2, 2), draft=folder.draft)
+    sync = type(target).sync
+
+    def slow(self: Any, rows: slice, cols: slice) -> None:
+        sync(self, rows, cols)
+        os.unlink(os.path.join(folder.path, f"lock.{mine.number}"))
+        others.append(Lock.take(folder.path))
+
+    monkeypatch.setattr(type(target), "sync", slow)
+    monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
+    plan: Any = None
+    writer = Writer(folder, mine.token, target, plan, None, 0, 1, 0, {})
+    with pytest.raises(InputError, match="taken over"):
+        writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
+    assert os.listdir(folder.done) == []
+    for lock in (mine, *others):
+        lock.release()
+
+
+def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete, others = one_run.complete_markers, []
+
+    def late(*arguments: Any) -> Any:
+        (path,) = Path("C.zarr.job").glob("lock.*")
+        path.unlink()
+        others.append(Lock.take("C.zarr.job"))
+        return complete(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one_run, "complete_markers", late)
+        with pytest.raises(InputError, match="another job has taken over"):
+            multiply(client)
+    assert not os.path.exists("C.zarr")
+    others[0].release()
+    assert job.resume("C.zarr", client=client).kept == 16
+    np.testing.assert_allclose(values(), product)

@@ -1,0 +1,98 @@
+"""Power is lost at any moment of a job: what is on the disk then leads to the right C, once, or to none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from distmm import job
+from distmm.errors import InputError
+from distmm.storage import open_matrix, output
+from tests.distmm.job.powerless import Disk
+from tests.distmm.storage.samples import save_matrix
+
+# C is two blocks.
+PLAN = "g1x1x1 b6x8x5 p1 w1 l1"
+A = np.arange(48.0).reshape(6, 8)
+B = np.arange(80.0).reshape(8, 10) % 7 - 3
+BEFORE = np.arange(60.0).reshape(6, 10)
+
+
+@pytest.fixture(scope="module")
+def here() -> Iterator[Client]:
+    """A cluster in this process, where the model sees each fsync."""
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+def refusal(call: Callable[[], object]) -> str | None:
+    """Return what a call is refused with."""
+    try:
+        call()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("out", "before", "options", "atomic"),
+    [
+        ("C.zarr", False, {}, True),
+        ("C.npy", False, {}, True),
+        ("C.zarr", True, {"overwrite": True}, True),
+        ("C.zarr", True, {"beta": 1}, True),
+        ("C.npy", True, {"beta": 1}, True),
+        ("C.zarr", True, {"beta": 1}, False),
+    ],
+)
+def test_after_a_loss_of_power_c_is_right_once_it_is_there(
+    out: str, before: bool, options: dict[str, Any], atomic: bool, here: Client, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    np.save(tmp_path / "A.npy", A)
+    np.save(tmp_path / "B.npy", B)
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    path = disk.root / out
+    if before:
+        save_matrix(path, BEFORE, (4, 4))
+    if not atomic:
+        monkeypatch.setattr(output, "exchange", lambda one, other: False)
+    expected = A @ B + (BEFORE if "beta" in options else 0)
+
+    def multiply(**more: Any) -> job.Summary:
+        return job.multiply(tmp_path / "A.npy", tmp_path / "B.npy", path, client=here, **{**options, **more})
+
+    def right() -> bool:
+        return os.path.lexists(path) and bool((open_matrix(path)[...] == expected).all())
+
+    def unchanged() -> bool:
+        return bool((open_matrix(path)[...] == BEFORE).all())
+
+    with disk.noted():
+        multiply(plan=PLAN)
+    assert len(disk.states) > 20
+    for name, state in disk.states:
+        disk.become(state)
+        message = refusal(lambda: job.resume(path, client=here))
+        if message is None:
+            assert right(), name
+            message = refusal(lambda: multiply(overwrite=False))
+        else:
+            assert "there is no unfinished job" in message, name
+            assert right() or (unchanged() if before else not os.path.lexists(path)), name
+            message = refusal(multiply)
+        assert message is None or "is already the result of this very call" in message, name
+        assert right(), name
+        assert job.recheck(path).outcome == ("cannot tell" if "beta" in options else "right"), name
+        assert not os.path.exists(f"{path}.job"), name

@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm.errors import InputError
+from distmm.planning.geometry import Blocking, Grid, Problem, accumulator_dtype, even_edges, operand_batch, slices
+
+sizes = st.integers(0, 500)
+edges = st.integers(1, 64)
+
+
+@given(sizes, edges)
+def test_blocks_cover_a_dimension_once_and_in_order(size: int, edge: int) -> None:
+    cut = even_edges(size, edge)
+    covered = [x for s in slices(cut) for x in range(s.start, s.stop)]
+    assert covered == list(range(size))
+    assert all(e == edge for e in cut[:-1])
+
+
+@given(st.integers(1, 12), st.integers(1, 12), st.integers(0, 100), st.integers(0, 100), st.integers(0, 5))
+def test_every_block_has_one_owner_in_the_grid(rows: int, columns: int, i: int, j: int, batch: int) -> None:
+    grid = Grid(rows, columns)
+    assert 0 <= grid.owner(i, j, (batch,)) < grid.size
+    assert grid.owner(i, j) == grid.owner(i + rows, j) == grid.owner(i, j + columns)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 50), st.integers(0, 50), st.integers(0, 3))
+def test_a_block_that_is_made_again_has_another_owner(rows: int, columns: int, i: int, j: int, shift: int) -> None:
+    before, after = (Grid(rows, columns, shift=s).owner(i, j) for s in (shift, shift + 1))
+    assert before != after
+    assert max(before, after) < max(rows * columns, 2)
+
+
+@given(st.integers(1, 8), st.integers(1, 8), st.integers(0, 50), st.integers(0, 50))
+def test_a_block_of_a_meets_only_one_row_of_workers(rows: int, columns: int, i: int, p: int) -> None:
+    grid = Grid(rows, columns)
+    consumers = {grid.owner(i, j) for j in range(3 * columns)}
+    assert len(consumers) == columns
+    assert grid.owner(i, p) in consumers
+
+
+@given(st.lists(edges, min_size=1, max_size=20), st.integers(1, 30))
+def test_steps_take_every_panel_once_in_ascending_k(k: list[int], panels: int) -> None:
+    blocking = Blocking((1,), tuple(k), (1,), panels=panels)
+    assert [p for step in blocking.steps for p in step] == list(range(len(k)))
+
+
+@pytest.mark.parametrize("workers", [1, 2, 6, 7, 64, 4096])
+def test_grids_use_every_worker(workers: int) -> None:
+    grids = Grid.all_of(workers)
+    assert grids
+    assert all(grid.size == workers for grid in grids)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "accumulator"),
+    [
+        ("f2", "f4"),
+        ("f4", "f4"),
+        ("f8", "f8"),
+        ("i1", "i4"),
+        ("u4", "i4"),
+        ("u8", "i8"),
+        ("?", "i8"),
+        ("c8", "c8"),
+        (">f8", "f8"),
+    ],
+)
+def test_accumulators_lose_no_bits_of_the_result(dtype: str, accumulator: str) -> None:
+    assert accumulator_dtype(np.dtype(dtype)) == np.dtype(accumulator)
+
+
+@pytest.mark.parametrize("dtype", ["O", "U3", "S3", "M8[s]", "m8[s]", "V8", "longdouble"])
+def test_types_without_a_product_are_refused_by_name(dtype: str) -> None:
+    with pytest.raises(InputError, match="cast"):
+        accumulator_dtype(np.dtype(dtype))
+
+
+def test_accumulator_rule_is_that_of_the_kernels() -> None:
+    from distmm_kernels.config import compute_dtype
+
+    for char in "?bBhHiIlLqQefdFD":
+        assert accumulator_dtype(np.dtype(char)) == compute_dtype(np.dtype(char))
+
+
+def test_batches_that_do_not_broadcast_are_refused_with_both_shapes() -> None:
+    with pytest.raises(InputError, match=r"\(2,\).*\(3,\)"):
+        Problem(1, 1, 1, np.dtype("f4"), (2,), (3,))
+
+
+def test_a_broadcast_operand_has_only_block_zero() -> None:
+    assert operand_batch((4, 5), (1, 7)) == (0, 5)
+    assert operand_batch((4, 5), (7,)) == (5,)
+    assert operand_batch((4, 5), ()) == ()

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from distmm.clusters.cluster import RATES
+from distmm.errors import DoesNotFitError, InputError
+from distmm.planning import candidates
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.planning.cost import cost
+from distmm.planning.geometry import Blocking, Grid, Problem, even_edges, operand_batch
+from distmm.planning.layout import Layout
+from distmm.planning.plan import PRECISIONS, TILE, Plan, make_plan
+
+F4 = np.dtype("f4")
+CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
+
+
+@settings(max_examples=10)
+@given(
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.integers(1, 10**6),
+    st.sampled_from([1, 2, 3, 8, 60, 256, 4096]),
+    st.sampled_from(["f2", "f4", "f8", "i8", "c16"]),
+    st.sampled_from([(), (5,), (3, 40)]),
+    st.sampled_from(["workers", "host", "out"]),
+)
+def test_plans_cover_the_product_and_their_text_gives_them_back(
+    m: int, k: int, n: int, workers: int, dtype: str, batch: tuple[int, ...], result: str
+) -> None:
+    problem = Problem(m, k, n, np.dtype(dtype), batch, batch[:1] and (1,) * len(batch))
+    spec = replace(CPU, workers=workers, memory=10**11, device="cuda", host_memory=10**11)
+    plan = make_plan(problem, spec, result=result)
+    blocking = plan.blocking
+    assert (sum(blocking.m), sum(blocking.k), sum(blocking.n)) == (m, k, n)
+    assert tuple(map(sum, blocking.batch)) == batch
+    assert plan.grid.size == workers
+    chains = sum(wave.c_blocks for wave in plan.waves)
+    parts = blocking.parts(plan.grid.layers)
+    assert chains == blocking.c_blocks
+    assert [p for part in parts for step in part for p in step] == list(range(len(blocking.k)))
+    assert plan.cost.tasks == chains * (sum(map(len, parts)) + len(parts) - 1)
+    assert plan.cost.bytes_moved >= 0
+    assert plan.cost.peak_bytes > 0
+    assert make_plan(problem, spec, text=str(plan), result=result) == plan
+    assert dict(plan.rows())["plan"] == str(plan)
+    if plan.shortfall:
+        with pytest.raises(DoesNotFitError, match=r"short by .* GB; use about \d+ GPUs"):
+            plan.validate()
+    else:
+        plan.validate()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "g2x1 b8x8x8 p1 w1 l2", "g2x1x1 b8x8 p1 w1 l2", "g2x1x1 b8x8x0 p1 w1 l2", "b8x8x8"]
+)
+def test_a_text_that_is_no_plan_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match="g2x1x1 b8192x8192x8192 p1 w1 l2"):
+        make_plan(Problem(8, 8, 8, F4), CPU, text=text)
+
+
+BATCHES = [
+    ((), ()), ((3,), (3,)), ((5,), ()), ((5,), (1,)), ((2, 1), (1, 3)), ((3, 2), (3, 2)), ((1, 4, 3), (4, 1)),
+]  # fmt: skip
+
+
+@settings(max_examples=80)
+@given(
+    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
+    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
+    st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 6)),
+    st.sampled_from(BATCHES),
+    st.integers(1, 2),
+    st.integers(1, 3),
+    st.sampled_from([slice(None), slice(0, 1), slice(0, 2)]),
+)
+def test_bytes_are_those_of_the_blocks_that_leave_home(
+    shape: tuple[int, int, int],
+    cuts: tuple[int, int, int],
+    blocks: tuple[int, int, int],
+    batches: tuple[tuple[int, ...], tuple[int, ...]],
+    matrices: int,
+    panels: int,
+    steps: slice,
+) -> None:
+    """Against the definition: each block of C needs its row of A and its column of B, from their homes."""
+    grid = Grid(*shape)
+    problem = Problem(blocks[0] * 3 - 1, blocks[1] * 2 - 1, blocks[2] * 5 - 2, F4, *batches)
+    edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
+    blocking = Blocking(*edges, tuple(even_edges(x, matrices) for x in problem.batch), panels)
+    layout = Layout(problem, blocking, grid)
+
+    def size(own: tuple[int, ...], at: tuple[int, ...], rows: int, columns: int) -> int:
+        """Bytes of a block of an operand, or of C, at a batch block of it."""
+        cut = blocking.batch[len(blocking.batch) - len(own) :]
+        return rows * columns * 4 * math.prod(1 if n == 1 else e[i] for n, e, i in zip(own, cut, at, strict=True))
+
+    parts = blocking.parts(grid.layers)
+    assert (layout.layers, layout.steps) == (len(parts), max(map(len, parts)))
+    assert layout.depth == max(sum(blocking.k[p] for step in part for p in step) for part in parts)
+    for wave in blocking.waves(cuts, (grid.rows, grid.columns)):
+        needs, homes, owned = set(), {}, Counter[int]()
+        for batch, i, j in blocking.c_indices(wave):
+            a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
+            for layer, part in enumerate(parts):
+                owner = grid.owner(i, j, batch, layer)
+                owned[owner] += size(problem.batch, batch, blocking.m[i], blocking.n[j])
+                for p in (p for step in part[steps] for p in step):
+                    for block, home, nbytes in (
+                        (
+                            ("A", a, i, p),
+                            grid.owner(i, p, a, layer),
+                            size(problem.a_batch, a, edges[0][i], edges[1][p]),
+                        ),
+                        (
+                            ("B", b, p, j),
+                            grid.owner(p, j, b, layer),
+                            size(problem.b_batch, b, edges[1][p], edges[2][j]),
+                        ),
+                    ):
+                        homes[block] = home, nbytes
+                        needs.add((owner, block))
+        received, sent, at_home = (Counter[int]() for _ in range(3))
+        for owner, block in needs:
+            home, nbytes = homes[block]
+            received[owner] += nbytes * (owner != home)
+            sent[home] += nbytes * (owner != home)
+        for home, nbytes in homes.values():
+            at_home[home] += nbytes
+        traffic = layout.operand_bytes(wave, steps)
+        for counted, figures in (
+            (received, traffic.received),
+            (sent, traffic.sent),
+            (at_home, sum(traffic.homes)),
+            (owned, layout.c_bytes(wave, 4, layout.layers)),
+        ):
+            assert [counted[rank] for rank in range(grid.size)] == list(figures)
+
+
+@pytest.mark.parametrize(
+    ("problem", "workers", "memory"),
+    [
+        (Problem(300, 2**18, 300, F4), 12, 10**10),
+        (Problem(100, 4096, 100, F4), 4, 30_000),
+        (Problem(3000, 1000, 40_000, F4, (7,), ()), 32, 10**8),
+        (Problem(20_000, 500, 20_000, F4, (), (), "symmetric"), 4, 10**8),
+    ],
+)
+def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Problem, workers: int, memory: int) -> None:
+    def score(plan: Plan) -> tuple[float, float]:
+        seconds = max(plan.cost.seconds, plan.cost.tasks * SCHEDULER_SECONDS / 0.3)
+        return plan.shortfall, seconds * (1 + 0.01 * plan.lookahead)
+
+    spec = replace(CPU, workers=workers, memory=memory)
+    best, fitted, done = (math.inf, math.inf), False, False
+    several = [(waves, candidates.STEPS) for waves in candidates.waves(problem, spec, "out")]
+    deeper = [(waves, (steps,)) for steps in candidates.DEEPER_STEPS for waves, _ in several]
+    for tried, (waves, steps) in enumerate(several + deeper):
+        # Twice as many waves as fit are tried, for fewer and deeper tasks may be faster; more steps where nothing fits.
+        if fitted and (tried >= len(several) or done):
+            break
+        done = fitted
+        for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves, steps):
+            p = Plan(problem, s.blocking, s.grid, spec, result="out", lookahead=s.lookahead, wave_cuts=s.wave_cuts)
+            assert p.least_seconds <= p.cost.seconds
+            best = min(best, score(p))
+        fitted = best[0] == 0
+    assert score(make_plan(problem, spec, result="out")) == best
+
+
+def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
+    costed = []
+    monkeypatch.setattr(sys.modules[make_plan.__module__], "cost", lambda *args: costed.append(1) or cost(*args))
+    plan = make_plan(Problem(512, 2**24, 512, F4), replace(CPU, workers=4096))
+    assert plan.grid.layers > 8
+    assert len(costed) < 200  # of 1,600 that there are
+
+
+@pytest.mark.parametrize(("rows", "columns", "blocks"), [(2, 2, 8), (4, 2, 8), (8, 8, 16), (1, 4, 4)])
+def test_square_products_move_exactly_the_2d_bound(rows: int, columns: int, blocks: int) -> None:
+    n = 32 * blocks
+    edges = even_edges(n, 32)
+    c = Plan(Problem(n, n, n, F4), Blocking(edges, edges, edges), Grid(rows, columns), CPU).cost
+    assert c.bytes_moved == c.bytes_bound == blocks**2 * (rows + columns - 2) * 32 * 32 * 4
+
+
+def test_plan_refuses_what_cannot_fit_and_says_what_would() -> None:
+    plan = make_plan(Problem(100_000, 100_000, 100_000, F4), CPU)
+    with pytest.raises(
+        DoesNotFitError,
+        match=r"needs .* GB on each of 4 workers, 4 GB is free.*short by .* GB; use about \d+ workers",
+    ):
+        plan.validate()
+
+
+def test_plan_that_fits_is_not_refused() -> None:
+    make_plan(Problem(10_000, 10_000, 10_000, F4), CPU).validate()
+
+
+def test_blocks_shrink_until_they_fit() -> None:
+    roomy = make_plan(Problem(20_000, 20_000, 20_000, F4), CPU)
+    tight = make_plan(Problem(20_000, 20_000, 20_000, F4), replace(CPU, memory=700 * 10**6))
+    tight.validate()
+    assert np.prod(tight.block_shape) < np.prod(roomy.block_shape)
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+def test_a_deep_k_is_cut_until_it_fits(workers: int) -> None:
+    problem, spec = Problem(10, 10**9, 10, np.dtype("f8")), replace(CPU, workers=workers, memory=3 * 10**8)
+    assert make_plan(problem, spec, edges=(10, 10**5, 10)).shortfall == 0
+    make_plan(problem, spec).validate()
+
+
+sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
+
+
+@settings(max_examples=40)
+@given(
+    st.tuples(sizes, st.integers(0, 26).map(lambda doublings: 10 << doublings), sizes),
+    st.tuples(st.sampled_from([100, 1000, 5000]), st.sampled_from([100, 10**4, 10**6]), st.sampled_from([100, 3000])),
+    st.integers(1, 8),
+    st.integers(8, 9),
+    st.sampled_from(["workers", "out"]),
+)
+def test_where_blocks_given_by_hand_fit_the_planner_finds_some_that_do(
+    shape: tuple[int, int, int], edges: tuple[int, int, int], workers: int, memory: int, result: str
+) -> None:
+    edges = tuple(map(min, edges, shape))
+    assume(math.prod(-(-size // edge) for size, edge in zip(shape, edges, strict=True)) < 20_000)
+    problem, spec = Problem(*shape, F4), replace(CPU, workers=workers, memory=10**memory)
+    assume(not make_plan(problem, spec, edges=edges, result=result).shortfall)
+    assert make_plan(problem, spec, result=result).shortfall == 0
+
+
+def test_small_products_stay_whole() -> None:
+    assert make_plan(Problem(100, 100, 100, F4), CPU).cost.tasks == 1
+
+
+def test_users_blocks_are_kept_and_short_tasks_take_several_panels() -> None:
+    edges = even_edges(1024, 32)
+    plan = make_plan(Problem(1024, 1024, 1024, F4), CPU, blocking=Blocking(edges, edges, edges))
+    assert (plan.blocking.m, plan.blocking.k, plan.blocking.n) == (edges, edges, edges)
+    assert plan.blocking.panels > 1
+
+
+def test_long_tasks_take_one_panel() -> None:
+    edges = even_edges(8192, 2048)
+    assert make_plan(Problem(8192, 8192, 8192, F4), CPU, blocking=Blocking(edges, edges, edges)).blocking.panels == 1
+
+
+def test_blocks_are_multiples_of_the_files_chunks() -> None:
+    plan = make_plan(Problem(5000, 5000, 5000, F4), CPU, multiples=(300, 200, 500))
+    assert plan.block_shape[0] % 300 == plan.block_shape[1] % 200 == plan.block_shape[2] % 500 == 0
+
+
+@pytest.mark.parametrize("edges", [(0, 1, 1), (1, -1, 1), (1, 1), (1.5, 1, 1)])
+def test_block_edges_that_are_not_positive_are_refused(edges: tuple[int, int, int]) -> None:
+    with pytest.raises(InputError, match="positive"):
+        make_plan(Problem(10, 10, 10, F4), CPU, edges=edges)
+
+
+def test_unknown_precision_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"exact.*highest"):
+        make_plan(Problem(10, 10, 10, F4), CPU, precision="exact")
+
+
+def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
+    from distmm_kernels import config
+
+    assert (TILE, PRECISIONS) == (config.TILE, config.PRECISIONS)
+
+
+def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
+    from distmm_kernels.candidates import CANDIDATES
+    from distmm_kernels.config import compute_dtype
+
+    for candidate in CANDIDATES:
+        for dtype in candidate.dtypes:
+            assert RATES[candidate.name][compute_dtype(dtype).str[1:]] > 0
+
+
+def test_a_cluster_without_workers_is_refused() -> None:
+    with pytest.raises(InputError, match="no workers"):
+        make_plan(Problem(10, 10, 10, F4), replace(CPU, workers=0))

@@ -1,0 +1,239 @@
+"""Arrays of the client that workers read and write where they lie."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import pickle
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import pytest
+from distributed import Client, Scheduler, wait
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import distmm
+from distmm import transfer
+from distmm.errors import InputError
+from distmm.transfer import client_array, process_memory, shared_memory
+from tests.distmm.scheduler.known import known
+from tests.until import until
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Any]:
+    """Another process of this user."""
+    process_memory.allow()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        yield pool
+
+
+def read(array: client_array.Lent, index: tuple[slice, ...]) -> np.ndarray:
+    return array[index]
+
+
+def write(array: client_array.Lent, index: tuple[slice, ...], block: np.ndarray) -> None:
+    array[index] = block
+
+
+def numbers(shape: tuple[int, ...], dtype: Any = "f8") -> np.ndarray:
+    return np.arange(math.prod(shape)).reshape(shape).astype(dtype)
+
+
+LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "as it is": lambda a: a,
+    "transposed": lambda a: a.swapaxes(-1, -2),
+    "rows from the last": lambda a: a[..., ::-1, :],
+    "columns of a wider one": lambda a: a[..., 3:11],
+    "columns first": lambda a: a.swapaxes(-1, -2).copy().swapaxes(-1, -2),
+    "one row for all": lambda a: np.broadcast_to(a[..., :1, :], a.shape),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(40, 30), (3, 40, 30), (1, 30), (30, 1)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_another_process_reads_any_layout(other: Any, layout: str, shape: tuple[int, ...], shared: bool) -> None:
+    whole = transfer.empty(shape) if shared else np.empty(shape)
+    whole[...] = numbers(shape)
+    array = LAYOUTS[layout](whole)
+    index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
+    np.testing.assert_array_equal(other.apply(read, (client_array.whole(array), index)), array[index])
+
+
+@pytest.mark.parametrize("layout", ["as it is", "transposed", "rows from the last", "columns of a wider one"])
+def test_another_process_writes_a_block_and_nothing_else(other: Any, layout: str) -> None:
+    array = LAYOUTS[layout](np.zeros((40, 30)))
+    index = (slice(4, 20), slice(2, 7))
+    expected = array.copy()
+    expected[index] = numbers((16, 5))
+    other.apply(write, (client_array.whole(array), index, numbers((16, 5))))
+    np.testing.assert_array_equal(array, expected)
+
+
+@pytest.mark.parametrize("dtype", ["?", "i1", "f2", ml_dtypes.bfloat16, "c16"])
+def test_elements_of_any_type_arrive(other: Any, dtype: Any) -> None:
+    array = numbers((20, 30), "i1").astype(dtype)
+    block = other.apply(read, (client_array.whole(array), (slice(3, 9), slice(4, 30))))
+    assert block.dtype == array.dtype
+    np.testing.assert_array_equal(block, array[3:9, 4:])
+
+
+def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_memory, "PIECE", 1000)
+    array = numbers((7, 900))
+    mine = np.zeros((5, 700))
+    part = client_array.whole(array).part((slice(1, 6), slice(100, 800)))
+    process_memory.read(os.getpid(), part.rows(), mine.ctypes.data)
+    np.testing.assert_array_equal(mine, array[1:6, 100:800])
+
+
+@given(
+    rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096])
+)
+@settings(max_examples=60)
+def test_pieces_cover_every_byte_once(rows: int, width: int, gap: int, piece: int) -> None:
+    old, process_memory.PIECE = process_memory.PIECE, piece
+    try:
+        pieces = list(process_memory._pieces((10**9 + np.arange(rows) * (width + gap), width), 500))
+    finally:
+        process_memory.PIECE = old
+    expected = 500
+    address = 10**9
+    for here, there in pieces:
+        assert int(here[0, 0]) == expected
+        assert int(here[:, 1].sum()) == int(there[:, 1].sum())
+        assert len(there) <= process_memory.IOV_MAX
+        expected += int(here[:, 1].sum())
+        for start, size in there.tolist():
+            assert start == address
+            address += size
+            if (address - 10**9) % (width + gap) == width:
+                address += gap
+    assert expected == 500 + rows * width
+
+
+def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
+    with pytest.raises(OSError, match="out of reach"):
+        process_memory.read(2**22 + 1, (np.array([4096]), 8), np.zeros(1).ctypes.data)
+    with pytest.raises(OSError, match="out of reach"):
+        process_memory.read(os.getpid(), (np.array([4096]), 8), np.zeros(1).ctypes.data)
+    assert not other.apply(process_memory.can_read, (os.getpid(), 4096, b"x" * 32))
+    secret = process_memory.secret()
+    assert other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, secret.tobytes()))
+    assert not other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
+
+
+def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
+    array = client_array.whole(numbers((20, 30)))
+    index = (slice(0, 20), slice(0, 30))
+    elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes that are there are not those of the proof
+    for access in (partial(other.apply, read, (elsewhere, index)), partial(other.apply, write, (elsewhere, index, 0))):
+        with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
+            access()
+    np.testing.assert_array_equal(other.apply(read, (array, index)), numbers((20, 30)))
+
+
+def test_shared_memory_is_returned_with_its_last_view() -> None:
+    array = transfer.empty((100, 100), "f4")
+    view = array[10:20].T
+    segment = shared_memory.behind(view)
+    assert segment is not None
+    assert segment.is_there()
+    assert shared_memory.behind(np.zeros(3)) is None
+    del array
+    assert segment.is_there()
+    del view
+    gc.collect()
+    assert not segment.is_there()
+
+
+def test_only_blocks_with_step_1_are_read() -> None:
+    with pytest.raises(IndexError, match="step 1"):
+        client_array.whole(np.zeros((4, 4)))[::2, :]
+
+
+def nothing_is_kept() -> bool:
+    gc.collect()
+    return not client_array._kept
+
+
+def largest(client: Client, others: set[object]) -> int:
+    """Bytes of the largest task that the scheduler knows, without the `others`: those may be of any kind."""
+
+    def pickled(dask_scheduler: Scheduler) -> int:
+        return max(len(pickle.dumps(ts.run_spec)) for key, ts in dask_scheduler.tasks.items() if key not in others)
+
+    found: int = client.run_on_scheduler(pickled)
+    return found
+
+
+def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((600, 400)), rng.standard_normal((500, 400))
+    others = known(client)
+    with client.as_current():
+        C = distmm.gemm(1, a, b, transb=True, client=client, blocks=(200, 100, 250)).persist()
+        wait(C)
+        assert 0 < largest(client, others) < 10_000
+        np.testing.assert_allclose(C.compute(), a @ b.T)
+    del C
+    until(nothing_is_kept)
+
+
+def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.standard_normal((2, 400, 400))
+    expected = a @ b
+    until(nothing_is_kept)
+    with client.as_current():
+        C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
+        gc.collect()
+        assert len(client_array._kept) == 2
+        np.testing.assert_allclose(C.compute(), expected)
+    del C
+    until(nothing_is_kept)
+
+
+def test_operands_of_every_wave_are_given_back(client: Client) -> None:
+    rng = np.random.default_rng(5)
+    a, b, c = *rng.integers(-9, 9, (2, 400, 400)).astype("f8"), np.empty((400, 400))
+    until(nothing_is_kept)
+    with client.as_current():
+        distmm.matmul(a, b, out=c, client=client, plan="g2x2x1 b100x200x100 p1 w2x2 l2")
+    np.testing.assert_array_equal(c, a @ b)
+    until(nothing_is_kept)
+
+
+def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
+    rng = np.random.default_rng(3)
+    a, b, c = *rng.standard_normal((2, 400, 400)), transfer.empty((400, 400), "f8")
+    with client.as_current():
+        C = distmm.matmul(a, b, client=client, blocks=(150, 400, 150))
+        da.store(C, transfer.lend(c, client), lock=False)
+    np.testing.assert_allclose(c, a @ b)
+
+
+@pytest.mark.parametrize(
+    "array", [np.zeros((10, 10)), np.zeros((400, 400), ">f8"), np.zeros(200_000)], ids=["small", "swapped", "vector"]
+)
+def test_some_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
+    assert transfer.lend(array, client) is None
+
+
+def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process_memory, "allow", lambda: False)
+    monkeypatch.delitem(client_array._tried, client, raising=False)
+    a = np.random.default_rng(4).standard_normal((400, 400))
+    assert transfer.lend(a, client) is None
+    with client.as_current():
+        np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
+    monkeypatch.delitem(client_array._tried, client)

@@ -1,0 +1,80 @@
+"""bfloat16 in GPU memory keeps its type on its way to other workers and to the client."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from dask.utils import Dispatch
+from distributed.protocol import deserialize, serialize
+
+from distmm.transfer import serialization
+
+
+class Block:
+    """Stands in for a CuPy array."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = np.dtype(dtype)
+
+
+def dispatches() -> tuple[Dispatch, Dispatch]:
+    """Send and receive as distributed.protocol.cupy does: by CUDA's array interface."""
+    send, receive = Dispatch(), Dispatch()
+    send.register(Block, lambda x: ({"typestr": x.dtype.str}, [b""]))
+    receive.register(Block, lambda header, frames: Block(header["typestr"]))
+    return send, receive
+
+
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32, np.complex64])
+def test_elements_keep_their_type(dtype: Any) -> None:
+    send, receive = dispatches()
+    serialization._name_elements(send, receive, Block)
+    serialization._name_elements(send, receive, Block)  # as often as there are products
+    assert receive.dispatch(Block)(*send(Block(dtype))).dtype == dtype
+
+
+def test_without_it_they_would_lose_it() -> None:
+    send, receive = dispatches()
+    assert receive.dispatch(Block)(*send(Block(ml_dtypes.bfloat16))).dtype == "V2"
+
+
+def tables(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
+    """Dask's own dispatches replaced by such that know nothing, or blocks."""
+    found = [*dispatches(), *dispatches()]
+    names = ["cuda_serialize", "cuda_deserialize", "dask_serialize", "dask_deserialize"]
+    for name, dispatch in zip(names, found, strict=True):
+        monkeypatch.setattr(serialization, name, dispatch)
+    return found
+
+
+def test_where_dask_has_sent_cupy_blocks_already_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, receive, send_on_host, receive_on_host = tables(monkeypatch)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
+    monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
+    serialization.register()
+    for to, back in ((send, receive), (send_on_host, receive_on_host)):
+        assert back.dispatch(Block)(*to(Block(ml_dtypes.bfloat16))).dtype == ml_dtypes.bfloat16
+
+
+def test_else_it_is_done_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "distributed.protocol.cupy", raising=False)
+    found = tables(monkeypatch)
+    serialization.register()
+    assert [dispatch._lazy for dispatch in found] == [{"cupy": serialization._wrap}] * 4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("how", ["cuda", "dask"])
+def test_gpu_blocks_keep_their_type(how: str) -> None:
+    import cupy
+
+    serialization.register()
+    block = cupy.arange(12, dtype="f4").astype(ml_dtypes.bfloat16).reshape(3, 4)[:, ::2]
+    there = deserialize(*serialize(block, serializers=[how]))
+    assert there.dtype == ml_dtypes.bfloat16
+    np.testing.assert_array_equal(there.get(), block.get())

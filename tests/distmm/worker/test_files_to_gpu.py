@@ -1,0 +1,147 @@
+"""Blocks of files on their way to a GPU: every piece at its place, and no buffer filled before it has been taken."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+
+from distmm.errors import InputError
+from distmm.storage import create_output, open_matrix
+from distmm.worker import files_to_gpu, gpu, tasks
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+def stored(folder: Path, form: str) -> tuple[str, np.ndarray]:
+    """Write a matrix of 70 x 50 numbers."""
+    dtype = np.dtype("float32") if form == "npy" else BFLOAT16
+    values = np.random.default_rng(5).standard_normal((70, 50), dtype="f4").astype(dtype)
+    if form == "raw":
+        values.tofile(folder / "A.bin")
+        return f"{folder / 'A.bin'}:70x50:bfloat16", values
+    output = create_output(folder / f"A.{form}", values.shape, dtype, (32, 16))
+    for i in range(0, 70, 32):
+        for j in range(0, 50, 16):
+            output[i : min(i + 32, 70), j : min(j + 16, 50)] = values[i : i + 32, j : j + 16]
+    output.output.commit()
+    return str(folder / f"A.{form}"), values
+
+
+class Event:
+    """Of a device that copies as late as it may: when somebody waits for it."""
+
+    all: ClassVar[list[Event]] = []
+    thread = threading.local()
+
+    def __init__(self, **how: Any) -> None:
+        self.copies: list[tuple[np.ndarray, np.ndarray]] = []
+        self.all.append(self)
+
+    def record(self, stream: None) -> None:
+        self.copies, self.thread.asked = self.thread.asked, []
+
+    def synchronize(self) -> None:
+        for place, staged in self.copies:
+            place[...] = staged
+        self.copies = []
+
+
+def copy(place: np.ndarray, staged: np.ndarray, stream: None) -> None:
+    Event.thread.asked = [(place, staged)]
+
+
+@contextmanager
+def working(work: str) -> Iterator[None]:
+    yield
+    for event in Event.all:
+        event.synchronize()
+
+
+@pytest.fixture
+def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let host memory stand for that of a GPU, and buffers be smaller than chunks."""
+    cuda = SimpleNamespace(
+        alloc_pinned_memory=bytearray,
+        Event=Event,
+        Device=lambda number: nullcontext(),
+        runtime=SimpleNamespace(getDevice=lambda: 0),
+    )
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=np.empty, asarray=np.asarray, cuda=cuda))
+    monkeypatch.setattr(gpu, "working", working)
+    monkeypatch.setattr(files_to_gpu, "_copy", copy)
+    monkeypatch.setattr(files_to_gpu, "BUFFER", 300)
+    with ThreadPoolExecutor(3) as readers:
+        monkeypatch.setattr(files_to_gpu, "_readers", lambda: readers)
+        yield
+
+
+def bits(block: np.ndarray) -> bytes:
+    return np.ascontiguousarray(block).tobytes()
+
+
+@pytest.mark.parametrize("form", ["zarr", "npy", "raw"])
+def test_every_piece_arrives_at_its_place(form: str, tmp_path: Path, small_buffers: None) -> None:
+    path, values = stored(tmp_path, form)
+    matrix = open_matrix(path)
+    for rows, cols in ((slice(0, 70), slice(0, 50)), (slice(30, 67, None), slice(5, 49)), (slice(3, 4), slice(0, 16))):
+        pieces = matrix.pieces(rows, cols, 300)
+        assert pieces is not None
+        assert max((i.stop - i.start) * (j.stop - j.start) * values.itemsize for i, j in pieces) <= 300
+        assert bits(tasks.load(matrix, (rows, cols), "cuda")) == bits(values[rows, cols])
+
+
+def test_what_is_not_read_in_pieces_arrives_too(tmp_path: Path, small_buffers: None) -> None:
+    values = np.random.default_rng(6).standard_normal((40, 90), dtype="f4")
+    np.save(tmp_path / "F.npy", np.asfortranarray(values))
+    np.save(tmp_path / "wide.npy", values)  # a row is larger than a buffer
+    zarr.create_array(tmp_path / "packed.zarr", data=values, chunks=(16, 16))
+    for name in ("F.npy", "wide.npy", "packed.zarr"):
+        matrix = open_matrix(tmp_path / name)
+        np.testing.assert_array_equal(tasks.load(matrix, np.s_[2:30, 1:88], "cuda"), values[2:30, 1:88])
+
+
+def test_a_chunk_that_was_never_written_arrives_as_zarr_reads_it(tmp_path: Path, small_buffers: None) -> None:
+    path, values = stored(tmp_path, "zarr")
+    os.unlink(tmp_path / "A.zarr" / "c" / "1" / "2")
+    values[32:64, 32:48] = 0
+    assert bits(tasks.load(open_matrix(path), np.s_[0:70, 0:50], "cuda")) == bits(values)
+
+
+def test_a_damaged_chunk_or_another_array_ends_with_its_reason(tmp_path: Path, small_buffers: None) -> None:
+    path, _ = stored(tmp_path, "zarr")
+    matrix = open_matrix(path)
+    os.truncate(tmp_path / "A.zarr" / "c" / "1" / "2", 10)
+    with pytest.raises(InputError, match=r"chunk c/1/2 has 10 bytes, not 1024"):
+        tasks.load(matrix, np.s_[0:70, 0:50], "cuda")
+    shutil.rmtree(path)
+    create_output(path, (70, 50), "uint16", (32, 16)).output.commit()
+    zarr.open_array(path)[...] = np.ones((70, 50), "uint16")
+    with pytest.raises(InputError, match="has been replaced"):
+        tasks.load(matrix, np.s_[0:20, 0:20], "cuda")
+
+
+@pytest.mark.gpu
+def test_a_block_of_a_file_arrives_on_the_gpu(tmp_path: Path) -> None:
+    values = np.random.default_rng(7).standard_normal((5000, 9000), dtype="f4")
+    output = create_output(tmp_path / "A.zarr", values.shape, values.dtype, (4096, 4096))
+    for i in range(0, 5000, 4096):
+        for j in range(0, 9000, 4096):
+            output[i : min(i + 4096, 5000), j : min(j + 4096, 9000)] = values[i : i + 4096, j : j + 4096]
+    output.output.commit()
+    matrix = open_matrix(tmp_path / "A.zarr")
+    for _ in range(3):  # buffers are used again
+        block = tasks.load(matrix, np.s_[100:4900, 7:8999], "cuda")
+        np.testing.assert_array_equal(block.get(), values[100:4900, 7:8999])

@@ -1,0 +1,53 @@
+"""A GPU worker waits for the memory of its pool."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from distmm.worker import gpu_memory
+
+
+def worker(*plugins: object) -> Any:
+    return types.SimpleNamespace(name="gpu-1", _pending_plugins=plugins)
+
+
+POOL = types.SimpleNamespace(initial_pool_size=0.5)
+
+
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Bytes of 100 that other processes have, one number a look; how often it was looked is what is missing."""
+    looks: list[int] = []
+    nvml = types.SimpleNamespace(
+        one_time=lambda: {"memory-total": 100}, real_time=lambda: {"memory-used": looks.pop(0)}
+    )
+    utils = types.SimpleNamespace(parse_device_bytes=lambda size, alignment_size: int(size * 100))
+    monkeypatch.setattr(gpu_memory, "nvml", nvml)
+    monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(utils=utils))
+    monkeypatch.setitem(sys.modules, "dask_cuda.utils", utils)
+    monkeypatch.setattr(gpu_memory, "POLL_SECONDS", 0.0)
+    return looks
+
+
+def test_it_waits_until_the_dead_process_has_given_its_memory_back(used: list[int]) -> None:
+    used += [90, 70, 50, 0]
+    asyncio.run(gpu_memory.dask_setup(worker(object(), POOL)))
+    assert used == [0]
+
+
+def test_workers_without_a_pool_do_not_look(used: list[int]) -> None:
+    asyncio.run(gpu_memory.dask_setup(worker(object(), types.SimpleNamespace(initial_pool_size=None))))
+    assert used == []
+
+
+def test_memory_that_another_process_keeps_is_named(used: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    used += [60] * 3
+    monkeypatch.setattr(gpu_memory, "PATIENCE_SECONDS", -1.0)
+    with pytest.raises(MemoryError, match=r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free"):
+        asyncio.run(gpu_memory.dask_setup(worker(POOL)))

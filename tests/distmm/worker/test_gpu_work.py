@@ -1,0 +1,225 @@
+"""Operands prepared once, a full GPU, and what the worker plugin replaces in distributed-ucxx; without a GPU."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import logging
+import sys
+import threading
+import time
+import types
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from distmm.clusters import cluster
+from distmm.errors import DeviceMemoryError
+from distmm.worker import gpu, plugin
+
+
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> gpu.Prepared:
+    monkeypatch.setattr(gpu, "_alias", np.array)
+    return gpu.Prepared()
+
+
+def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: gpu.Prepared) -> None:
+    made: list[int] = []
+
+    def split(block: np.ndarray) -> list[np.ndarray]:
+        made.append(id(block))
+        return [block.astype("f2"), block - block.astype("f2")]
+
+    block, other = np.ones((4, 4)), np.zeros((4, 4))
+    first = prepared.get(block, "A", split)
+    assert prepared.get(block, "A", split) is first
+    assert prepared.get(other, "A", split) is not first
+    assert prepared.get(block, "B", split) is not first
+    assert len(made) == 3
+    del block
+    gc.collect()
+    assert len(prepared) == 1
+    del other
+    gc.collect()
+    assert len(prepared) == 0
+
+
+def test_what_was_used_longest_ago_makes_room_for_other_operands(prepared: gpu.Prepared) -> None:
+    made: list[int] = []
+    blocks = [np.full((2, 3), i) for i in range(4)]
+
+    def use(i: int, most: float) -> list[int]:
+        prepared.get(blocks[i], "A", lambda alias: made.append(i) or alias.copy(), most)
+        now, made[:] = list(made), []
+        return now
+
+    assert [use(i, 18) for i in (0, 1, 2, 0)] == [[0], [1], [2], []]
+    assert use(3, 18) == [3]  # in the place of 1, since 0 was used after it
+    assert [use(i, 18) for i in (2, 0, 3)] == [[], [], []]
+    assert use(1, 1) == [1]  # larger than the room: alone
+    assert len(prepared) == 1
+
+
+def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: gpu.Prepared) -> None:
+    block, made = np.ones((2, 3)), []
+    together = threading.Barrier(3)
+
+    def slowly(alias: np.ndarray) -> np.ndarray:
+        made.append(alias)
+        time.sleep(0.05)  # the others have asked meanwhile
+        return alias.copy()
+
+    def use(_: int) -> np.ndarray:
+        together.wait(60)
+        return prepared.get(block, "A", slowly)
+
+    with ThreadPoolExecutor(3) as pool:
+        operands = list(pool.map(use, range(3)))
+    assert len(made) == 1
+    assert all(operand is operands[0] for operand in operands)
+
+
+def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(prepared: gpu.Prepared) -> None:
+    block = np.ones((4, 4))
+    operand = prepared.get(block, "A", lambda alias: alias)
+    assert operand is not block
+    assert prepared.get(block, "A", lambda alias: alias) is operand
+    del block
+    gc.collect()
+    assert len(prepared) == 0
+
+
+def test_operands_are_dropped_when_products_have_stopped(
+    prepared: gpu.Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = np.ones((4, 4))
+    prepared.get(block, "A", np.array)
+    prepared.drop_idle()
+    assert len(prepared) == 1
+    monkeypatch.setattr(gpu, "IDLE_SECONDS", -1.0)
+    prepared.drop_idle()
+    assert len(prepared) == 0
+
+
+def test_a_full_gpu_is_tried_again_after_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
+    attempts: list[int] = []
+
+    def full_at_first() -> str:
+        attempts.append(len(gpu.prepared))
+        if len(attempts) < 3:
+            raise MemoryError("out of memory")
+        return "done"
+
+    block = np.ones(3)
+    with monkeypatch.context() as patch:
+        patch.setattr(gpu, "_alias", np.array)
+        gpu.prepared.get(block, "A", lambda x: x + 1)
+    assert gpu.retrying(full_at_first, "a block") == "done"
+    assert attempts == [1, 0, 0]
+
+
+def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PAUSES", (0.0,))
+
+    def full() -> None:
+        raise MemoryError("std::bad_alloc: 8 GB")
+
+    with pytest.raises(DeviceMemoryError, match=r"a block of C found no room \(std::bad_alloc: 8 GB\); use smaller"):
+        gpu.retrying(full, "a block of C")
+
+
+def whole_device() -> None:
+    """What UCXX waits for by itself."""
+
+
+def ucxx(monkeypatch: pytest.MonkeyPatch, distributed: str, own: str, ucx: tuple[int, ...]) -> Any:
+    context = types.SimpleNamespace(synchronize_default_stream=whole_device)
+    package: Any = types.ModuleType("ucxx")
+    package._cuda_context, package.__version__, package.get_ucx_version = context, own, lambda: ucx
+    monkeypatch.setitem(sys.modules, "ucxx", package)
+    monkeypatch.setitem(sys.modules, "ucxx._cuda_context", context)
+    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.SimpleNamespace(__version__=distributed))
+    return context
+
+
+def test_ucxx_waits_for_the_default_stream_only_in_versions_that_are_known(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = ucxx(monkeypatch, "0.52.00", "0.52.00", (1, 21, 0))
+    undo = plugin.wait_for_default_stream_only()
+    assert known.synchronize_default_stream is plugin.synchronize_default_stream
+    undo()
+    assert known.synchronize_default_stream is whole_device
+    others = [("0.53.0", "0.52.0", (1, 21, 0)), ("0.52.0", "0.53.0", (1, 21, 0)), ("0.52.0", "0.52.0", (1, 22, 0))]
+    for distributed, own, ucx in others:
+        unknown = ucxx(monkeypatch, distributed, own, ucx)
+        with caplog.at_level(logging.WARNING):
+            undo = plugin.wait_for_default_stream_only()
+        assert unknown.synchronize_default_stream is whole_device
+        assert f"distributed-ucxx {distributed}, ucxx {own}, UCX {'.'.join(map(str, ucx))}: distmm knows" in caplog.text
+        undo()
+        assert unknown.synchronize_default_stream is whole_device
+
+
+@pytest.mark.gpu
+def test_the_function_that_is_replaced_in_ucxx_is_there() -> None:
+    context = pytest.importorskip("ucxx._cuda_context")
+    transfers = pytest.importorskip("distributed_ucxx.ucxx")
+    assert callable(context.synchronize_default_stream)
+    assert "from ucxx._cuda_context import synchronize_default_stream" in inspect.getsource(
+        transfers.synchronize_stream
+    )
+
+
+def test_every_worker_gets_the_plugin_and_loses_what_it_started(client: Client) -> None:
+    cluster.install(client)
+    cluster.install(client)
+
+    def started(dask_worker: Any) -> bool:
+        return plugin.DevicePlugin.name in dask_worker.plugins and "distmm-tidy" in dask_worker.periodic_callbacks
+
+    assert all(client.run(started).values())
+    client.unregister_worker_plugin(plugin.DevicePlugin.name)
+    assert not any(client.run(started).values())
+    cluster.install(client)
+
+
+@pytest.mark.gpu
+def test_work_on_a_stream_is_complete_at_the_end_of_the_block() -> None:
+    import cupy
+
+    with gpu.working("product") as stream:
+        assert cupy.cuda.get_current_stream() == stream
+        x = cupy.random.default_rng(0).standard_normal((4096, 4096), dtype="f4")
+        y = x @ x
+    assert stream.done
+    assert cupy.cuda.get_current_stream() == cupy.cuda.Stream.null
+    assert bool(cupy.isfinite(y).all())
+
+
+@pytest.mark.gpu
+def test_work_follows_what_was_put_on_the_default_stream() -> None:
+    import cupy
+
+    x = cupy.zeros((8192, 8192), "f4")
+    cupy.cuda.Device().synchronize()
+    for _ in range(20):  # 20 passes of 0.5 GB: still running when the product's stream starts
+        x += 1
+    with gpu.working("product"):
+        y = x.max()
+    assert float(y) == 20
+
+
+@pytest.mark.gpu
+def test_a_full_gpu_fails_one_task_and_not_the_next() -> None:
+    import cupy
+
+    free, _ = cupy.cuda.Device().mem_info
+    with pytest.raises(DeviceMemoryError, match="a test found no room"):
+        gpu.retrying(lambda: cupy.empty(4 * free, "u1"), "a test")
+    assert int(gpu.retrying(lambda: cupy.ones(1000, "i4").sum(), "a test")) == 1000
