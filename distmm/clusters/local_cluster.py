@@ -89,7 +89,8 @@ def local(
         Address of the dashboard, ``":8787"`` to show it to other machines; a free port is taken where this one is in
         use. None: no dashboard.
     tls : str
-        ``"none"``, ``"temporary"`` certificates, or a folder with some: see `distmm.tls`. UCX is not used with TLS.
+        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. UCX is not
+        used with TLS.
     quiet : bool
         Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
 

@@ -142,14 +142,34 @@ def resume(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Go on with an unfinished job, from what stands beside C alone.
+    """Continue an unfinished job: compute the blocks of C that are missing.
 
-    Parameters are those of `multiply`.
+    What is computed, from which inputs and how it is cut is read from the files beside C.
+
+    Parameters
+    ----------
+    out : str or path
+        Name of C, as it was given to `multiply`.
+    client, device, stop, announce, progress
+        As in `multiply`.
+
+    Returns
+    -------
+    Summary
+        Of this run; of the whole job where nothing was missing.
 
     Raises
     ------
     InputError
-        If there is no job, or A or B has changed since; else as `multiply`.
+        If there is no job, or A or B has changed since it began; else as `multiply`.
+    Stopped
+        As in `multiply`.
+    WrongResultError
+        As in `multiply`.
+
+    Examples
+    --------
+    >>> distmm.resume("C.zarr")  # doctest: +SKIP
     """
     folder = Folder.of(out)
     ended = settle(folder, anew=False)

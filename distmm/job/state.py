@@ -68,12 +68,27 @@ class Status:
 
 
 def status(out: str | os.PathLike[str]) -> Status:
-    """Tell how far the job of an output is.
+    """Say how far the job of an output is, from the files beside it.
+
+    Parameters
+    ----------
+    out : str or path
+        Name of C, as it was given to `multiply`.
+
+    Returns
+    -------
+    Status
+        State, finished blocks and time left; no cluster is asked.
 
     Raises
     ------
     InputError
         If there is neither an unfinished job nor a certificate.
+
+    Examples
+    --------
+    >>> distmm.status("C.zarr").state  # doctest: +SKIP
+    'complete'
     """
     folder = Folder.of(out)
     if folder.exists():

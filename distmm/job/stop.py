@@ -58,7 +58,13 @@ class Stop:
         return self._asked
 
     def ask(self, reason: str) -> None:
-        """Ask to stop."""
+        """Ask to stop.
+
+        Parameters
+        ----------
+        reason : str
+            What the message of `distmm.Stopped` will say; the first one counts.
+        """
         self._asked = self._asked or reason
 
     @property

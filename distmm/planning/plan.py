@@ -148,7 +148,13 @@ class Plan:
                 )
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the plan as a table of label and value."""
+        """Return the plan as a table.
+
+        Returns
+        -------
+        list of tuple of str
+            Label and value of each row.
+        """
         p, b, c, grid = self.problem, self.blocking, self.cost, self.grid
         m, k, n = b.largest
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
