@@ -167,18 +167,25 @@ def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndar
 Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
 
 
-def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None, on_gpu: bool = False) -> Times:
+def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> Times:
     """Multiply a block, its columns divided by their weights, by vectors: as `measured`, in host memory."""
     xp = gpu.namespace(block)
-    if xp is np and on_gpu and block.size:
-        made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
-        values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
-        return values, norms, shift
     if xp is np:
         return _by_pieces(np, block, x, work, by)
-    with gpu.working("product"):
-        values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
-        return values, norms, shift
+
+    def on_gpu() -> Times:
+        with gpu.working("product"):
+            values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
+            return values, norms, shift
+
+    return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
+
+
+def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
+    """Do so on the worker's GPU with a block in host memory, which is copied there some rows at a time."""
+    made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
+    values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return values, norms, shift
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
@@ -215,12 +222,11 @@ def judge(
     tolerance: Tolerance,
     left: Sketch,
     position: int,
-    block: np.ndarray,
+    block: Block,
     x: np.ndarray,
     alpha: complex = 1,
     beta: complex = 0,
     added: np.ndarray | None = None,
-    on_gpu: bool = False,
     by: Weights = None,
 ) -> Judgement:
     """Compare a block of C ``(m, n)`` with what the sketches say of it.
@@ -232,22 +238,25 @@ def judge(
         ``S_i`` over all panels.
     position : int
         Place of this block among the block columns of `left`.
-    block : array of shape (m, n)
+    block : NumPy or CuPy array of shape (m, n)
+        One in GPU memory is multiplied there, and not copied.
     x : array
         The vectors of this block column.
     alpha, beta : scalars
     added : array of shape (m, n), optional
-        The block of the C that was there before, times beta.
-    on_gpu : bool
-        Have the worker's GPU read the block, which is in host memory, piece by piece: 0.2 s for one of 28672 x 28672
-        bfloat16. NumPy took 2.6 s with 16 threads, which wait for each other's lock on Python.
+        The block of the C that was there before, times beta, in host memory. Where `block` is on a GPU, the GPU reads
+        this one too: 0.2 s for one of 28672 x 28672 bfloat16. NumPy took 2.6 s with 16 threads, which wait for each
+        other's lock on Python.
     by : array, optional
         The weights of this block column (`weigh`).
     """
     work = tolerance.work
-    given, size, given_shift = _times(block, x, work, by, on_gpu)
+    given, size, given_shift = _times(block, x, work, by)
     truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
-    more = None if added is None else _times(added, x, work, by, on_gpu)
+    on_gpu = gpu.namespace(block) is not np
+    more = None
+    if added is not None:
+        more = _times_uploaded(added, x, work, by) if on_gpu and added.size else _times(added, x, work, by)
     if tolerance.exact:
         with np.errstate(over="ignore"):
             truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))

@@ -7,10 +7,10 @@ until it is complete, `state` says how far it is, and `certificate` is what is l
 
 from __future__ import annotations
 
+from distmm.job.calls import multiply, resume
 from distmm.job.certificate import recheck
-from distmm.job.run import multiply, resume
+from distmm.job.job_status import Status, status
 from distmm.job.spec import Check
-from distmm.job.state import Status, status
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 

@@ -18,7 +18,7 @@ from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
-from distmm.job.forms import CERTIFICATE
+from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
 from distmm.job.spec import Spec, differences
 from distmm.planning.geometry import even_edges, slices
@@ -162,7 +162,8 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         return Verdict(
             "wrong", np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}"
         )
-    kept = f"all {len(content['done'])} blocks are what was written"
+    missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
+    kept = f"all {len(content['done'])} blocks are what was written{missing}"
     problem = _gone(spec)
     if problem is not None:
         message = (

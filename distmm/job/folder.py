@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distmm.errors import InputError
-from distmm.job.forms import MARKER, wrong
+from distmm.job.json_forms import MARKER, wrong
 from distmm.storage import fsync, locate
 from distmm.storage.durability import remove
 
@@ -185,7 +185,7 @@ def read_json(path: str, form: Json | None = None) -> Json:
     ----------
     path : str
     form : dict, optional
-        What it must look like (`distmm.job.forms`).
+        What it must look like (`distmm.job.json_forms`).
 
     Raises
     ------

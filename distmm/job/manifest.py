@@ -15,8 +15,8 @@ from distributed import Client
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json, write_json
-from distmm.job.forms import MANIFEST
-from distmm.job.inputs import stamps
+from distmm.job.input_checksums import stamps
+from distmm.job.json_forms import MANIFEST
 from distmm.job.spec import Spec, differences
 from distmm.planning.candidates import parse
 from distmm.planning.plan import Plan

@@ -55,6 +55,8 @@ class Summary:
         Where the certificate is; None where nothing was checked, unless the product was added to a C.
     report : str or None
         Where the report of this run is; None where it had nothing to do.
+    missing : dict
+        By path of an input: what of it was not there when the job began, and was read as the fill value.
     """
 
     path: str
@@ -70,6 +72,7 @@ class Summary:
     residual: float | None
     certificate: str | None
     report: str | None
+    missing: dict[str, str]
 
     @property
     def flops_per_second(self) -> float:
@@ -86,6 +89,7 @@ class Summary:
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
             ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
             ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
+            *[("input", f"{path}: {what}") for path, what in self.missing.items()],
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
             *([] if self.report is None else [("report", self.report)]),
@@ -105,6 +109,7 @@ class Summary:
             residual=certificate["largest_residual"] or 0.0 if checked else None,
             certificate=folder.certificate if os.path.exists(folder.certificate) else None,
             report=folder.report if plan is not None and os.path.exists(folder.report) else None,
+            missing=certificate.get("missing", {}),
             **asdict(made),
         )
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, read_json
-from distmm.job.forms import CERTIFICATE
+from distmm.job.json_forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
 from distmm.planning.geometry import even_edges
