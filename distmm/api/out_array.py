@@ -1,20 +1,25 @@
-"""Computing a product into an array that is there: NumPy arrays of this process, Zarr arrays and what is like them.
+"""Products into an array that the user gives as `out`: a NumPy array, a Zarr array, or an object like one.
 
-Workers write NumPy arrays of this process where they reach its memory, and arrays that say by their ``chunks``, or
-``shards``, what can be written at the same time; no two tasks write to one chunk then. All other blocks come to this
-process, which writes one after the other: to HDF5 datasets, to what has no chunks, to what is in this process's memory.
+Who writes:
 
-When a call has ended, however it ended, none of its tasks writes into its `out` any more: see
-`distmm.transfer.write_lease` for memory, and `distmm.transfer.counted_writes` for all else. One exception: a worker
-that the scheduler has lost may still write the chunks of one block to a file.
+- workers, into a NumPy array of this process, if they reach its memory;
+- workers, into an array whose ``chunks`` or ``shards`` say what can be written at the same time; no two tasks write to
+  one chunk at a time;
+- this process, one block after the other, in all other cases: HDF5 datasets, arrays without chunks, memory that the
+  workers do not reach.
 
-A Dask array holds nothing that could be written to. Given as `out` it becomes the lazy product, as it becomes the lazy
-result of `numpy.add(x, y, out=D)`.
+When a call has ended, by an error or Ctrl-C too, none of its tasks writes into `out` any more. For memory
+`distmm.transfer.write_lease` sees to that, for files `distmm.transfer.counted_writes`. One exception: a worker that the
+scheduler has lost may still write the chunks of one block to a file.
+
+A Dask array has no memory to write to. Given as `out` it becomes the lazy product, as with `numpy.add(x, y, out=D)`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -44,7 +49,8 @@ __all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "ta
 Region = tuple[slice, ...]
 Wave = tuple[da.Array, Sequence[Region | None]]
 
-_given_up: list[np.ndarray] = []  # arrays that were written when a user would not wait: their memory is not used again
+# Arrays that were still being written when the user interrupted the wait for it: their memory must not be used again.
+_given_up: list[np.ndarray] = []
 
 
 def check_out(
@@ -71,7 +77,7 @@ def check_out(
     if isinstance(out, da.Array) and (given := kind_of(out._meta, "out", chunked=True)) != kind:
         raise InputError(f"out has {given} blocks, A and B have {kind} blocks: make out like the operands")
     if isinstance(out, da.Array):
-        return  # it may even be an operand: what has been made of it keeps its old tasks
+        return  # it may be an operand, too: arrays that were made of it keep its old tasks
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
         raise InputError("out is read-only: give an array that may be written")
     if repeats(out):
@@ -129,7 +135,7 @@ def target(out: Any, client: Client | None) -> Any:
 
 
 def _is_shared(out: Any) -> bool:
-    """Whether several processes may write to different units of an array at the same time."""
+    """Whether several processes may write to different chunks (or shards) of an array at the same time."""
     if package_of(out) == "zarr":
         import zarr
 
@@ -237,7 +243,7 @@ def _write_by_threads(waves: Iterable[Wave], out: Any, to: Any) -> None:
 
 
 def _write_here(waves: Iterable[Wave], out: Any, client: Client) -> None:
-    """Have blocks come to this process, which writes one after the other."""
+    """Have blocks come to this process, which writes one after the other, and receives the next one meanwhile."""
     regions_of: dict[Any, Region] = {}  # of the blocks in flight, by key
 
     def send(product: da.Array, regions: Sequence[Region | None]) -> tuple[list[Future], float]:
@@ -249,14 +255,25 @@ def _write_here(waves: Iterable[Wave], out: Any, client: Client) -> None:
                 )
         return futures_of(client.persist(parts)), 0.0
 
-    def write(future: Future) -> None:
-        out[regions_of.pop(future.key)] = future.result()
+    coming: deque[tuple[Region, concurrent.futures.Future[Any]]] = deque()
 
-    Waves(client, write).run(partial(send, product, regions) for product, regions in waves)
+    def take(future: Future) -> None:
+        coming.append((regions_of.pop(future.key), receiving.submit(future.result)))
+        if len(coming) > 1:
+            write()
+
+    def write() -> None:
+        place, block = coming.popleft()
+        out[place] = block.result()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as receiving:
+        Waves(client, take).run(partial(send, product, regions) for product, regions in waves)
+        while coming:
+            write()
 
 
 def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tuple[list[da.Array], list[Region]]:
-    """Return the parts of a product that are to be written, no two blocks of one in the same unit, and their places."""
+    """Return the parts of a product that are to be written, and their places; no two blocks of a part share a chunk."""
     unit, whole = unit_of(out), tuple(slice(0, n) for n in product.shape)
     places = [whole if region is None else region for region in regions]
     parts = [product if region is None else product[region] for region in regions]

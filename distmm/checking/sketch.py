@@ -1,23 +1,26 @@
 r"""The certificate of one block of C: Freivalds' test on sketches that are made while the blocks are in memory.
 
-With random vectors X_j, a few columns for each block column of C, and one pass over each block that is there anyway::
+X_j are random vectors, two columns for each block column of C. Each block is multiplied by vectors once, on the worker
+that has it in memory anyway::
 
-    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all that are there)
+    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
 
-Each block of A is read once for all the block columns of a wave, so the test costs O(n^2) where the product costs
-O(n^3). The sums are in float64 (integers: modulo 2**64) and share nothing with the kernels.
+Each block of A is read once for all block columns of a wave, so the test costs O(n^2) and the product O(n^3). The sums
+are in float64 (of integers: modulo 2**64) and share no code with the kernels. A block in GPU memory is multiplied by
+that GPU, and only the products with vectors and some norms are copied to the host.
 
-The vectors are +-U(1, 2): never near zero, so that no single error hides, and continuous, so that errors in one row
-cancel with probability zero, not one half. For integers, whose errors may be multiples of a power of two, the first
-vector is odd, which no single error escapes, and the other any residue.
+The vectors are +-U(1, 2). They are never near zero, so each single error shows. They are continuous, so errors in one
+row cancel with probability zero; with +-1 it would be one half. Errors of integers may be multiples of a power of two.
+For integers the elements of the first vector are odd, so each single error shows, and those of the other are any
+residues.
 
-Where the columns of B differ much in size, the second vector has weights that bring them to one size, and the first one
-has not (`weigh`). The weights are those of the first panel, B_0j: the others come later, and no sum over panels may
-change its weights. Any weights give a right bound; those that do not fit the other panels see less, and for that the
-first vector is as it is. Rows of A need no weights, for each row of C has a bound of its own; sums of squares that
-would leave float64's range are made of rows that are divided by a power of two, which goes with the sketch.
+Where the columns of B differ much in size, the second vector is divided by weights that bring them to one size; the
+first vector never is (`weigh`). The weights follow from the first panel, B_0j, because a sum over panels needs the same
+weights for all of them. Any weights give a right bound. Weights that do not fit a later panel find fewer errors there,
+and the first vector finds those. Rows of A need no weights, because each row of C has a bound of its own. Where sums of
+squares would leave float64's range, a row is divided by a power of two, which is kept in the sketch.
 """
 
 from __future__ import annotations
@@ -80,8 +83,8 @@ class Judgement:
     ----------
     ok : bool
     settled : bool
-        False where inf, NaN or underflow leave nothing to compare: then only the bits of a second time can confirm the
-        block.
+        False where inf, NaN or underflow leave nothing to compare. Only the same bits a second time can confirm the
+        block then.
     residual : float
         Largest ratio of an error to its bound over rows and vectors; 0 for integers that agree.
     row : int

@@ -1,4 +1,4 @@
-"""The calls: `multiply` begins a job or goes on with it, `resume` goes on from what stands beside C alone."""
+"""The calls of users: `multiply` begins a job or goes on with it, `resume` needs nothing but the path of C."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def resume(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Go on with an unfinished job, from what stands beside C alone.
+    """Go on with an unfinished job. The files beside C say what is computed, and from what.
 
     Parameters are those of `multiply`.
 

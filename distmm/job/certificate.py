@@ -1,4 +1,4 @@
-"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, any time."""
+"""The certificate of a C: JSON beside it that says how each block was found right, and a check of C by it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def certificate(
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
         "rejected": rejected,
         "seconds": seconds,
-        "done": [{name: value for name, value in block.items() if name != "job"} for block in blocks],
+        "done": blocks,
     }
 
 
@@ -188,7 +188,7 @@ def _judged(content: Json) -> str:
 
 
 def _gone(spec: Json) -> str | None:
-    """Say why A and B can not be multiplied again; None if they can."""
+    """Say why A and B cannot be compared with C again; None if they can."""
     if spec["beta"] != 0:
         return f"C0 was added (beta = {spec['beta']}), which this check cannot take into account"
     if spec["dtype"] == "bool":

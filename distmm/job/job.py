@@ -18,12 +18,13 @@ from distmm.clusters import cluster
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import planning
 from distmm.job.block_writer import Writer
-from distmm.job.certificate import certificate, damaged
+from distmm.job.certificate import certificate
 from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
 from distmm.job.computation import Computation
+from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
-from distmm.job.input_checksums import misread, orders, unchanged
+from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
 from distmm.job.spec import Spec, differences
@@ -35,7 +36,6 @@ from distmm.storage.durability import remove
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
-from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
 from distmm.transfer.counted_writes import Run
 
@@ -47,7 +47,20 @@ Progress = Callable[[Figures], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One output and what it shall be; `asked` describes its files as they were when the call began."""
+    """One output and what it shall be.
+
+    Attributes
+    ----------
+    folder : Folder
+    out : str
+        C, as the user names it.
+    spec : Spec
+    asked : dict
+        The files of A, B and C0 as they were when the call began.
+    overwrite : bool
+    blocks, seed, plan
+        As the user has given them.
+    """
 
     folder: Folder
     out: str
@@ -117,8 +130,9 @@ class Job:
         folder, (m, _, n) = self.folder, plan.block_shape
         if begun is not None:
             manifest = begun
-            manifest["rejected"] += self._drop_misread(client, plan, manifest)
-            manifest["stamps"] = self._unchanged(client, plan, manifest)
+            finished = FinishedBlocks(client, folder, self.spec, plan)
+            manifest["rejected"] += finished.drop_misread(manifest["stamps"])
+            manifest["stamps"] = finished.unchanged(manifest["stamps"])
         else:
             folder.clear()
             folder = folder.of_job(secrets.token_hex(8))
@@ -166,7 +180,8 @@ class Job:
         blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
         cluster.install(client)
         telemetry.install(client)
-        done = self._trusted(client, plan, target)
+        finished = FinishedBlocks(client, folder, spec, plan)
+        done = finished.trusted(target)
         writer = Writer(
             folder, Run(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
@@ -184,7 +199,7 @@ class Job:
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
             computation.run(missing)
-            self._unchanged(client, plan, manifest)
+            finished.unchanged(manifest["stamps"])
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
         except BaseException as error:
@@ -205,39 +220,6 @@ class Job:
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
-
-    def _drop_misread(self, client: Client, plan: Plan, manifest: Json) -> int:
-        """Remove the markers of blocks that were made from an input which was read wrong once; return their number."""
-        markers = self.folder.markers().values()
-        stamps = manifest["stamps"]
-        wrong = misread(client, self.spec, plan.blocking, plan.cluster.device, stamps, markers)
-        for marker in wrong:
-            self._drop(client, marker["i"], marker["j"])
-        return len(wrong)
-
-    def _drop(self, client: Client, i: int, j: int) -> None:
-        """Remove the marker of a block, which is so made again."""
-        client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
-        os.unlink(self.folder.marker(i, j))
-
-    def _unchanged(self, client: Client, plan: Plan, manifest: Json) -> dict[str, str]:
-        """Raise `InputError` if finished blocks were made from other inputs than are there; return their stamps."""
-        markers = self.folder.markers().values()
-        return unchanged(client, self.spec, plan.blocking, plan.cluster.device, manifest["stamps"], markers)
-
-    def _trusted(self, client: Client, plan: Plan, target: Target) -> dict[tuple[int, int], Json]:
-        """Return the markers of finished blocks, which are still what was written; other markers are removed."""
-        folder, (markers, strays) = self.folder, self.folder.read_markers()
-        for path in strays:
-            os.unlink(path)
-        blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
-        bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
-        there = [marker for at, marker in markers.items() if at not in bad]
-        if there:
-            bad |= damaged(client, open_matrix(folder.draft), (plan.blocking.m, plan.blocking.n), there).keys()
-        for i, j in bad:
-            self._drop(client, i, j)
-        return {at: marker for at, marker in markers.items() if at not in bad}
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""

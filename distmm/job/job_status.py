@@ -1,4 +1,4 @@
-"""How far a job is, from what stands beside C: no cluster is asked, so any machine that sees the files can tell."""
+"""How far a job is. Only the files beside C are read, so any machine that sees them can tell."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Status:
     done, total : int
         Blocks of C.
     runs, rejected : int
-        Times that the job was begun or gone on with; blocks that failed their test and were made again.
+        Times that the job was begun or resumed; blocks that failed their test and were made again.
     owner : str or None
         Process and host of a running job.
     seconds_left : float or None

@@ -1,4 +1,4 @@
-"""What a finished job has made, as its call returns it."""
+"""The summary of a finished job: what `multiply` and `resume` return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Made", "Summary"]
 
 @dataclass(frozen=True)
 class Made:
-    """What one run has done for C; each figure is an attribute of its `Summary`, and explained there."""
+    """What one run has done for C. `Summary` explains each figure."""
 
     kept: int
     recomputed: int = 0
@@ -88,7 +88,12 @@ class Summary:
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
             ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
-            ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
+            (
+                "error",
+                "not checked"
+                if self.residual is None
+                else f"at most {self.residual:.2g} of the bound on rounding errors (right: up to 1)",
+            ),
             *[("input", f"{path}: {what}") for path, what in self.missing.items()],
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
