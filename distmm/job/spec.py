@@ -1,4 +1,4 @@
-"""What a job computes, from what, and how it is cut: as Python objects for a run, and as JSON in the manifest."""
+"""What a job computes, and from what: as Python objects for a run, and as JSON in the manifest."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Spec:
         kernel: str | None = None,
         check: Check = "freivalds",
     ) -> Spec:
-        """Open what is given as a path, and check that all belongs together."""
+        """Open the matrices that are given as paths, and check shapes, types and scalars."""
         left, right = _operand(a, "A", transa), _operand(b, "B", transb)
         check_pair(left, right)
         added = _operand(c0, "C", False) if beta != 0 else None
@@ -103,7 +103,7 @@ class Spec:
         return [x.source for x in (self.a, self.b) if isinstance(x.source, Matrix)]
 
     def json(self) -> Json:
-        """Describe it for the manifest; what is named here may not change while the job goes on."""
+        """Describe it for the manifest. A job goes on only if all of this is what it was."""
         return {
             "A": _facts(self.a),
             "B": _facts(self.b),
@@ -117,7 +117,7 @@ class Spec:
         }
 
     def files(self, again: bool = False) -> Json:
-        """Describe those of A, B and C0 that are files: as they were opened, or as they are when opened `again`.
+        """Describe A, B and C0 as far as they are files: as they were when opened, or opened `again`.
 
         Raises
         ------

@@ -93,7 +93,7 @@ class Beside:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool) -> None:
         self.folder, self.interrupts = folder, interrupts
         self.waits, self.over = threading.Event(), threading.Event()
-        for kind in (counted_writes.Target, write_lease.Lease):
+        for kind in (counted_writes.Run, write_lease.Lease):
             monkeypatch.setattr(kind, "end", self.noting(kind.end))
 
     def noting(self, end: Callable[..., None]) -> Callable[..., None]:
@@ -195,7 +195,7 @@ def test_a_task_that_comes_late_writes_nothing() -> None:
     array = np.zeros(SHAPE)
     target = counted_writes.Target(array)
     target[0:2, 0:2] = 1
-    target.end(None)
+    target.run.end(None)
     with pytest.raises(RuntimeError, match="the call has ended"):
         target[2:4, 2:4] = 1
     assert array.sum() == 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -16,7 +15,6 @@ from distributed import Client
 from distmm import job
 from distmm.errors import DoesNotFitError, InputError
 from distmm.graph import product_graph
-from distmm.job.loop import Loop, Submitted
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
 from tests.distmm.storage.samples import save_matrix as save
@@ -251,22 +249,3 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     d = save(tmp_path / "D.npy", np.ones((M, N)))
     refuse(InputError, "knows no beta", tmp_path, a, b, d, client=client, beta=1, check="full")
     np.testing.assert_array_equal(np.load(c), [[0, 1], [2, 3]])
-
-
-def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_written() -> None:
-    spec: Any = SimpleNamespace(a=None, b=None, c0=None)
-    plan: Any = SimpleNamespace(cluster=SimpleNamespace(workers=1))
-    unused: Any = None
-    loop = Loop(unused, spec, plan, unused, unused, unused)
-    assert loop._at_the_tail()
-    for product in ("first", "second"):
-        futures: list[Any] = [f"{product}-{i}" for i in range(4)]
-        loop.waves[product] = Submitted(4, pending=set(futures))
-        loop.pending |= dict.fromkeys(futures, unused)
-        for i in (0, 0, 1):  # the first one twice: its worker was lost
-            loop._made((0.0, (product, i, 0)))
-        assert not loop._at_the_tail()
-        loop._made((0.0, (product, 2, 0)))  # one is to come, for one worker
-        assert loop._at_the_tail() == (product == "first")
-    loop.waves["first"].pending.clear()
-    assert loop._at_the_tail()

@@ -12,7 +12,7 @@ from distributed import Client, Worker, WorkerPlugin
 from distributed.metrics import context_meter
 
 from distmm import job
-from distmm.job import wave
+from distmm.job import block_writer
 from distmm.storage import open_matrix
 from distmm.storage.zarr_folder import ZarrTarget
 from distmm.worker.worker_slots import slot_released
@@ -26,7 +26,7 @@ class HungDisk(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         self.waiting, self.mended = 0, threading.Event()
-        self.sync, self.writers = ZarrTarget.sync, wave.WRITERS
+        self.sync, self.writers = ZarrTarget.sync, block_writer.WRITERS
         plugin = self
 
         def sync(target: ZarrTarget, *region: slice) -> None:
@@ -34,10 +34,10 @@ class HungDisk(WorkerPlugin):
             plugin.mended.wait()
             plugin.sync(target, *region)
 
-        ZarrTarget.sync, wave.WRITERS = sync, 2  # type: ignore[method-assign]
+        ZarrTarget.sync, block_writer.WRITERS = sync, 2  # type: ignore[method-assign]
 
     def teardown(self, worker: Worker) -> None:
-        ZarrTarget.sync, wave.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
+        ZarrTarget.sync, block_writer.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
         self.mended.set()
 
 

@@ -1,4 +1,4 @@
-"""How far a job is, from what stands beside C: no cluster is asked, so any machine that sees the files can tell."""
+"""How far a job is. Only the files beside C are read, so any machine that sees them can tell."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, read_json
-from distmm.job.forms import CERTIFICATE
+from distmm.job.json_forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
 from distmm.planning.geometry import even_edges
@@ -32,7 +32,7 @@ class Status:
     done, total : int
         Blocks of C.
     runs, rejected : int
-        Times that the job was begun or gone on with; blocks that failed their test and were made again.
+        Times that the job was begun or resumed; blocks that failed their test and were made again.
     owner : str or None
         Process and host of a running job.
     seconds_left : float or None

@@ -1,4 +1,4 @@
-"""What the JSON beside C must look like, so that a damaged file ends in a message."""
+"""The form of each JSON file beside C, and a check of it: a damaged file ends in a message, not in a traceback."""
 
 from __future__ import annotations
 
@@ -22,7 +22,11 @@ CERTIFICATE = {**COMMON, "largest_residual": (int, float, None), "done": [MARKER
 
 
 def wrong(content: Any, form: Any, place: str = "") -> Iterator[str]:
-    """Name what does not have its form: a type, one of several (None among them), a list of one form, or a table."""
+    """Name each part that does not have its form.
+
+    A form is a type, a tuple of types (None may be one of them), a list that holds the form of its items, or a dict
+    that holds the form of each entry.
+    """
     if isinstance(form, dict):
         if not isinstance(content, dict):
             yield f"{place or 'it'} is no table"

@@ -1,15 +1,15 @@
-"""The end of a job: C gets its name, its certificate stands beside it, and the job's folder goes.
+"""The end of a job: C gets its name and its certificate, and the job's folder is removed.
 
 What must be on the disk before what:
 
 1. all blocks with their names, before the certificate in the job's folder;
-2. that certificate, before C gets its name: from then on the job is complete, and nothing is multiplied any more;
-3. C's name, before the certificate beside it;
-4. that one, before the manifest goes.
+2. the certificate in the job's folder, before C gets its name: the job is complete, and nothing is multiplied any more;
+3. C's name, before the certificate beside C;
+4. the certificate beside C, before the manifest is removed.
 
-Each step can be repeated. Where a kill or a loss of power came between them, `settle` goes on: whether C has its name
-already is told by the checksums in the certificate. So a product that is added to the C that was there (beta) is added
-once.
+Each step can be repeated. After a kill or a loss of power between two steps `settle` does the rest. The checksums in
+the certificate tell whether C has its name already. So a product that is added to the C that was there (beta) is added
+exactly once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def finish(folder: Folder, content: Json, lock: Lock) -> None:
 
 
 def settle(folder: Folder, anew: bool) -> Json | None:
-    """End a job that was complete when its process died, and remove what is left of one that had ended.
+    """End a job that was complete when its process died, and remove the files of a job that had ended.
 
     Parameters
     ----------

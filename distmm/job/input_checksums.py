@@ -1,15 +1,20 @@
 """Whether A, B and the C that is added were the same each time that a job read them.
 
-A worker computes a checksum of each block of A and B that it has loaded, beside the sketches. The marker of C[i, j] has
-those of A[i, :] and of B[:, j], folded over the panels, so that all blocks of a row of C must agree about A, and all of
-a column about B, over all waves and runs.
+A worker computes a checksum of each block of A and B that it has loaded. The marker of C[i, j] has those of A[i, :] and
+of B[:, j], folded over the panels. All blocks of a row of C must agree about A, and all blocks of a column about B,
+over all waves and runs.
 
-A stamp tells at a glance that the files are what they were: it changes with any write, and with much else. So where
-it has changed, at the beginning of a run or at its end, what the finished blocks were made from is read again.
+A *stamp* of a file says without reading it whether it may have changed: it changes with any write, and with other
+things such as a copy. Stamps are compared when a run begins and when it ends. Where one has changed, what the finished
+blocks were made from is read again, and the checksums decide (`unchanged`).
+
+Where markers disagree although the stamp is what it was when the job began, the file was read wrong once. It is read
+again, and the blocks that do not agree with it are made again (`misread`).
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -24,7 +29,7 @@ from distmm.job.spec import Spec
 from distmm.planning.geometry import Blocking, slices
 from distmm.storage import Matrix
 
-__all__ = ["Order", "Seen", "fold", "orders", "stamps", "unchanged"]
+__all__ = ["Order", "Seen", "fold", "misread", "orders", "stamps", "unchanged"]
 
 # Each sum is multiplied by this, modulo 2**64, before the next one is added: an odd number whose bits are mixed.
 FOLD = np.uint64(0x9E3779B97F4A7C15)
@@ -60,8 +65,11 @@ class Seen:
             if first["inputs"][name] != record["inputs"][name]:
                 raise InputError(
                     f"{name} has changed while it was multiplied: its {part} for C[{first['i']}, {first['j']}] were "
-                    f"not those for C[{record['i']}, {record['j']}]; begin anew with --overwrite (overwrite=True); a "
-                    f"Dask array whose tasks do not give the same bits each time has to be persisted or stored before"
+                    f"not those for C[{record['i']}, {record['j']}]. If {name} is a file that was only read wrong "
+                    f"once, go on with distmm resume: it reads {name} again, and makes the blocks anew that do not "
+                    f"agree with it, as long as nobody has written to {name} since the job began. If it was written, "
+                    f"begin anew with --overwrite (overwrite=True). A Dask array whose tasks do not give the same bits "
+                    f"each time has to be persisted or stored before"
                 )
 
 
@@ -131,18 +139,62 @@ def unchanged(
     return now
 
 
+def misread(
+    client: Client, spec: Spec, blocking: Blocking, device: str, before: dict[str, str], records: Iterable[Json]
+) -> list[Json]:
+    """Return the markers of blocks that were made from something else than A and B, which have not been written since.
+
+    A file whose stamp is what it was cannot have become another one: that a row of its blocks was read in two ways is
+    an error of the disk or the network. It is read once more. Where that agrees with none of the markers, it cannot be
+    told which are right, and none is returned.
+
+    Parameters are those of `unchanged`.
+    """
+    rows: defaultdict[tuple[str, int], dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for name, index in (("A", record["i"]), ("B", record["j"])):
+            rows[name, index][record["inputs"][name]].append(record)
+    doubtful = {at: markers for at, markers in rows.items() if len(markers) > 1}
+    if not doubtful:
+        return []
+    now, found = stamps(spec), {}
+    for name in now.keys() & {name for name, _ in doubtful}:
+        if before.get(name) == now[name]:
+            indices = [index for of, index in doubtful if of == name]
+            sums = _read_again(client, name, spec, blocking, orders(spec, device)[name], indices)
+            found.update({(name, index): one for index, one in zip(indices, sums, strict=True)})
+    wrong = {}
+    for at, markers in doubtful.items():
+        if found.get(at) in markers:
+            for record in (record for value, made in markers.items() if value != found[at] for record in made):
+                wrong[record["i"], record["j"]] = record
+    return list(wrong.values())
+
+
+def _read_again(
+    client: Client, name: str, spec: Spec, blocking: Blocking, order: Order, indices: Sequence[int]
+) -> list[str]:
+    """Checksums of rows of blocks of A, or of columns of blocks of B, as they are now."""
+    m, k, n = map(slices, (blocking.m, blocking.k, blocking.n))
+    regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in indices]
+    task = _ReadAgain(_operands(spec)[name], order)
+    sums: list[str] = client.gather(client.map(task, regions, pure=False, batch_size=1000))
+    return sums
+
+
 def _compare(
     client: Client, name: str, spec: Spec, blocking: Blocking, order: Order, seen: Seen, records: list[Json]
 ) -> None:
     """Read again what the finished blocks were made from."""
     operand = _operands(spec)[name]
-    m, k, n = map(slices, (blocking.m, blocking.k, blocking.n))
     if name == "C0":
+        m, n = slices(blocking.m), slices(blocking.n)
         used, regions = records, [[(m[one["i"]], n[one["j"]])] for one in records]
+        found = client.gather(client.map(_ReadAgain(operand, order), regions, pure=False, batch_size=1000))
     else:
         used = [one for (of, _), one in seen.first.items() if of == name]
-        regions = [[(m[one["i"]], part) if name == "A" else (part, n[one["j"]]) for part in k] for one in used]
-    found = client.gather(client.map(_ReadAgain(operand, order), regions, pure=False, batch_size=1000))
+        indices = [one["i" if name == "A" else "j"] for one in used]
+        found = _read_again(client, name, spec, blocking, order, indices)
     for one, now in zip(used, found, strict=True):
         if one["inputs"][name] != now:
             raise InputError(

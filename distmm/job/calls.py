@@ -1,4 +1,4 @@
-"""The calls: `multiply` begins a job or goes on with it, `resume` goes on from what stands beside C alone."""
+"""The calls of users: `multiply` begins a job or goes on with it, `resume` needs nothing but the path of C."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from distmm.api.verify import check_possible
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
-from distmm.job.ending import refuse_twice, same_call, settle
+from distmm.job.commit import refuse_twice, same_call, settle
 from distmm.job.folder import Folder, read_json
-from distmm.job.forms import CERTIFICATE
 from distmm.job.job import Announce, Job, Progress
+from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop

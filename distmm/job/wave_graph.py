@@ -5,7 +5,7 @@ Beside the chains of `distmm.graph.product_graph.ProductLayer`, on the workers w
     w[j]     weights by B[0,j]            at their home, one task for all j that have the same
     Y[p,j]   sketches of B[p,j]           at their home, likewise
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]; Y and S with checksums of what they have read
-    W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
+    W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
 
 Only the results of W come to the client: some hundred bytes a block.
 """
@@ -13,177 +13,27 @@ Only the results of W come to the client: some hundred bytes a block.
 from __future__ import annotations
 
 import itertools
-import math
-import pickle
-import socket
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, fields
-from functools import cached_property, lru_cache
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from dask.highlevelgraph import Layer
-from distributed import get_worker
 
 from distmm.checking import sketch
-from distmm.checking.checksum import checksum, checksum_of_input
-from distmm.checking.tolerance import Tolerance
+from distmm.checking.checksum import checksum_of_input
 from distmm.graph.dask_tasks import List, PlacedTask, TaskRef
 from distmm.graph.placement import Placement
-from distmm.job.folder import Folder, Json, write_json
-from distmm.job.inputs import Order, fold
-from distmm.job.lock import Lock
-from distmm.planning.geometry import Wave, slices
-from distmm.planning.plan import Plan
-from distmm.storage import Target
-from distmm.worker.worker_slots import slot_released
+from distmm.job.block_writer import Left, Writer, write
+from distmm.job.input_checksums import Order, fold
+from distmm.planning.geometry import Wave
 
-__all__ = ["Writer", "WritingLayer"]
-
-# Blocks that a CPU worker writes beside its products. No disk gets faster with more requests at a time, and where one
-# hangs products wait for it: without a bound there were 2,505 threads.
-WRITERS = 32
+__all__ = ["Names", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
 Right = tuple[list[sketch.Sketch], list[int]]  # sketches of blocks of B, and their checksums
-Left = tuple[sketch.Sketch | None, np.ndarray]  # S[i], and the folded checksums of A[i, :] and of each B[:, j]
-
-
-@dataclass(frozen=True)
-class Writer:
-    """What a worker needs to judge, write and mark blocks of C.
-
-    Attributes
-    ----------
-    folder : Folder
-    lock : str
-        Token of the lock under which blocks may be written.
-    target : Target
-    plan : Plan
-    tolerance : Tolerance or None
-        None: blocks are not judged.
-    seed : int
-        Of the random vectors.
-    alpha, beta : scalars
-    orders : dict
-        How checksums of A, B and C0 are made.
-    attempt : int
-        0, or how often the block has been rejected before.
-    before : dict or None
-        What was said of the same block when it was made before, and rejected: with the same bits it is accepted where
-        inf or NaN leave nothing else to judge by, or a row that only stands out has turned out the same.
-    """
-
-    folder: Folder
-    lock: str
-    target: Target
-    plan: Plan
-    tolerance: Tolerance | None
-    seed: int
-    alpha: complex
-    beta: complex
-    orders: dict[str, Order]
-    attempt: int = 0
-    before: Json | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
-
-    @property
-    def topic(self) -> str:
-        """Dask's name for the events that tell the client which blocks are made, and have only to be written."""
-        return f"distmm-made-{self.folder.path}"
-
-    def region(self, i: int, j: int) -> tuple[slice, slice]:
-        """Rows and columns of a block."""
-        return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
-
-    def write(
-        self,
-        where: Placement,
-        block: np.ndarray,
-        left: Left,
-        position: int,
-        added: np.ndarray | None,
-        weights: dict[int, sketch.Weights] | None,
-    ) -> Json:
-        """Judge one block; write and mark it if it is right. Runs on workers.
-
-        Returns
-        -------
-        dict
-            What the certificate says of the block; ``"written"`` is whether it was right and has been written.
-        """
-        sketches, sums = left
-        inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
-        if added is not None:
-            order = self.orders["C0"]
-            inputs["C0"] = f"{checksum_of_input(added, *order):016x}"
-        with ThreadPoolExecutor(1) as beside:
-            crc = beside.submit(checksum, block)
-            judged = None
-            if self.tolerance is not None and sketches is not None and weights is not None:
-                x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
-                about = self.tolerance, sketches, position, block, x, self.alpha, self.beta, added
-                judged = sketch.judge(*about, on_gpu=self.plan.cluster.device == "cuda", by=weights[where.j])
-        record: Json = {
-            "job": self.folder.id,
-            "i": where.i,
-            "j": where.j,
-            "crc32c": crc.result(),
-            "inputs": inputs,
-            "host": socket.gethostname(),
-            "worker": str(get_worker().name),
-            "attempt": self.attempt,
-        }
-        accepted = True
-        if judged is not None:
-            confirmed = judged.residual <= 1 and self.before is not None and self.before["crc32c"] == record["crc32c"]
-            accepted = judged.ok or confirmed
-            # JSON has no infinity: an integer that differs has no residual to speak of.
-            record["residual"] = judged.residual if math.isfinite(judged.residual) else None
-            record["how"] = "sketch" if judged.ok else self._same_bits(record["worker"]) if confirmed else "rejected"
-            record["row"] = judged.row
-        if accepted:
-            self._store(block, record)
-        return {**record, "written": accepted}
-
-    def _store(self, block: np.ndarray, record: Json) -> None:
-        """Write a block, and its marker once it is on the disk, as long as the lock is still that of this run."""
-        i, j = record["i"], record["j"]
-        rows, columns = self.region(i, j)
-        Lock.check(self.folder.path, self.lock)
-        self.target[rows, columns] = block
-        if block.size:
-            self.target.sync(rows, columns)
-        record["time"] = time.time()
-        Lock.check(self.folder.path, self.lock)  # again: to reach the disk takes long, and a stopped worker longer
-        write_json(self.folder.marker(i, j), record)
-
-    def _same_bits(self, worker: str) -> str:
-        """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
-        elsewhere = self.before is not None and self.before["worker"] != worker
-        return "same bits on two workers" if elsewhere else "same bits twice on one worker"
-
-
-@lru_cache(maxsize=4)
-def _shared(content: bytes) -> Writer:
-    """Return one writer for all tasks of a process that have come with the same: each takes 10 kB of memory."""
-    return Writer(*pickle.loads(content))
-
-
-def _write(where: Placement, writer: Writer, block: np.ndarray, *about: Any) -> Json:
-    """Judge and write a block beside the worker's products."""
-    cluster = writer.plan.cluster
-    # On GPU workers, whose blocks are in host memory by then, as many write beside products as there are slots:
-    # where the disk is slower than the GPU, products wait for it, and the host holds no more blocks than the plan
-    # says. On CPU workers the plan counts all finished blocks of a wave, but each write has a thread of its own.
-    with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
-        get_worker().log_event(writer.topic, [where.product, where.i, where.j])
-        return writer.write(where, np.ascontiguousarray(block), *about)
 
 
 def _of_b(
@@ -328,7 +178,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
         for i, j in self.blocks:
             yield PlacedTask(
                 self.key(i, j),
-                _write,
+                write,
                 self._place(i, j, 0),  # before any product of the wave: it makes room
                 self.writer,
                 TaskRef((self.names.c, i, j)),
