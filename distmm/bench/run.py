@@ -20,7 +20,7 @@ from typing import Any
 from distributed.diagnostics import nvml
 
 from distmm.bench.cases import Case, Experiment, Group
-from distmm.bench.child import Errand, Task
+from distmm.bench.measuring_process import Errand, Task
 from distmm.bench.results import Results, Row
 from distmm.clusters import BLAS_THREADS
 

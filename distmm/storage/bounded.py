@@ -24,7 +24,7 @@ from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ShardingCodec
 from zarr.storage import LocalStore
 
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["bounded", "open_zarr"]
 

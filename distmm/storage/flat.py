@@ -21,7 +21,7 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync
 from distmm.storage.matrix import Matrix, check_dtype, modified, stamp_of, stripes
 from distmm.storage.output import Target
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
 

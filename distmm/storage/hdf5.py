@@ -15,7 +15,7 @@ from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix, stamp_of
 from distmm.storage.output import Output
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split"]
 

@@ -23,7 +23,7 @@ from distmm.storage.durability import fsync
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
 from distmm.storage.output import Output, Target
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.utils import parse_bytes, parse_timedelta
+from pydantic import ValidationError
 
 from distmm.errors import InputError
-from distmm.submit import jobfile, pages
+from distmm.submit import dashboard_access, jobfile
 from distmm.submit.schema import GPU_OPTIONS, Run, Slurm, Workers
 from distmm.tls import create, places, security
 
@@ -57,9 +58,13 @@ def connect(
         run, machines, slurm = job.run, job.workers, job.slurm
     else:
         run, slurm = Run(), Slurm()
-        machines = Workers(
-            per_node=workers or 1, device="cpu" if device == "cpu" else "gpu", memory=memory_limit or Workers.memory
-        )
+        given = {"per_node": workers, "memory": memory_limit, "device": "cpu" if device == "cpu" else "gpu"}
+        try:
+            machines = Workers.model_validate({key: value for key, value in given.items() if value is not None})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            key, value = wrong["loc"][0], wrong["input"]
+            raise InputError(f"--cluster slurm: {key} {value!r} is not {jobfile.expected(wrong)}") from error
     switch = run.tls if tls == "none" else tls
     certificates = places(switch, run.folder, run.name)
     if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
@@ -152,7 +157,7 @@ def start(
     from distributed import Client
 
     with (
-        dask.config.set(pages.settings(run.dashboard, port="{port}")),
+        dask.config.set(dashboard_access.settings(run.dashboard, port="{port}")),
         SLURMCluster(**arguments(run, workers, slurm, security)) as cluster,
         Client(cluster) as client,
         _kept(cluster, workers.nodes, run.restarts),

@@ -14,7 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
-from distmm.submit import pages
+from distmm.submit import dashboard_access
 from distmm.submit.schema import GPU_OPTIONS, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 
@@ -166,7 +166,7 @@ def _pod(
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        **pages.environment(job.run.dashboard),
+        **dashboard_access.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]

@@ -90,7 +90,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     from bokeh.models import Div, Select
     from distributed.dashboard.components.scheduler import env
 
-    from distmm.telemetry.panes import QUANTITIES, Bars, Blocks
+    from distmm.telemetry.dashboard_figures import QUANTITIES, Bars, Blocks
 
     newest = "the newest product"
     choice = Select(value=newest, options=[newest], width=320, title="", stylesheets=[FIELD])
@@ -131,7 +131,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
 
 def _pane(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     """Build one figure alone, filling the pane."""
-    from distmm.telemetry.panes import Bars, Blocks
+    from distmm.telemetry.dashboard_figures import Bars, Blocks
 
     sizing = {"sizing_mode": "stretch_both", "name": f"distmm-{name}"}
     pane = Blocks(**sizing) if name == "blocks" else Bars(name, **sizing)

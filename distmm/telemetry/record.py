@@ -12,7 +12,7 @@ import numpy as np
 
 from distmm.planning.plan import Plan
 from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
-from distmm.telemetry.pace import Pace
+from distmm.telemetry.time_left import Pace
 
 __all__ = ["Figures", "Incident", "Lane", "Record"]
 
@@ -35,8 +35,8 @@ MOMENT_SECONDS = 5.0
 class Figures(NamedTuple):
     """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
 
-    `left` is seconds, at the rate of late (see `distmm.telemetry.pace`); for a job until the last block is checked and
-    on the disk.
+    `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
+    checked and on the disk.
     """
 
     done: int

@@ -28,7 +28,7 @@ from distmm.planning.plan import make_plan
 from distmm.telemetry import client as telemetry
 
 if TYPE_CHECKING:
-    from distmm.bench.child import Task
+    from distmm.bench.measuring_process import Task
 
 __all__ = ["count_allocations", "kernel_alone", "peak_bytes", "program", "start_counting"]
 
