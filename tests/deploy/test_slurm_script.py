@@ -11,7 +11,7 @@ import dask
 import pytest
 
 from distmm.errors import InputError
-from distmm.submit import dashboard_access, elastic, fabric, jobfile, ready, slurm, slurm_script
+from distmm.submit import dashboard_access, elastic, fabric, jobfile, ready, slurm_queue, slurm_script
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -145,12 +145,12 @@ def test_ucx_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, t
     "reason", ["PartitionTimeLimit", "QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"]
 )
 def test_what_no_single_job_may_have_never_starts(reason: str) -> None:
-    assert slurm.NEVER.fullmatch(reason)
+    assert slurm_queue.NEVER.fullmatch(reason)
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"])
 def test_what_ends_with_other_jobs_is_waited_for(reason: str) -> None:
-    assert not slurm.NEVER.fullmatch(reason)
+    assert not slurm_queue.NEVER.fullmatch(reason)
 
 
 @pytest.mark.parametrize(
