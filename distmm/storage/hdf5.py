@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
+from distmm.storage.hdf5_chunks import check_filters, read
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix, stamp_of
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
@@ -107,6 +108,7 @@ class Hdf5Matrix(Matrix):
                 found = _dataset(opened, name)
                 if found is None:
                     raise InputError(f"{file}: no dataset {name!r}; it holds {', '.join(shapes) or 'none'}")
+                check_filters(f"{file}:{name}", found)
                 shape, dtype, chunks = found.shape, found.dtype, found.chunks
         except OSError as error:
             raise InputError(f"{file}: not a readable HDF5 file: {error}; copy or write it again") from error
@@ -126,7 +128,7 @@ class Hdf5Matrix(Matrix):
             found = _dataset(opened, self.dataset)
             if found is None:
                 raise OSError(f"there is no dataset {self.dataset} any more")
-            return np.asarray(found[rows, cols], dtype=self.dtype)
+            return np.asarray(read(found, rows, cols), dtype=self.dtype)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:

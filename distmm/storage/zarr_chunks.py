@@ -16,6 +16,8 @@ from typing import Any, Self
 import numpy as np
 import zarr
 
+from distmm.storage.zarr_internals import chunk_names
+
 __all__ = ["Present", "files", "stamp_of_objects"]
 
 
@@ -44,7 +46,7 @@ class Present:
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
         """List the files that are there. Object stores are not listed: all of their files count as absent."""
         edges = stored.shards or stored.chunks
-        names = stored.metadata.encode_chunk_key((0, 0)).replace("0", "{}")
+        names = chunk_names(stored)
         high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
         there = set() if "://" in path else {inside for inside, _ in _entries(path)}
         absent = np.array([names.format(*at) not in there for at in itertools.product(range(high), range(wide))], bool)

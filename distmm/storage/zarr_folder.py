@@ -17,18 +17,17 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage import bfloat16
-from distmm.storage.bounded import bounded, open_zarr
 from distmm.storage.durability import fsync
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
 from distmm.storage.output import Output, Target
 from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
+from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
 __all__ = ["ZarrMatrix", "ZarrTarget"]
 
-bfloat16.register()
+register_bfloat16()
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _plain(path: str, stored: zarr.Array[Any]) -> str | None:
         packed = others or first["name"] != "bytes" or order != "little"
     if "://" in path or packed or sys.byteorder != "little" or not stored.dtype.isnative:
         return None
-    return stored.metadata.encode_chunk_key((0, 0)).replace("0", "{}")
+    return chunk_names(stored)
 
 
 def _digest(stored: zarr.Array[Any]) -> str:
@@ -171,8 +170,11 @@ def _digest(stored: zarr.Array[Any]) -> str:
 # would be looked up by name in whatever is installed.
 CODECS = {
     "adler32", "astype", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fixedscaleoffset",
-    "fletcher32", "gzip", "lz4", "lzma", "quantize", "sharding_indexed", "shuffle", "transpose", "zfpy", "zlib", "zstd",
+    "fletcher32", "gzip", "lz4", "lzma", "quantize", "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
 }  # fmt: skip
+
+# Keys by which a codec's configuration names a type of elements. A text of a million characters is such a type too.
+TYPES = ("dtype", "astype", "encode_dtype", "decode_dtype")
 
 
 def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
@@ -189,8 +191,18 @@ def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
                 f"{path}: its chunks are packed with {name!r}, which is not among the codecs that are trusted "
                 f"({', '.join(sorted(CODECS))}); write the array again with one of them"
             )
-        configuration = codec.get("configuration") or {}
+        configuration = codec.get("configuration") or codec
+        for key in TYPES:
+            if (of := configuration.get(key)) is not None:
+                _check_codec_type(f"{path}: the {key} of its codec {name}", of)
         codecs += [*configuration.get("codecs", ()), *configuration.get("index_codecs", ())]
+
+
+def _check_codec_type(what: str, name: Any) -> None:
+    try:
+        check_dtype(what, name)
+    except TypeError as error:
+        raise InputError(f"{what}, {name!r}, is no type of elements; write the array again") from error
 
 
 @dataclass(frozen=True)
