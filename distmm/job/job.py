@@ -14,6 +14,7 @@ from distributed import Client
 from distmm import clusters
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
+from distmm.checking.verdict import of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import ending, planning
@@ -280,7 +281,7 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
             residuals = [r for block in loop.records.values() if (r := block.get("residual")) is not None]
             rows = [
                 ("blocks", f"{len(loop.records)} written in this run, {len(loop.rejected)} rejected and made again"),
-                ("largest error", f"{max(residuals):.2g} of its bound" if residuals else "not measured"),
+                ("largest error", of_tolerance(max(residuals)) if residuals else "not measured"),
                 ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
             ]
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)
