@@ -166,7 +166,7 @@ class Plan:
         bits = (
             "as if C were one block"
             if self.keeps_bits
-            else f"differ from those of other cuts along k (edges that are multiples of {self.cluster.granule} keep them)"
+            else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
@@ -177,13 +177,13 @@ class Plan:
             ("tasks", f"{c.tasks}"),
             (
                 "memory",
-                f"{c.peak_bytes / 1e9:.3g} GB a worker at most, of {self.cluster.memory / 1e9:.3g} GB that are free",
+                f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free",
             ),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
             (
                 "moved",
-                f"{c.bytes_moved / 1e9:.3g} GB between workers, at least {c.bytes_bound / 1e9:.3g} GB (2-D bound)",
+                f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",
             ),
             ("bits", bits),
             ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
