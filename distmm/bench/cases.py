@@ -1,4 +1,4 @@
-"""What is measured: programs, sizes, places and types, on so many workers, the most telling first. Pure."""
+"""The cases to measure: programs, sizes, places of operands, types, numbers of workers; the most telling first. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has each group of cases measured by a process of its own, and waits for no case longer than it is worth."""
+"""Starts a process for each group of cases, and gives up cases that take longer than they may."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def _open(file: str) -> h5py.File:
 def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
     """Return a dataset whose elements lie in this file; None if there is none of this name.
 
-    Links are followed by hand, because HDF5 opens whatever file an external link names, with this user's rights.
+    Links are followed here, one by one. HDF5 itself opens any file that an external link names, with this user's rights.
 
     Raises
     ------
@@ -154,8 +154,8 @@ def check_replaceable(path: str, dataset: str | None) -> None:
 def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
     """Write a file with one dataset, its space set aside in one piece, without data.
 
-    HDF5 allows one writing process, but such a dataset is plain bytes at an offset, and nothing else in the file
-    changes any more: the workers write there as into any file.
+    HDF5 allows one writing process. But such a dataset is plain bytes at an offset, and nothing else in the file
+    changes any more, so the workers write these bytes themselves.
     """
     if dtype.kind == "V":
         raise InputError(f"{output.path}: HDF5 files have no type {dtype}; write C to Zarr, or as another type")

@@ -1,4 +1,4 @@
-"""The files of a Zarr array: which of its chunks are there, and by what it is recognised that one has been written."""
+"""The files of a Zarr array: which chunks are there, and whether one has been written since."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """List the same files; none is asked for its size, which would be a round trip each on a network's file system."""
+    """List the same files without their sizes, each of which costs a round trip on a network file system."""
     with os.scandir(folder) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             if entry.is_dir():

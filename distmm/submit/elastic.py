@@ -78,7 +78,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
 
     One process a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to each of 8 GPU
     workers. ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node.
-    What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
+    dask-jobqueue takes what the job file leaves empty (partition, account) from its own configuration.
     """
     gpu = workers.device == "gpu"
     dashboard = ":0" if run.dashboard == "all" else "127.0.0.1:0"
@@ -161,9 +161,9 @@ def start(
         dask.config.set(dashboard_access.settings(run.dashboard, port="{port}")),
         SLURMCluster(**made) as cluster,
         Client(cluster) as client,
-        _kept(cluster, workers.nodes, run.restarts),
+        _replacing_lost_nodes(cluster, workers.nodes, run.restarts),
     ):
-        # Not adapt(): it retires workers as soon as tasks are few, with the blocks that they hold.
+        # Not adapt(): it retires workers, with the blocks that they hold, as soon as tasks are few.
         cluster.scale(jobs=workers.nodes)
         _wait(client, cluster, run, workers, timeout, refusals)
         yield client
@@ -227,11 +227,11 @@ def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: flo
 
 
 @contextmanager
-def _kept(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
+def _replacing_lost_nodes(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
     """Ask again for nodes whose jobs have left the queue, at most `restarts` times in all.
 
-    Dask itself does so for adaptive clusters alone, and where a job has several workers not at all. A job that Slurm
-    has put back into the queue, or whose worker is being started again, is left to come back by itself.
+    Dask does so for adaptive clusters only, and never where a job has several workers. A job that Slurm has requeued,
+    or whose worker is being restarted, is left alone.
     """
     ended = threading.Event()
 

@@ -60,7 +60,7 @@ def job(job: Job) -> list[Manifest]:
     command += ["--overwrite"] if product.overwrite else []
     runner = {
         **_pod(job, "client", command, SMALL),
-        # An error in the job file does not go away by itself: what can be resumed is submitted again.
+        # No restarts: an error in the job file stays, and a stopped job is submitted again.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.seconds("grace"),
         **_steady(job),
@@ -99,7 +99,7 @@ def dump(manifests: list[Manifest]) -> str:
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Repeats what occurs twice: anchors are hard to read in manifests."""
+    """Writes values that occur twice in full: anchors are hard to read in manifests."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

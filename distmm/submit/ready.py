@@ -1,6 +1,6 @@
-"""The first thing that a batch job's client does: wait for its workers, say where the dashboard is, become the product.
+"""What the client of a batch job runs first: it waits for the workers, names the dashboard, and runs the product.
 
-``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``
+``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``; batch scripts and manifests name this module.
 """
 
 from __future__ import annotations

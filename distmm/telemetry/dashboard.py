@@ -1,7 +1,7 @@
-"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its panes for the labextension.
+"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its plots for JupyterLab.
 
-It is there wherever `distmm.telemetry.scheduler.Telemetry` is: from a client's first product on, or from the start
-with ``dask scheduler --preload distmm.telemetry.preload``.
+`distmm.telemetry.scheduler.Telemetry` adds them: with a client's first product, or from the start with
+``dask scheduler --preload distmm.telemetry.preload``.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document)
 
 
 def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Any]) -> None:
-    """Show the present state, then again and again, in the colours that the reader's browser asks for."""
+    """Update the panes now and periodically, in the colour scheme of the reader's browser."""
     from bokeh.models import CustomJS
 
     update()

@@ -1,4 +1,4 @@
-"""``/distmm-targets.json`` tells Prometheus where the workers are, whose ports nobody chose (its HTTP discovery)."""
+"""``/distmm-targets.json``: addresses of the workers for Prometheus' HTTP discovery; workers choose their own ports."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The report of one product: a single HTML file without scripts or links, for a mail or an archive.
 
-It shows a record (`distmm.telemetry.record`): who worked when, at which rate, with how much memory and how many bytes
-moved, each beside what the plan said; what went wrong; and what the check of C found.
+It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate, memory and bytes moved beside those of
+the plan; what went wrong; and what the check of C found.
 """
 
 from __future__ import annotations
