@@ -1,4 +1,4 @@
-"""The cases to measure: programs, sizes, places of operands, types, numbers of workers; the most telling first. Pure."""
+"""The cases to measure, in order of importance: programs, sizes, places of operands, types, numbers of workers. Pure."""
 
 from __future__ import annotations
 

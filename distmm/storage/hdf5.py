@@ -51,7 +51,7 @@ def _open(file: str) -> h5py.File:
 def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
     """Return a dataset whose elements lie in this file; None if there is none of this name.
 
-    Links are followed here, one by one. HDF5 itself opens any file that an external link names, with this user's rights.
+    Links are followed here, one by one. HDF5 itself opens any file that an external link names, with the user's rights.
 
     Raises
     ------
