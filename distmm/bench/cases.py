@@ -1,4 +1,4 @@
-"""The cases to measure, in order of importance: programs, sizes, places of operands, types, numbers of workers. Pure."""
+"""The cases to measure, the most telling first: programs, sizes, places of operands, types, workers. Pure."""
 
 from __future__ import annotations
 

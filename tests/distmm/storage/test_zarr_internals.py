@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 from pathlib import Path
 
 import ml_dtypes
@@ -56,3 +57,10 @@ def test_bfloat16_arrays_travel_to_workers(tmp_path: Path) -> None:
     zarr.create_array(tmp_path / "A.zarr", shape=(4, 4), dtype=np.dtype(ml_dtypes.bfloat16))
     travelled = pickle.loads(pickle.dumps(zarr.open(tmp_path / "A.zarr")))
     assert travelled.dtype == ml_dtypes.bfloat16
+
+
+def test_no_other_module_uses_private_parts_of_zarr() -> None:
+    private = re.compile(r"zarr\.core|AsyncArray|async_array|store_path|encode_chunk_key|\bzarr\.\w*\._")
+    package = Path(zarr_internals.__file__).parents[1]
+    users = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert users == {"zarr_internals.py"}

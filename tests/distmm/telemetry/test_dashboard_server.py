@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -56,3 +58,12 @@ def test_a_product_runs_on_a_scheduler_whose_dashboard_has_changed(
     np.testing.assert_array_equal(product, values @ values)
     assert "no place for the page /distmm" in caplog.text
     assert "no place for /distmm-targets.json" in caplog.text
+
+
+def test_no_other_module_uses_private_parts_of_the_dashboard() -> None:
+    private = re.compile(
+        r"(import|from) (distributed\.dashboard|distributed\.http\.scheduler|bokeh\.server)|http_application"
+    )
+    package = Path(dashboard_server.__file__).parents[1]
+    users = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert users == {"dashboard_server.py"}
