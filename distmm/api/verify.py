@@ -13,7 +13,7 @@ from distmm.api.operands import Operand, check_pair, wrap
 from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
 from distmm.checking.scaling import SPOILT, exponents, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa
-from distmm.checking.verdict import Verdict
+from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.geometry import Problem
@@ -185,4 +185,4 @@ def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdi
             return Verdict("wrong", residual, f"C is not A @ B: {some} are off, {at}")
         message = f"C may be A @ B or not: {some} cannot be compared, {at}, and {OVERFLOW}"
         return Verdict("cannot tell", residual, message)
-    return Verdict("right", residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")
+    return Verdict("right", residual, f"every element of C is right, the largest error is {of_tolerance(residual)}")

@@ -1,4 +1,4 @@
-"""What is measured: programs, sizes, places and types, on so many workers, the most telling first. Pure."""
+"""The cases to measure, the most telling first: programs, sizes, places of operands, types, workers. Pure."""
 
 from __future__ import annotations
 

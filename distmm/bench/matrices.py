@@ -1,4 +1,4 @@
-"""Matrices of N(0, 1) to multiply, in the workers' memory and in that of the host; a check for those of other programs.
+"""Matrices of N(0, 1), in the workers' memory and in host memory, and a check of the products of other programs.
 
 bfloat16 numbers are drawn from 2**16 quantiles of N(0, 1): five times as fast as float32 ones by the ziggurat, of which
 a core makes 57 million a second.
@@ -89,7 +89,7 @@ def finish(array: da.Array) -> None:
 
 
 class Arena:
-    """Host memory for square matrices, made once: to have 50 GB from the system and pinned takes half a minute.
+    """Host memory for square matrices, allocated once: to allocate and pin 50 GB takes half a minute.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Has each group of cases measured by a process of its own, and waits for no case longer than it is worth."""
+"""Starts a process for each group of cases, and gives up cases that take longer than they may."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from distributed.diagnostics import nvml
 
 from distmm.bench.cases import Case, Experiment, Group
-from distmm.bench.child import Errand, Task
+from distmm.bench.measuring_process import Errand, Task
 from distmm.bench.results import Results, Row
 from distmm.clusters import BLAS_THREADS
 

@@ -8,10 +8,10 @@ with high probability, u being the unit roundoff of the accumulator. Where the p
 rounded to fewer digits first, each product has a relative error of at most 2 u_in, and the sum one of 2 u_in |A||B|.
 C is rounded to its own type on top, by u_out of its size.
 
-*Underflow.* Each of the k multiplications and k additions may replace what is below the smallest normal number of the
-accumulator, ``tiny``, by a subnormal number, or by zero, as GPUs and CPUs may be told to do. These errors may all have
-one sign, so they add up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more, and
-the last rounding half of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``,
+*Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
+accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
+up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more. The last rounding adds half
+of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``,
 times |alpha| where that is above 1.
 
 *Random vectors.* Column j of C is multiplied by ``x_j = w_j r_j``, where the r_j have mean square 1 and do not depend
@@ -126,7 +126,7 @@ class Tolerance:
         return np.asarray(((truth - given) & np.uint64(2 ** (8 * self.dtype.itemsize) - 1)) != 0)
 
     def underflow(self, alpha: complex, columns: np.ndarray | None = None) -> float:
-        """Most that underflow changes: in an element, or in a row whose columns are divided by ``2**columns``."""
+        """Return the most that underflow changes: in an element, or in a row with columns divided by ``2**columns``."""
         eta = self.eta * max(1.0, abs(alpha))
         if columns is None or not columns.size:
             return eta
@@ -193,9 +193,10 @@ class Tolerance:
 
 
 def stands_out(rows: np.ndarray) -> np.ndarray:
-    """Rows whose ratio exceeds 1, or is far above what is usual.
+    """Return which rows have a ratio above 1, or far above the median.
 
-    The bound of a row allows for the worst signs of the data, which makes it loose: what stands out is suspect too.
+    The bound of a row allows for the worst signs of the data, which makes it loose. So rows far above the median are
+    suspect too.
     """
     usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
     return np.asarray(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)

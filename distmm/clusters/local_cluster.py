@@ -21,7 +21,7 @@ from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
-from distmm.submit import pages
+from distmm.submit import dashboard_access
 from distmm.tls import security
 from distmm.worker import gpu_worker_setup
 
@@ -135,7 +135,7 @@ def local(
     make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
-    routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": pages.PROBED}
+    routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
     if tls != "none":
         arguments |= {"security": security(tls), "protocol": "tls"}

@@ -227,7 +227,11 @@ class Computation:
 
 def _wrong(record: Json, before: Json | None) -> str:
     """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
-    error = "differs" if record["residual"] is None else f"is {record['residual']:.2g} times its bound off"
+    error = (
+        "differs"
+        if record["residual"] is None
+        else f"is off by {record['residual']:.2g} times the tolerance for rounding"
+    )
     attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
     if before is not None and before["worker"] != record["worker"]:
         attempts = f"with the same bits on worker {before['worker']} of {before['host']}"

@@ -14,6 +14,7 @@ from distributed import Client
 from distmm import clusters
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
+from distmm.checking.verdict import of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import planning
@@ -277,7 +278,7 @@ def _report(client: Client, folder: Folder, made: Computation) -> None:
         if record is not None:
             rows = [
                 ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and made again"),
-                ("largest error", "not measured" if made.residual is None else f"{made.residual:.2g} of its bound"),
+                ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
                 ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
             ]
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)

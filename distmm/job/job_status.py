@@ -14,7 +14,7 @@ from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
 from distmm.planning.geometry import even_edges
 from distmm.telemetry import units
-from distmm.telemetry.pace import Pace
+from distmm.telemetry.time_left import Pace
 
 __all__ = ["Status", "status"]
 

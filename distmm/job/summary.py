@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
@@ -50,7 +51,7 @@ class Summary:
     recomputed : int
         Blocks that failed their test in this run and were made again.
     residual : float or None
-        Largest error of a block over its bound; None where nothing was checked.
+        Largest error of a block over its tolerance for rounding: at most 1. None where nothing was checked.
     certificate : str or None
         Where the certificate is; None where nothing was checked, unless the product was added to a C.
     report : str or None
@@ -88,12 +89,7 @@ class Summary:
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
             ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
-            (
-                "error",
-                "not checked"
-                if self.residual is None
-                else f"at most {self.residual:.2g} of the bound on rounding errors (right: up to 1)",
-            ),
+            ("error", "not checked" if self.residual is None else f"at most {of_tolerance(self.residual)}"),
             *[("input", f"{path}: {what}") for path, what in self.missing.items()],
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),

@@ -11,7 +11,7 @@ from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.output import Output, Target
-from distmm.storage.replaceable import check_place, check_replaceable
+from distmm.storage.overwriting import check_place, check_replaceable
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 
 __all__ = [

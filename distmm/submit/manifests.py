@@ -14,7 +14,7 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
-from distmm.submit import pages
+from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.worker import gpu_worker_setup
@@ -61,7 +61,7 @@ def job(job: Job) -> list[Manifest]:
     command += ["--overwrite"] if product.overwrite else []
     runner = {
         **_pod(job, "client", command, SMALL),
-        # An error in the job file does not go away by itself: what can be resumed is submitted again.
+        # No restarts: an error in the job file stays, and a stopped job is submitted again.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.seconds("grace"),
         **_steady(job),
@@ -100,7 +100,7 @@ def dump(manifests: list[Manifest]) -> str:
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Repeats what occurs twice: anchors are hard to read in manifests."""
+    """Writes values that occur twice in full: anchors are hard to read in manifests."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -167,7 +167,7 @@ def _pod(
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        **pages.environment(job.run.dashboard),
+        **dashboard_access.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]

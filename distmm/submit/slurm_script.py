@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dask.utils import parse_bytes
 
 from distmm import tls
-from distmm.submit import pages
+from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
 from distmm.worker import gpu_worker_setup
 
@@ -133,7 +133,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
     certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     address = {"localhost": "127.0.0.1:0", "all": ":0", "none": "127.0.0.1:0"}[job.run.dashboard]
     no_pages = "--no-dashboard " if job.run.dashboard == "none" else ""
-    variables = {**pages.environment(job.run.dashboard), **tls.environment(certificates)}
+    variables = {**dashboard_access.environment(job.run.dashboard), **tls.environment(certificates)}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     return SCRIPT.format(
         directives="\n".join(_directives(job)),

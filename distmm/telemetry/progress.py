@@ -57,7 +57,7 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
 
 
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
-    """Show the progress of a product that has been started, until it is done; interrupting only ends the showing.
+    """Show the progress of a product that has been started, until it is done. An interrupt ends the display only.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ def _bar(console: Console) -> Iterator[Report]:
 
 @contextmanager
 def _cell() -> Iterator[Report]:
-    """Below a notebook's cell, through IPython's own display: rich's live display would need ipywidgets."""
+    """Show it below a notebook's cell by IPython's display: rich's live display needs ipywidgets."""
     from IPython.display import display
 
     bar = _progress(console=Console(force_jupyter=True), auto_refresh=False)

@@ -18,7 +18,7 @@ from tornado.ioloop import PeriodicCallback
 from distmm.graph.dask_tasks import ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, targets
+from distmm.telemetry import dashboard, metrics, prometheus_targets
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
@@ -66,7 +66,7 @@ class Telemetry(SchedulerPlugin):
         self._sampling.start()
         metrics.expose(self)
         dashboard.install(scheduler)
-        targets.install(scheduler)
+        prometheus_targets.install(scheduler)
         reporter = WorkerTelemetry()
         await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
 

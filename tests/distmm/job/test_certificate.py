@@ -220,7 +220,7 @@ def test_a_block_that_stays_wrong_is_not_written(client: Client, spoilt: Any) ->
     spoilt("product", 99)
     with pytest.raises(
         WrongResultError,
-        match=r"block C\[1, 2\] is \S+ times its bound off.*same bits on worker \d.*, the last one on worker \d.*kept",
+        match=r"block C\[1, 2\] is off by \S+ times the tolerance.*same bits on worker \d.*last one on worker \d.*kept",
     ):
         run(client)
     assert not os.path.exists("C.npy")

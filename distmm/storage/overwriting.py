@@ -10,7 +10,7 @@ import stat
 from distmm.errors import InputError
 from distmm.storage import hdf5
 from distmm.storage.npy import NpyMatrix
-from distmm.storage.regular import kind
+from distmm.storage.regular_files import kind
 from distmm.storage.zarr_folder import ZarrMatrix
 
 __all__ = ["check_place", "check_replaceable"]

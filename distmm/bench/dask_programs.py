@@ -1,7 +1,7 @@
 """Products on a Dask cluster of this host: `distmm.matmul` and `dask.array.matmul`, and the kernel alone.
 
-Resident matrices lie where a two-dimensional distribution has them: block (i, j) on rank (i mod rows, j mod columns) of
-the plan's grid, as for ScaLAPACK, and as JAX is given its shards.
+Resident matrices have a two-dimensional block-cyclic distribution, as for ScaLAPACK: block (i, j) is on rank
+(i mod rows, j mod columns) of the plan's grid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from distmm.planning.plan import make_plan
 from distmm.telemetry import client as telemetry
 
 if TYPE_CHECKING:
-    from distmm.bench.child import Task
+    from distmm.bench.measuring_process import Task
 
 __all__ = ["count_allocations", "kernel_alone", "peak_bytes", "program", "start_counting"]
 

@@ -1,4 +1,4 @@
-"""``/distmm-targets.json`` tells Prometheus where the workers are, whose ports nobody chose (its HTTP discovery)."""
+"""``/distmm-targets.json``: addresses of the workers for Prometheus' HTTP discovery; workers choose their own ports."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 from distributed.http.utils import RequestHandler
 from distributed.scheduler import Scheduler
+
+from distmm.telemetry import dashboard_server
 
 __all__ = ["install", "targets"]
 
@@ -26,6 +28,5 @@ class _Targets(RequestHandler):
 
 
 def install(scheduler: Scheduler) -> None:
-    """Answer there; nothing happens on a scheduler without web server."""
-    if hasattr(scheduler, "http_application"):
-        scheduler.http_application.add_handlers(".*", [(PATH, _Targets, {"dask_server": scheduler})])
+    """Answer at ``/distmm-targets.json``; nothing happens on a scheduler without a web server."""
+    dashboard_server.add_handler(scheduler, PATH, _Targets)

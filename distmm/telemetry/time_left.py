@@ -1,4 +1,4 @@
-"""How long the rest takes, from when the work so far was done. Pure: times are arguments."""
+"""The time left, from the times at which the work so far was done. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from bisect import bisect_right
 
 __all__ = ["Pace"]
 
-# Parts of the time so far within which events are one: the workers of a step, the blocks of a wave. Also bounds the
-# memory: a factor of e in time takes as many points.
+# Events within 1/64 of the time so far count as one: the workers of a step, the blocks of a wave. This also bounds the
+# memory: a factor of e in time takes 64 points.
 RESOLUTION = 64
 
-# Part of the work so far whose pace no longer counts. With less, a slow start is felt for longer; with more, the rate
-# is that of too few steps, or of a part of a wave.
+# The rate leaves out this first part of the work so far. If it were smaller, a slow start would count for longer. If it
+# were larger, the rate would be that of too few steps, or of a part of a wave.
 FORGOTTEN = 0.4
 
 
 class Pace:
     """Work done over time, and the time that more of it will take.
 
-    The rate is that over the last 60 % of the work. So what comes once (start-up, the first reads from a cold disk) is
-    forgotten when one and a half times as much has been done since, and work that is done in lumps is counted from lump
-    to lump.
+    The rate is that of the last 60 % of the work. So costs that come once (start-up, the first reads from a cold disk)
+    no longer count when one and a half times as much work has been done since. Work that comes in lumps is counted from
+    lump to lump.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Pace:
     def left(self, now: float, work: float) -> float:
         """Seconds that more work will take from `now` on; infinity where nothing has been done yet.
 
-        Between two lumps the time runs down; where the next one is late, it stands still.
+        Between two lumps the time left decreases; while the next lump is late, it stays.
         """
         at = max(0, bisect_right(self.work, self.work[-1] * FORGOTTEN) - 1)
         done, seconds = self.work[-1] - self.work[at], self.times[-1] - self.times[at]

@@ -1,4 +1,4 @@
-"""Files that can be read like files: a pipe would be waited for without end, and reading a device may have effects."""
+"""Refuses what is not a regular file: a read from a pipe may wait for ever, and one from a device may have effects."""
 
 from __future__ import annotations
 

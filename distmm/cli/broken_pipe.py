@@ -1,4 +1,4 @@
-"""What is printed after its reader has gone, as of ``distmm multiply ... | head -1``, is dropped; the work goes on."""
+"""Output whose reader has gone, as in ``distmm multiply ... | head -1``, is dropped, and the work goes on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["outlive"]
 
 
 class _Outliving(io.FileIO):
-    """A file that takes what nobody reads any more."""
+    """A file that accepts and drops what nobody reads any more."""
 
     def write(self, data: Any) -> int:
         """Write, if somebody reads."""
@@ -21,7 +21,7 @@ class _Outliving(io.FileIO):
 
 
 def outlive() -> None:
-    """Have the exit code tell how the work went, whether or not somebody has read all of the output."""
+    """Let stdout and stderr outlive their readers, so that the exit code tells how the work went."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:

@@ -26,8 +26,8 @@ __all__ = ["Errand", "Say", "Task", "main", "serve"]
 Say = Callable[[dict[str, Any]], None]
 
 MODULES = {
-    "distmm": "on_cluster",
-    "dask.array.matmul": "on_cluster",
+    "distmm": "dask_programs",
+    "dask.array.matmul": "dask_programs",
     "JAX": "jax_product",
     "cuBLASXt": "cublasxt",
     "NumPy": "numpy_product",
