@@ -35,6 +35,7 @@ from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.events import TOPIC
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures
 
 __all__ = ["Announce", "Job", "Progress"]
@@ -274,7 +275,7 @@ def _report(client: Client, folder: Folder, loop: Loop) -> None:
     """
     if client.status != "running" or loop.stop.at_once:
         return
-    with suppress(OSError, TimeoutError):
+    with suppress(OSError, TimeoutError), tolerated("the report of a job"):
         record = telemetry.read(client, loop.job)
         if record is not None:
             residuals = [r for block in loop.records.values() if (r := block.get("residual")) is not None]

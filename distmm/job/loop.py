@@ -27,9 +27,9 @@ from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
 from distmm.planning.geometry import Wave
 from distmm.planning.plan import Plan
+from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
-from distmm.telemetry.scheduler import Telemetry
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Loop", "Submitted"]
@@ -233,7 +233,7 @@ class Loop:
         job = self.job
 
         def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
-            return len(dask_scheduler.workers), dask_scheduler.plugins[Telemetry.name].figures(job)
+            return len(dask_scheduler.workers), telemetry.figures_on(dask_scheduler, job)
 
         if self.client.status != "running":
             raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
