@@ -25,9 +25,9 @@ from distmm.job.stop import Stop
 from distmm.job.wave_graph import Names, WritingLayer
 from distmm.planning.geometry import Wave
 from distmm.planning.plan import Plan
+from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
-from distmm.telemetry.scheduler import Telemetry
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Computation"]
@@ -209,7 +209,7 @@ class Computation:
         job = self.job
 
         def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
-            return len(dask_scheduler.workers), dask_scheduler.plugins[Telemetry.name].figures(job)
+            return len(dask_scheduler.workers), telemetry.figures_on(dask_scheduler, job)
 
         if self.client.status != "running":
             raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
@@ -227,11 +227,8 @@ class Computation:
 
 def _wrong(record: Json, before: Json | None) -> str:
     """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
-    error = (
-        "differs"
-        if record["residual"] is None
-        else f"is off by {record['residual']:.2g} times the tolerance for rounding"
-    )
+    residual = record["residual"]
+    error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
     attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
     if before is not None and before["worker"] != record["worker"]:
         attempts = f"with the same bits on worker {before['worker']} of {before['host']}"

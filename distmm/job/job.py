@@ -37,6 +37,7 @@ from distmm.storage.durability import remove
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures
 from distmm.transfer.counted_writes import Run
 
@@ -273,7 +274,7 @@ def _report(client: Client, folder: Folder, made: Computation) -> None:
     """
     if client.status != "running" or made.stop.at_once:
         return
-    with suppress(OSError, TimeoutError):
+    with suppress(OSError, TimeoutError), tolerated("the report of a job"):
         record = telemetry.read(client, made.job)
         if record is not None:
             rows = [

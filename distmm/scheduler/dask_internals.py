@@ -19,6 +19,7 @@ __all__ = [
     "drop_blocks",
     "fail",
     "hold",
+    "is_held",
     "makers",
     "move_tasks",
     "place",
@@ -37,6 +38,11 @@ def hold(ts: TaskState, order: int) -> None:
     """Keep a task from being sent to a worker."""
     ts.worker_restrictions, ts.loose_restrictions = {HELD}, False
     _delay(ts, order)
+
+
+def is_held(ts: TaskState) -> bool:
+    """Whether a task waits for `place`."""
+    return HELD in (ts.worker_restrictions or ())
 
 
 def place(ts: TaskState, address: str, order: int = 0) -> None:

@@ -218,7 +218,7 @@ class PlacementPlugin(SchedulerPlugin):
         held = [
             ts
             for ts in self.scheduler.tasks.values()
-            if isinstance(ts.run_spec, PlacedTask) or dask_internals.HELD in (ts.worker_restrictions or ())
+            if isinstance(ts.run_spec, PlacedTask) or dask_internals.is_held(ts)
         ]
         dask_internals.fail(self.scheduler, held, reason)
         self.memory_manager.resume()

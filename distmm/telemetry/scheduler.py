@@ -1,6 +1,6 @@
-"""Scheduler plugin: states what happens to products as events, and keeps the record of each.
+"""Scheduler plugin: turns what happens to products into events, and keeps the record of each product.
 
-It only listens. Placement, priority and release are the business of `distmm.scheduler.plugin`.
+It only listens: `distmm.scheduler.plugin` decides what runs where. Dask logs what its handlers raise and goes on.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, prometheus_targets
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
 
@@ -39,7 +40,13 @@ TO_DO = ("waiting", "no-worker", "queued", "processing")
 
 
 class Telemetry(SchedulerPlugin):
-    """The records of the last products on one scheduler, the newest last."""
+    """The records of the last products on one scheduler, the newest last.
+
+    Attributes
+    ----------
+    records : dict
+        By product, or by job.
+    """
 
     name = "distmm-telemetry"
     idempotent = True
@@ -64,11 +71,15 @@ class Telemetry(SchedulerPlugin):
             self.add_worker(scheduler, worker.address)
         self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
         self._sampling.start()
-        metrics.expose(self)
-        dashboard.install(scheduler)
-        prometheus_targets.install(scheduler)
-        reporter = WorkerTelemetry()
-        await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
+        with tolerated("/metrics of the scheduler"):
+            metrics.expose(self)
+        with tolerated("the page of the dashboard"):
+            dashboard.install(scheduler)
+        with tolerated("the list of workers for Prometheus"):
+            prometheus_targets.install(scheduler)
+        with tolerated("telemetry on workers"):
+            reporter = WorkerTelemetry()
+            await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
 
     async def close(self) -> None:
         """Stop listening."""
