@@ -86,6 +86,7 @@ class Waves:
         self.client, self.take, self.beat, self.writes, self.grace = client, take, beat, run, grace
         self.sent: list[Sent] = []  # in flight, the earliest first
         self._sent_of: dict[Any, Sent] = {}  # by key of a task that has not ended
+        self._made_early: set[Any] = set()  # keys of tasks that a worker told of before this process knew their futures
         self._news: SimpleQueue[Future | None] = SimpleQueue()  # tasks that have ended; None: a block is made
 
     def run(self, waves: Iterable[Graph]) -> None:
@@ -118,6 +119,8 @@ class Waves:
         for future in futures:
             self._sent_of[future.key] = sent
             future.add_done_callback(self._news.put)
+        sent.made |= self._made_early & sent.pending.keys()
+        self._made_early -= sent.made
 
     def may_send(self) -> bool:
         """Whether the next wave may be sent."""
@@ -128,6 +131,8 @@ class Waves:
         if (sent := self._sent_of.get(key)) is not None:
             sent.made.add(key)
             self._news.put(None)
+        else:
+            self._made_early.add(key)
 
     def _take_next(self) -> None:
         """Wait for news, and take a task that has ended."""

@@ -57,6 +57,15 @@ def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_writte
     assert waves.may_send()
 
 
+def test_a_block_that_is_made_before_its_future_is_known_counts() -> None:
+    unused: Any = None
+    waves = Waves(unused, lambda future: None)
+    for i in range(3):
+        waves.note_made(("quick", i))
+    waves.send(tasks("quick"), 1)
+    assert waves.may_send()
+
+
 @pytest.mark.parametrize(("tail", "most"), [(0, 1), (np.inf, 2)])
 def test_no_more_waves_are_in_flight_than_their_tails_say(tail: float, most: int) -> None:
     sent: list[list[Task]] = []
