@@ -110,7 +110,7 @@ def _driver_devices() -> tuple[tuple[Device, ...], int]:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise _NoGpuError(f"no GPU can be looked for, {error}: type pip install numba-cuda") from error
+        raise _NoGpuError(f"GPUs cannot be searched for ({error}): type pip install numba-cuda") from error
 
     def ask(call: Any, *arguments: Any) -> Any:
         status, *answer = call(*arguments)

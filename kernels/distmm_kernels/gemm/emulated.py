@@ -80,7 +80,7 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
-            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         return _expected(k, self.first)

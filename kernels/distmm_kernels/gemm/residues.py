@@ -69,7 +69,7 @@ class ResidueKernel(GuardedKernel):
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, ResidueOperand):
-            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         lengths = (min(GRANULE, k - start) for start in range(0, k, GRANULE))

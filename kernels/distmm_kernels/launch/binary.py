@@ -115,7 +115,7 @@ def _write(path: Path, made: Binary) -> None:
     except OSError as error:
         warnings.warn(
             f"compiled kernels cannot be kept in {path.parent} ({error}), so each process compiles its own: "
-            "set DISTMM_CACHE_DIR to a folder that can be written",
+            "set DISTMM_CACHE_DIR to a writable folder",
             RuntimeWarning,
             stacklevel=3,
         )

@@ -180,7 +180,9 @@ class Tiling:
         """
         shape, lanes = self.tile(operand), self.lanes(operand)
         if self.threads % lanes or shape[0] % (self.threads // lanes):
-            raise ValueError(f"{self}: {self.threads} threads cannot share a tile of {shape} out evenly in vectors")
+            raise ValueError(
+                f"{self}: the vectors of a tile of {shape} cannot be divided evenly among {self.threads} threads"
+            )
         return tuple(range(0, shape[0], self.threads // lanes))
 
 

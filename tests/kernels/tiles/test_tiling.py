@@ -73,7 +73,7 @@ def test_the_threads_of_a_warp_own_every_element_of_its_part_once(name, tiling, 
         ({"thread_rows": 6, "rows": 96}, "thread_rows is 6, which must be a positive multiple of 4"),
         ({"rows": 1024, "columns": 512}, "4096 threads a block, CUDA allows 1024"),
         ({"depth": 0}, "depth is 0, which must be a positive multiple of 2"),
-        ({"depth": 6}, "cannot share a tile"),
+        ({"depth": 6}, "cannot be divided evenly"),
         ({"stages": 1}, "1 stages.*give 2 or more"),
     ],
 )
