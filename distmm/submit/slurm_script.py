@@ -21,8 +21,8 @@ SCRIPT = """\
 
 # One allocation, in which srun starts the scheduler, the workers and the client. Before the walltime (or a preemption)
 # Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
-# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit it
-# again to go on.
+# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
+# it again to go on.
 set -uo pipefail
 umask 077
 python={python}
