@@ -18,10 +18,10 @@ __all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "elemen
 
 Device = Literal["cpu", "gpu"]
 
-# What measures the rate of one worker's kernel, operands prepared each time: times the workers it is the ceiling.
+# The pseudo-program that measures one worker's kernel, operands prepared each time. Times the workers: the upper limit.
 KERNEL = "kernel"
 
-# Edge of the product of the kernel alone, where blocks are not smaller: its rate does not grow beyond.
+# Edge of the product of the kernel alone, unless blocks are smaller: larger ones are not faster.
 KERNEL_EDGE = 16384
 
 TYPES = ("float32", "float64", "bfloat16")
@@ -43,12 +43,12 @@ PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def element(name: str) -> np.dtype[Any]:
-    """Type of the elements by its name."""
+    """Return the type of elements of this name."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def weak_size(base: int, workers: int, blocks: int) -> tuple[int, int]:
-    """Size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
+    """Return the size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
 
     With it each worker holds as much of A, B and C as one does at `base`. There are as many blocks for all numbers of
     workers; their edge is a multiple of 1/32 of the edge at `base`, so that n is at most ``base / 64`` off.
@@ -103,7 +103,7 @@ class Case:
 
     @property
     def bound(self) -> int:
-        """Bytes that workers send one another at least, C staying where it is: ``n^2 (rows + columns - 2)`` elements.
+        """Least bytes between workers with stationary C: ``n^2 (rows + columns - 2)`` elements.
 
         Of the best two-dimensional grid, each block being sent once to each worker that needs it.
         """
@@ -126,7 +126,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is asked for.
+    """The measurements that are asked for.
 
     Attributes
     ----------
@@ -185,10 +185,10 @@ class Experiment:
             )
 
     def groups(self) -> list[Group]:
-        """All cases, by the process that measures them.
+        """Return all cases, grouped by the process that measures them.
 
         distmm's on one and on all workers come first, then the other programs on all workers, on one, and the rest:
-        what a deadline cuts off is what tells least.
+        a deadline cuts off what tells least.
         """
         fewest, *more = sorted(set(self.counts))
         chosen = [name for name in PROGRAMS[self.device] if name in (self.programs or PROGRAMS[self.device])]

@@ -21,7 +21,7 @@ from typing import Any, Literal, Protocol
 from distmm.bench.cases import KERNEL, Case
 from distmm.planning.precision import Precision
 
-__all__ = ["Errand", "Say", "Task", "main", "serve"]
+__all__ = ["Assignment", "Say", "Task", "main", "serve"]
 
 Say = Callable[[dict[str, Any]], None]
 
@@ -33,24 +33,24 @@ MODULES = {
     "NumPy": "numpy_product",
 }
 
-# The first product of each place and type, of which nothing is kept, has three blocks along a dimension, as large as
-# those of the case: libraries load, peers connect, and the kernels of a chain's first, middle and last step are
-# compiled, which takes 3 s each. JAX compiles anew for each size, and cuBLASXt loads in no time: theirs have at most
-# four blocks of this edge.
+# The first product of each place and type warms up and is not counted. It has three blocks along a dimension, as large
+# as those of the case: so libraries load, peers connect, and the kernels of a chain's first, middle and last step are
+# compiled, which takes 3 s each. JAX compiles for each size, and cuBLASXt loads quickly: they warm up with at most four
+# blocks of this edge.
 WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
 
 
-class Errand(Protocol):
-    """What a process of its own is started for."""
+class Assignment(Protocol):
+    """What a measuring process is to do."""
 
     @property
     def program(self) -> str:
-        """What it measures."""
+        """The program that it measures."""
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
-        """Where."""
+        """The device that it uses."""
 
     @property
     def workers(self) -> int:
@@ -90,7 +90,7 @@ def main() -> int:
 
 
 def serve(work: Callable[[str, Say], None]) -> int:
-    """Do the work that a line on standard input tells of, and answer on standard output; return the exit code.
+    """Read an assignment from standard input, do it, and answer on standard output; return the exit code.
 
     Parameters
     ----------
@@ -134,14 +134,14 @@ def smaller(case: Case, edge: int | None) -> Case:
 
 
 def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of median seconds (of an even number the slower one in the middle), right if all are."""
+    """Return the row with the median seconds (of the two in the middle the slower one); it is right if all are."""
     middle = sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
     checks = {"ok": all(row["ok"] for row in rows)} if "ok" in middle else {}
     return middle | checks | {"all_seconds": [row["seconds"] for row in rows]}
 
 
 def _answers() -> Say:
-    """Take standard output for the answers; what libraries and workers print goes where errors go."""
+    """Keep standard output for the answers; what libraries and workers print goes to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -153,6 +153,6 @@ def _answers() -> Say:
 
 
 def _end_with_parent() -> None:
-    """End this process and all that it started when the parent, which holds standard input open, is gone."""
-    os.read(0, 1)  # not of sys.stdin, whose lock Python takes when it ends
+    """End this process and all that it started when the parent ends, which closes standard input."""
+    os.read(0, 1)  # not sys.stdin.read: Python takes its lock at exit
     os.killpg(0, signal.SIGKILL)

@@ -53,10 +53,10 @@ def multiply(
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
-    Whatever is wrong with A, B, C's place or the memory is said before any work. Each block of C is checked and written
-    as it is made; C gets its name when it is complete. After a deadline, SIGTERM or Ctrl-C (exit code 75; a second one
-    does not wait for blocks that are being written) or a crash, the same command, or **distmm resume C**, goes on with
-    the missing blocks.
+    Errors in A, B, C's place or the memory are reported before any work. Each block of C is checked and then written. C
+    gets its name when it is complete. A deadline, SIGTERM or Ctrl-C stops the job with exit code 75; a second signal
+    does not wait for blocks that are being written. After a stop or a crash the same command, or **distmm resume C**,
+    computes the missing blocks.
 
     ```text
     distmm multiply A.npy B.zarr -o C.zarr
@@ -90,7 +90,7 @@ def _plain(value: float) -> float:
 
 
 def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
-    """Run a job, showing the plan first and the progress then."""
+    """Run a job, and show first its plan and then its progress."""
     from contextlib import ExitStack
 
     from distmm.cli import session

@@ -1,4 +1,4 @@
-"""Options that several commands share, with one wording and one way to read them."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def element(name: str) -> Any:
 
 
 def writable(*paths: Path | None) -> None:
-    """Refuse files, as far as any are given, whose folder is not there."""
+    """Refuse paths whose folder does not exist; None is no path."""
     from distmm.errors import InputError
 
     for path in paths:
@@ -74,7 +74,7 @@ def writable(*paths: Path | None) -> None:
 
 
 def picture(name: Path | None) -> Path | None:
-    """Return the name of a picture without the ending, which it gets with each of its formats."""
+    """Return the name of a picture without its suffix: each format adds its own."""
     return name.with_suffix("") if name is not None and name.suffix in (".png", ".svg") else name
 
 

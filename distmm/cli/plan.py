@@ -29,8 +29,8 @@ def plan(
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
-    C goes to disk as it is made. Exit code 2 where that does not fit, with the memory that is missing. The last line is
-    the plan as --plan takes it.
+    The plan is for a C on disk. If it does not fit into memory, the exit code is 2, and the error names what is
+    missing. The last line is the plan as --plan takes it.
 
     ```text
     distmm plan A.zarr B.npy

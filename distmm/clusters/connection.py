@@ -17,7 +17,6 @@ from distributed import comm as comms
 from distmm.clusters import cluster
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
 from distmm.errors import InputError
-from distmm.submit import elastic
 from distmm.tls import security
 
 __all__ = ["connect"]
@@ -62,6 +61,8 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
             yield client
         return
     if where.partition(":")[0] == "slurm":
+        from distmm.submit import elastic  # and pydantic, which no other cluster needs
+
         with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
             cluster.warm_up(client)
             yield client

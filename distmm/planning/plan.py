@@ -175,7 +175,7 @@ class Plan:
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
-            ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} multiplications and additions"),
+            ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
             ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {steps} steps each{chained}"),

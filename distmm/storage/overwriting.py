@@ -1,4 +1,4 @@
-"""What an output may take the place of: nothing, or one matrix of the format that is to be written."""
+"""What an output may replace: nothing, or one matrix of the format that is written."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_place(path: str) -> None:
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
-    """Refuse to replace what is not one matrix of the format that the name stands for; nothing there is fine.
+    """Refuse to replace anything but one matrix of the format that the name stands for.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Who sees the web pages of a job's scheduler and workers: what Dask's programs are told for each ``run.dashboard``."""
+"""Who can open the web pages of a job's scheduler and workers: ``run.dashboard`` as Dask's configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 __all__ = ["INFO", "PROBED", "environment", "settings"]
 
-# Of the scheduler's pages without bokeh: workers, tasks, logs and stacks. `dask scheduler --no-dashboard` keeps them.
+# The scheduler's pages that need no Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` serves them.
 INFO = "distributed.http.scheduler.info"
 
-# What is left without pages: the probes of Kubernetes, and Prometheus.
+# What the web server still answers without pages: probes of Kubernetes, and Prometheus.
 PROBED = ["distributed.http.health", "distributed.http.scheduler.prometheus"]
 
 
@@ -20,7 +20,7 @@ def settings(dashboard: str, port: str = "8787") -> dict[str, Any]:
     ----------
     dashboard : {"localhost", "all", "none"}
     port : str
-        Of localhost, where the pages are seen: that of the forward that a job's log says, or ``"{port}"``, the
+        Port of localhost in links to the pages: that of the ``ssh -L`` in a job's log, or ``"{port}"``, the
         scheduler's own.
 
     Returns

@@ -89,7 +89,7 @@ def secret(job: Job, contents: dict[str, str]) -> Manifest:
 
 
 def owned(manifest: Manifest, job: Job, uid: str) -> Manifest:
-    """Return a manifest of what is removed with its owner, the DaskJob of that uid."""
+    """Return a manifest with the DaskJob of this uid as its owner, with which Kubernetes removes it."""
     owner = {"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": uid}
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
@@ -112,7 +112,7 @@ def _metadata(job: Job) -> Manifest:
 
 
 def _protocol(job: Job) -> str:
-    """UCX only where it was asked for: it does not pass every cluster's network of services."""
+    """Return the protocol: UCX only on request, as the network of services may not carry it."""
     return "tls" if job.run.tls != "none" else "ucx" if job.workers.transport == "ucx" else "tcp"
 
 
@@ -140,7 +140,7 @@ def _cluster_spec(job: Job) -> Manifest:
             "service": {
                 "type": "ClusterIP",
                 "selector": selector,
-                # By name: the operator's schema takes no number here.
+                # Ports by name: the operator's schema takes no number here.
                 "ports": [
                     {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
                     for name, port in SCHEDULER_PORTS.items()

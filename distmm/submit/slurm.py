@@ -99,7 +99,7 @@ def follow(job: Job, number: str, say: Say) -> int:
 
 
 def _exit_code(state: str, pair: str) -> int:
-    """Make one code of Slurm's state and its ``code:signal``."""
+    """Return one exit code for Slurm's state and its ``code:signal``."""
     code = int(pair.split(":")[0])
     if state == "COMPLETED":
         return code

@@ -113,8 +113,8 @@ def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], pa
 
 FIELD = ".bk-input { background-color: var(--distmm-bar, #fff); color: var(--distmm-ink, #000); }"
 
-# The dashboard itself knows light only. Figures are drawn on canvases, which no style sheet reaches: their colours are
-# set here, by what the browser prefers, or by ?theme=dark in the address (JupyterLab's theme is its own).
+# Dask's dashboard has a light theme only. Style sheets do not reach figures, which are canvases. So their colours are
+# set here, by the browser's preference or by ?theme=dark in the address (JupyterLab has a theme of its own).
 COLOUR = """
 const asked = new URLSearchParams(location.search).get("theme");
 const prefers = matchMedia("(prefers-color-scheme: dark)");

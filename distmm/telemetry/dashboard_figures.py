@@ -16,14 +16,14 @@ from distmm.telemetry.record import Lane, Record
 
 __all__ = ["QUANTITIES", "Bars", "Blocks", "Pane", "Quantity"]
 
-# Cells of the grid of C that are drawn; larger grids are drawn with several blocks a cell. 64 x 64 cells are some 8
-# pixels wide on a laptop, and 40 kB an update.
+# Most cells of the grid of C; a larger grid is drawn with several blocks a cell. 64 x 64 cells are about 8 pixels wide
+# on a laptop, and 40 kB an update.
 MOST_CELLS = 4096
 
-# Blocks up to which each cell carries its owner's name, and workers up to which each bar does.
+# Most cells that carry their owner's name, and most bars that carry their worker's.
 NAMED_CELLS, NAMED_WORKERS = 64, 24
 
-# Opacity of a block of which nothing is done: there, but empty.
+# Opacity of a block of which nothing is done.
 EMPTY = 0.1
 
 
@@ -114,7 +114,7 @@ def _state(refuted: bool, again: bool, resumed: bool) -> str:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What a set of bars shows of each worker: a bar, a mark, and a line that is the same for all."""
+    """What bars show: a bar and a mark for each worker, and one line for all."""
 
     title: str
     unit: str

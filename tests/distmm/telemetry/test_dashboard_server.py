@@ -61,9 +61,8 @@ def test_a_product_runs_on_a_scheduler_whose_dashboard_has_changed(
 
 
 def test_no_other_module_uses_private_parts_of_the_dashboard() -> None:
-    private = re.compile(
-        r"(import|from) (distributed\.dashboard|distributed\.http\.scheduler|bokeh\.server)|http_application"
-    )
+    modules = r"(import|from) (distributed\.dashboard|distributed\.http\.scheduler|bokeh\.server)"
+    private = re.compile(rf"{modules}|http_application")
     package = Path(dashboard_server.__file__).parents[1]
     users = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
     assert users == {"dashboard_server.py"}
