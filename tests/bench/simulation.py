@@ -3,7 +3,7 @@
 What is real: Dask's scheduler with distmm's plugin, Dask's worker state machines (which task next, what to fetch from
 whom), the plan and its graph. What is virtual: time, the links and the kernels, whose figures are those of a `Machine`.
 
-    python tests/bench/simulation.py                      # the table of distmm/README.md
+    python tests/bench/simulation.py                      # the table of tests/bench/README.md
     python tests/bench/simulation.py --gpus 64 --size 200000 --dtype float16
 """
 
