@@ -17,7 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Packages whose name in Python is not their name on PyPI.
 DISTRIBUTIONS = {
     "cuda": "numba-cuda", "cupy": "cupy-cuda13x", "cupyx": "cupy-cuda13x", "distributed-ucxx": "distributed-ucxx-cu13",
-    "ipython": "ipykernel", "rmm": "rmm-cu13", "ucxx": "distributed-ucxx-cu13", "yaml": "pyyaml",
+    "ipython": "ipykernel", "pydantic-core": "pydantic", "rmm": "rmm-cu13", "ucxx": "distributed-ucxx-cu13",
+    "yaml": "pyyaml",
 }  # fmt: skip
 # The other way round, on conda-forge.
 ON_CONDA = {"dask": "dask-core", "matplotlib": "matplotlib-base", "prometheus-client": "prometheus_client"}
