@@ -127,12 +127,13 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a task's state means for products."""
-        if finish not in TOLD or (finish == "released" and start != "memory"):
+        if finish not in TOLD:
             return
-        ts = self.scheduler.tasks[key]
-        if finish == "released" and (ts.waiters or ts.who_wants):
-            return  # the result is lost, and will be made again
-        products, task = self.products, ts.run_spec
+        products, ts = self.products, self.scheduler.tasks[key]
+        # A result that is let go gives a slot back. One that was lost is made again, and keeps its slot.
+        if finish == "released" and (start != "memory" or not products.runs or ts.waiters or ts.who_wants):
+            return
+        task = ts.run_spec
         if not isinstance(task, PlacedTask):
             if finish == "memory":
                 products.block_loaded(key)
@@ -146,7 +147,7 @@ class PlacementPlugin(SchedulerPlugin):
             products.failed(key, task.placement)
         else:
             products.forgotten(key, task.placement)
-        if products.undecided:
+        if not self.deciding and products.undecided:
             self._decide_soon()
 
     def _operand(self, ts: TaskState, new: set[object]) -> Operand:
