@@ -16,7 +16,7 @@ from distmm.checking.tolerance import Tolerance, in_type, mantissa
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.geometry import Problem
+from distmm.planning.problem import Problem
 from distmm.transfer import lend
 from distmm.worker.tasks import to_host
 

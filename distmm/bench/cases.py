@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 
 __all__ = ["KERNEL", "PROGRAMS", "Case", "Experiment", "Group", "element", "weak_size"]
 

@@ -38,7 +38,7 @@ import numpy as np
 
 from distmm.checking.scaling import scaled
 from distmm.errors import InputError
-from distmm.planning.geometry import accumulator_dtype
+from distmm.planning.problem import accumulator_dtype
 
 __all__ = ["FORMULA", "PRECISIONS", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 

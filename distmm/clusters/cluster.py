@@ -12,8 +12,8 @@ from distributed import Client, Scheduler, wait
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import accumulator_dtype
-from distmm.planning.plan import TILE
+from distmm.planning.problem import accumulator_dtype
+from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import serialization
 from distmm.worker import tasks

@@ -26,8 +26,10 @@ import dask.array as da
 from dask._task_spec import List, Task, TaskRef
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from distmm.planning.geometry import Grid, Wave, operand_batch
+from distmm.planning.blocks import Wave
+from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
 __all__ = ["Chain", "Key", "Placed", "Placement", "Product", "ProductLayer", "build", "calls", "kernel_choice"]

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from distmm.planning.geometry import operand_batch, slices
+from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
 __all__ = ["execute"]

@@ -25,7 +25,7 @@ from distmm.job.inputs import Seen
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave import Names, Writer, WritingLayer
-from distmm.planning.geometry import Wave
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.telemetry.events import TOPIC
 from distmm.telemetry.record import Figures
@@ -220,7 +220,8 @@ class Loop:
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
-        plan = replace(self.plan, grid=replace(self.plan.grid, shift=shift))
+        moved = replace(self.plan.schedule, grid=replace(self.plan.grid, shift=shift))
+        plan = replace(self.plan, schedule=moved)
         writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
         self._submit(wave, (block,), plan, writer)
 

@@ -35,7 +35,7 @@ from distmm.graph.layer import Placed, Placement
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.inputs import Order, fold
 from distmm.job.lock import Lock
-from distmm.planning.geometry import Wave, slices
+from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
 from distmm.worker.worker_slots import beside_products

@@ -17,7 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.planning.geometry import Blocking, Grid, Problem, Wave
+from distmm.planning.blocks import Blocking, Wave
+from distmm.planning.grid import Grid
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
 
 __all__ = ["Ints", "Layout", "Traffic"]
 
@@ -55,21 +58,25 @@ class Depths(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes by rank, for a blocking on a grid."""
+    """Bytes by rank, for a product and its schedule."""
 
     problem: Problem
-    blocking: Blocking
-    grid: Grid
+    schedule: Schedule
+
+    @property
+    def blocking(self) -> Blocking:
+        """Edges of the blocks."""
+        return self.schedule.blocking
+
+    @property
+    def grid(self) -> Grid:
+        """Owners of the blocks."""
+        return self.schedule.grid
 
     @cached_property
     def layers(self) -> int:
         """Layers that have a part of k."""
         return math.ceil(len(self.blocking.k) / self.blocking.part_panels(self.grid.layers))
-
-    @cached_property
-    def steps(self) -> int:
-        """Steps of the longest chain."""
-        return self.blocking.chain_steps(self.grid.layers)
 
     @cached_property
     def depth(self) -> int:

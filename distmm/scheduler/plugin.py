@@ -16,7 +16,8 @@ from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.graph.layer import Placed, Product
-from distmm.planning.plan import LOOKAHEAD, Plan
+from distmm.planning.plan import Plan
+from distmm.planning.schedule import LOOKAHEAD
 from distmm.scheduler.failure import fail, reported
 from distmm.scheduler.lookahead import Window
 from distmm.scheduler.output_slots import Places
@@ -112,8 +113,8 @@ class PlacementPlugin(SchedulerPlugin):
             where, plan = ts.run_spec.placement, ts.run_spec.plan
             if plan is not None and where.product not in self.plans:
                 self.plans[where.product] = plan
-                if plan.peak.places is not None:
-                    self.places[where.product] = self.runs.setdefault(where.run, Places(plan.peak.places))
+                if plan.peak.output_slots is not None:
+                    self.places[where.product] = self.runs.setdefault(where.run, Places(plan.peak.output_slots))
             window = self.windows.setdefault(where.product, Window(plan.lookahead if plan is not None else LOOKAHEAD))
             held = window.add(where.order, ts.key)
             rank = where.rank

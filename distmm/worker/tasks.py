@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from distmm.planning.geometry import Symmetry
+from distmm.planning.problem import Symmetry
 from distmm.transfer import Lent
 from distmm.worker import files_to_gpu, gpu
 from distmm.worker.worker_slots import beside_products

@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm.planning import candidates
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec, Residence
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.grid import Grid
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
+from distmm.planning.search import make_plan
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 H200 = ClusterSpec(1, 115 * 10**9, "cuda", rate=6.8e14, link=5e10, load=5e10, threads=3, granule=64)
@@ -162,13 +166,7 @@ def test_the_lower_bound_of_seconds_is_one_and_counts_the_waves(
         problem, layers, waves = Problem(m, k, m, F4, symmetry="symmetric"), 1, (waves[0], waves[0])
         edges = (edges[0], edges[1], edges[0])
     cluster = ClusterSpec(rows * columns * layers, 10**12, "cuda", rate, 1e10, load, threads=threads, sums=sums)
-    shape_ = candidates.Shape(
-        replace(candidates.cut(problem, edges), panels=panels),
-        candidates.Grid(rows, columns, layers),
-        (1, *waves),
-        lookahead,
-    )
-    plan = Plan(problem, shape_.blocking, shape_.grid, cluster, operands=operands, result=result, lookahead=lookahead,
-                wave_cuts=shape_.wave_cuts)  # fmt: skip
+    schedule = Schedule(cut(problem, edges, panels), Grid(rows, columns, layers), (1, *waves), lookahead)
+    plan = Plan(problem, schedule, cluster, operands=operands, result=result)
     assert plan.least_seconds <= plan.cost.seconds
-    assert plan.blocking.count_waves(plan.wave_cuts, (rows, columns)) == len(plan.waves)
+    assert schedule.wave_count == len(plan.waves)
