@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import dask.array as da
@@ -49,10 +48,6 @@ PREPARED = {"fp16x3": 1.001, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0
 
 # Bytes that a kernel takes of a GPU while it works, beside operands and results, at most: residues of a strip of C.
 WORKSPACE = {"residues": 1 << 29}
-
-# Bytes/s at which GPUs read and write sums of C: with C, bfloat16 products of 16384 x 2048 and 16384 x 4096 by as many
-# took 0.20 ms longer on an H200, for the 2.1 GB that are read and written.
-SUMS = {"cuda": 1e13, "cpu": math.inf}
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
@@ -236,7 +231,6 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
         host_memory=_steady(min(host)) if host else None,
         threads=threads,
         prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
-        sums=SUMS[device],
         granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
     )
 

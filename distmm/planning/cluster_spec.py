@@ -47,8 +47,6 @@ class ClusterSpec:
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
     granule : int
         Cuts of k at its multiples leave the bits of the kernel's results as they are.
-    sums : float
-        Bytes/s at which a kernel reads the sums of a block of C before it adds a product, and writes them after.
     """
 
     workers: int
@@ -61,4 +59,3 @@ class ClusterSpec:
     threads: int = 1
     prepared: float = 0.0
     granule: int = 32
-    sums: float = math.inf

@@ -27,19 +27,18 @@ Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
 # and ordering them, and our plugin's part.
 INSERT_SECONDS = 0.15e-3
 
-# Idle time of a worker around one task: measured at 256 tasks a GPU with one task at a time.
-TASK_GAP_SECONDS = 3.4e-3
-
 # On GPU clusters, from the call to the first product, beside the making of the tasks: 36 ms in all were measured on two
 # H200 for 96 tasks with a plan that took 13.
 START_SECONDS = 20e-3
 
-# Time from the end of one step to the start of the next in a single chain (the round trip to the scheduler), measured.
-CHAIN_SECONDS = 6e-3
+# On GPU clusters, time from the end of one step to the start of the next in a single chain (the round trip to the
+# scheduler), measured. Other chains of the worker run meanwhile.
+ROUND_TRIP_SECONDS = 6e-3
 
-# CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, and the worker's event loop
-# beside two products. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of C included.
-CPU_TASK_SECONDS = 8e-3
+# CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, the worker's event loop beside
+# two products, and the gap between tasks. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of
+# C included.
+CPU_TASK_SECONDS = 10e-3
 
 # Time from the end of one step to the start of the next where it loads its blocks: from the end of the step that opens
 # it to its first load, and from its last load to a product. Fitted to plans on virtual GPUs under Dask's own scheduler
@@ -89,7 +88,6 @@ def predict(
     arithmetic = transfers = loading = storing = 0.0
     moved = (layout.layers - 1) * layout.blocking.c_elements * problem.accumulator_bytes
     per_element = layout.depth * problem.element_flops / max(1, problem.k) / cluster.rate
-    per_element += math.ceil(len(layout.blocking.k) / layout.layers) * _sum_seconds(problem, cluster)
     copied = _copied(schedule, result)
     # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
@@ -107,13 +105,9 @@ def predict(
         loading += count * float(np.max(loaded)) / cluster.load
         if on_gpu and copied:
             storing += count * copied * float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max()) / cluster.load
-    gaps = layout.busiest * steps * TASK_GAP_SECONDS
-    if on_gpu:  # while a task waits for Dask, the products of the other threads' tasks run
-        arithmetic = max(arithmetic, (arithmetic + gaps) / cluster.threads)
-    else:
-        arithmetic += gaps / cluster.threads
-    if layout.busiest == len(waves):  # one chain a worker: nothing runs between two of its steps
-        arithmetic += len(waves) * (steps - 1) * CHAIN_SECONDS
+    if on_gpu:  # a chain's next step begins a round trip after its last one, though no other chain may be left to run
+        one_chain = arithmetic * len(waves) / max(1, layout.busiest)
+        arithmetic = max(arithmetic, one_chain + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS)
     busy: dict[Resource, float] = {
         "arithmetic": arithmetic,
         "transfers": transfers,
@@ -121,11 +115,8 @@ def predict(
         "storing": storing,
         "scheduler": _graph_tasks(schedule) * SCHEDULER_SECONDS,
     }
-    m, _, n = layout.blocking.largest
-    block = m * n * math.prod(map(max, layout.blocking.batch))
-    sums = layout.layers // 2 * block * problem.accumulator_bytes / cluster.link
     reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
-    seconds = _overlapped(problem, schedule, cluster, result, len(waves), busy, reads) + sums
+    seconds = _overlapped(problem, schedule, cluster, result, len(waves), busy, reads)
     return moved, seconds, max(busy, key=lambda name: busy[name])
 
 
@@ -151,13 +142,12 @@ def least_seconds(
     """
     blocking, grid = schedule.blocking, schedule.grid
     workers = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
-    per_element = problem.element_flops / cluster.rate + len(blocking.k) * _sum_seconds(problem, cluster)
     lines = problem.m * math.prod(problem.a_batch), (problem.symmetry is None) * problem.n * math.prod(problem.b_batch)
     loaded = sum(size for size, where in zip(lines, operands, strict=True) if where != "resident") * problem.k
     item, load = problem.dtype.itemsize, grid.size * cluster.load
     copied = _copied(schedule, result) if cluster.device == "cuda" else 0
     busy: dict[Resource, float] = {
-        "arithmetic": per_element * blocking.c_elements / workers,
+        "arithmetic": problem.element_flops * blocking.c_elements / cluster.rate / workers,
         "transfers": 0.0,
         "loading": loaded * item / load,
         "storing": copied * blocking.c_elements * item / load,
@@ -218,8 +208,7 @@ def _on_gpus(
         rests = (steps * waves * LOAD_SECONDS + busy["transfers"]) / max(1, schedule.lookahead - 1)
         longest = max(longest, busy["loading"] + rests)
     late = (chains - 1) * max(0.0, copy - product)
-    first = longest * (1 - 1 / steps) / waves + product
-    return max(longest + copy + late, first + busy["storing"])
+    return max(longest + copy + late, busy["storing"])
 
 
 def paces(problem: Problem, schedule: Schedule, cluster: ClusterSpec, result: Result) -> tuple[float, float]:
@@ -228,13 +217,8 @@ def paces(problem: Problem, schedule: Schedule, cluster: ClusterSpec, result: Re
     m, k, n = blocking.largest
     elements = m * n * math.prod(map(max, blocking.batch))
     panels = min(blocking.panels, len(blocking.k))
-    per_panel = k * problem.element_flops / max(1, problem.k) / cluster.rate + _sum_seconds(problem, cluster)
-    return elements * panels * per_panel, _copied(schedule, result) * elements * problem.dtype.itemsize / cluster.load
-
-
-def _sum_seconds(problem: Problem, cluster: ClusterSpec) -> float:
-    """Seconds in which a kernel reads and writes the sum of one element of C, for each panel."""
-    return 2 * problem.accumulator_bytes / cluster.sums
+    product = elements * panels * k * problem.element_flops / max(1, problem.k) / cluster.rate
+    return product, _copied(schedule, result) * elements * problem.dtype.itemsize / cluster.load
 
 
 def _copied(schedule: Schedule, result: Result) -> float:
