@@ -12,6 +12,7 @@ from distributed import Client
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.clusters import cluster
+from distmm.clusters.link_rate import link_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
@@ -24,6 +25,10 @@ from distmm.worker.tasks import KernelChoice
 __all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_for"]
 
 Chunks = tuple[tuple[int, ...], ...]
+
+# Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
+# a second, once.
+WORTH_MEASURING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     InputError
         For a plan that is for another product, and wishes that cannot be met.
     """
-    problem, wishes, job = request.problem, request.wishes, request.job
+    problem, wishes = request.problem, request.wishes
     if isinstance(wishes.plan, Plan):
         if wishes.plan.problem != problem:
             raise InputError(
@@ -109,6 +114,16 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     if wishes.plan is not None and not isinstance(wishes.plan, str):
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
+    plan = _within_host_memory(request, spec)
+    if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+        return plan
+    rate = link_rate(client, spec.device)
+    return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+
+
+def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
+    """Plan for a cluster; a job on GPUs with little host memory, where that is enough and the blocks are free."""
+    wishes, job = request.wishes, request.job
     if job is None or spec.device == "cpu" or wishes.blocks is not None or wishes.plan is not None:
         return _planned_for(request, spec)
     modest = min(spec.host_memory or job.gpu_host_memory, job.gpu_host_memory)
