@@ -31,6 +31,10 @@ INSERT_SECONDS = 0.15e-3
 # H200 for 96 tasks with a plan that took 13.
 START_SECONDS = 20e-3
 
+# Idle time of a GPU around one task: measured with one task at a time; and what is left of it where a worker has other
+# tasks ready, as `tests/bench/simulation.py` assumes too.
+ALONE_GAP_SECONDS, GAP_SECONDS = 3.4e-3, 0.5e-3
+
 # On GPU clusters, time from the end of one step to the start of the next in a single chain (the round trip to the
 # scheduler), measured. Other chains of the worker run meanwhile.
 ROUND_TRIP_SECONDS = 6e-3
@@ -105,9 +109,10 @@ def predict(
         loading += count * float(np.max(loaded)) / cluster.load
         if on_gpu and copied:
             storing += count * copied * float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max()) / cluster.load
-    if on_gpu:  # a chain's next step begins a round trip after its last one, though no other chain may be left to run
-        one_chain = arithmetic * len(waves) / max(1, layout.busiest)
-        arithmetic = max(arithmetic, one_chain + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS)
+    if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
+        one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
+        gap = ALONE_GAP_SECONDS if cluster.threads == 1 else GAP_SECONDS
+        arithmetic = max(arithmetic + layout.busiest * steps * gap, one_chain)
     busy: dict[Resource, float] = {
         "arithmetic": arithmetic,
         "transfers": transfers,
