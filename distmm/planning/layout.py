@@ -123,6 +123,26 @@ class Layout:
         """Blocks of C that the busiest rank multiplies."""
         return int(self.chains(self.blocking.whole).max())
 
+    def windows(self, length: int) -> list[slice]:
+        """Ranges of `length` steps, one for each way in which the homes of their panels lie: of these the deepest.
+
+        A rank at which the first panels live receives nothing for those, but copies for later ones.
+        """
+        k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
+        lines = math.lcm(self.grid.rows, self.grid.columns)
+        period = lines // math.gcd(lines, panels)
+        starts = range(max(1, count - length + 1))
+        if len(set(k[:-1])) < 2:  # even blocks: later windows repeat the first ones, or are less deep
+            return [slice(s, s + length) for s in starts[:period]]
+        ends = np.cumsum((0, *k))
+        part, last = self.blocking.part_panels(self.grid.layers), len(k)
+        deepest: dict[int, tuple[int, int]] = {}
+        for s in starts:
+            edges = ((min(last, at + s * panels), min(last, at + (s + length) * panels)) for at in range(0, last, part))
+            depth = max(int(ends[stop] - ends[start]) for start, stop in edges)
+            deepest[s % period] = max(deepest.get(s % period, (0, 0)), (depth, s))
+        return [slice(s, s + length) for _, s in deepest.values()]
+
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.
 

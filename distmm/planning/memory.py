@@ -60,7 +60,8 @@ def peak(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Reside
     """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says."""
     problem, schedule = layout.problem, layout.schedule
     waves, item = schedule.waves, problem.dtype.itemsize
-    largest, several = max(waves, key=lambda wave: wave.c_blocks), len(waves) > 1  # the first of the largest
+    # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
+    largest, several = max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle)), len(waves) > 1
     of_operands = _of_operands(layout, largest, operands, schedule.lookahead)
     if several and result != "out":
         of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands))
@@ -128,13 +129,15 @@ def _of_kept_operands(layout: Layout, largest: Wave, operands: tuple[Residence, 
 
 def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], lookahead: int) -> Ints:
     """Bytes of A and B by rank: of `lookahead` steps, or of the whole wave."""
-    window = layout.operand_bytes(largest, slice(0, lookahead))
-    wave = layout.operand_bytes(largest) if "whole" in operands else window
-    held = window.received.copy()
-    for where, of_window, of_wave in zip(operands, window.homes, wave.homes, strict=True):
-        if where != "resident":
-            held += of_window if where == "streamed" else of_wave
-    return held
+    held, kept = [], np.zeros(layout.grid.size, np.int64)
+    for steps in layout.windows(lookahead):
+        window = layout.operand_bytes(largest, steps)
+        held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at == "streamed"))
+    if "whole" in operands:
+        homes = layout.operand_bytes(largest).homes
+        kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
+    most: Ints = np.max(held, axis=0) + kept
+    return most
 
 
 def _loaded_early(step: Traffic, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:

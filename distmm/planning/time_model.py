@@ -95,7 +95,7 @@ def predict(
     copied = _copied(schedule, result)
     # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
-    for wave, count in _alike(waves):
+    for wave, count in _alike(schedule):
         elements = float(layout.c_bytes(wave, 1, layout.layers).max())
         if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
             chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
@@ -125,12 +125,15 @@ def predict(
     return moved, seconds, max(busy, key=lambda name: busy[name])
 
 
-def _alike(waves: tuple[Wave, ...]) -> list[tuple[Wave, int]]:
-    """One wave of each size, and how many waves have it."""
-    sizes: dict[tuple[int, int, int, bool], list[Wave]] = {}
-    for wave in waves:
-        sizes.setdefault((len(wave.batches), len(wave.rows), len(wave.columns), wave.triangle), []).append(wave)
-    return [(same[0], len(same)) for same in sizes.values()]
+def _alike(schedule: Schedule) -> list[tuple[Wave, int]]:
+    """One wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+    kinds: dict[object, list[Wave]] = {}
+    for wave in schedule.waves:
+        blocks = *schedule.blocking.wave_batches(wave)[:1], wave.rows, wave.columns
+        cuts = *schedule.blocking.batch[:1], schedule.blocking.m, schedule.blocking.n
+        edges = tuple(cut[at.start : at.stop] for cut, at in zip(cuts, blocks, strict=True))
+        kinds.setdefault((wave.triangle, edges), []).append(wave)
+    return [(same[0], len(same)) for same in kinds.values()]
 
 
 def least_seconds(
