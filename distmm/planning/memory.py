@@ -58,10 +58,24 @@ class Peak(NamedTuple):
 
 def peak(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result) -> Peak:
     """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says."""
+    blocking, waves = layout.blocking, layout.schedule.waves
+    if all(len(set(edges[:-1])) < 2 for edges in (blocking.m, blocking.n, *blocking.batch)):
+        # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
+        fullest = [max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle))]
+    else:  # chunks of any sizes: the wave with the most blocks need not be the largest
+        fullest = [wave for wave, _ in layout.schedule.kinds_of_waves]
+    peaks = [_peak_of(wave, layout, cluster, operands, result) for wave in fullest]
+    slots = [each.output_slots for each in peaks if each.output_slots is not None]
+    worker, prepared = max(each.worker for each in peaks), max(each.prepared for each in peaks)
+    return Peak(worker, _on_host(layout, cluster, operands, result), max(slots, default=None), prepared)
+
+
+def _peak_of(
+    largest: Wave, layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result
+) -> Peak:
+    """Predict the peak while one wave is computed; without host memory."""
     problem, schedule = layout.problem, layout.schedule
-    waves, item = schedule.waves, problem.dtype.itemsize
-    # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
-    largest, several = max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle)), len(waves) > 1
+    several, item = len(schedule.waves) > 1, problem.dtype.itemsize
     of_operands = _of_operands(layout, largest, operands, schedule.lookahead)
     if several and result != "out":
         of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands))
@@ -82,7 +96,7 @@ def peak(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Reside
         slots = most + _blocks_leaving_late(layout, cluster, most)
         held += (slots - own) * _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
     writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
-    return Peak(int(held.max()) + writing, _on_host(layout, cluster, operands, result), slots, prepared)
+    return Peak(int(held.max()) + writing, 0, slots, prepared)
 
 
 def _prepared_elements(layout: Layout, step: Traffic, several: bool) -> int:

@@ -12,7 +12,6 @@ from typing import Literal
 
 import numpy as np
 
-from distmm.planning.blocks import Wave
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.layout import Layout
 from distmm.planning.problem import Problem
@@ -95,7 +94,7 @@ def predict(
     copied = _copied(schedule, result)
     # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
     ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
-    for wave, count in _alike(schedule):
+    for wave, count in schedule.kinds_of_waves:
         elements = float(layout.c_bytes(wave, 1, layout.layers).max())
         if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
             chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
@@ -123,17 +122,6 @@ def predict(
     reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
     seconds = _overlapped(problem, schedule, cluster, result, len(waves), busy, reads)
     return moved, seconds, max(busy, key=lambda name: busy[name])
-
-
-def _alike(schedule: Schedule) -> list[tuple[Wave, int]]:
-    """One wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
-    kinds: dict[object, list[Wave]] = {}
-    for wave in schedule.waves:
-        blocks = *schedule.blocking.wave_batches(wave)[:1], wave.rows, wave.columns
-        cuts = *schedule.blocking.batch[:1], schedule.blocking.m, schedule.blocking.n
-        edges = tuple(cut[at.start : at.stop] for cut, at in zip(cuts, blocks, strict=True))
-        kinds.setdefault((wave.triangle, edges), []).append(wave)
-    return [(same[0], len(same)) for same in kinds.values()]
 
 
 def least_seconds(

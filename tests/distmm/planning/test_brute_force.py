@@ -43,9 +43,10 @@ def plans(draw: st.DrawFn, even: bool = False) -> Plan:
         n, cuts, layers = m, (cuts[0], cuts[0]), 1
     problem = Problem(m, k, n, draw(st.sampled_from([F4, F2])), a_batch, b_batch, "symmetric" if symmetric else None)
     edges = [even_edges(size, 3) for size in (m, k, n)]
-    if not even and draw(st.booleans()):  # k is chunked as the user likes
-        edges[1] = draw(st.permutations([*edges[1][:-1], edges[1][-1], 1, 5]))
-        problem = replace(problem, k=sum(edges[1]))
+    if not even and draw(st.booleans()):  # chunks as users like them
+        edges = [tuple(draw(st.permutations([*each, 1, 5]))) for each in edges]
+        edges[2] = edges[0] if symmetric else edges[2]
+        problem = replace(problem, m=sum(edges[0]), k=sum(edges[1]), n=sum(edges[2]))
     blocking = Blocking(*edges, tuple((1,) * x for x in problem.batch), panels, symmetric)
     # Products are so long that one block at a time is freed late.
     cluster = ClusterSpec(rows * columns * layers, 10**9, "cpu", rate=1.0, link=1e9, load=1e9, threads=threads)
