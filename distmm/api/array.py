@@ -46,7 +46,8 @@ def matmul(
         then. Of memory maps the file is read again, and refused if it was replaced by another one meanwhile. NumPy
         arrays with gaps between the elements of their rows and of their columns alone are copied at the call.
     precision : {"highest", "high", "medium", "ieee"}
-        Least accuracy of float32 products: "highest" is no worse than float32 arithmetic.
+        Least accuracy of float32 products: "highest" is no worse than float32 arithmetic. "ieee": float32 and float64
+        products by chains of multiply-adds, with bits that depend on no cuts.
     kernel : str, optional
         Name of a kernel to use, for example "tiled" or "cublas"; by default the best one for the worker's device.
     device : {"auto", "cpu", "gpu"}

@@ -13,7 +13,7 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.planning.grid import Grid
 
-__all__ = ["KERNEL", "PROGRAMS", "Case", "Experiment", "Group", "element", "weak_size"]
+__all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
 
 Device = Literal["cpu", "gpu"]
 
@@ -23,17 +23,19 @@ KERNEL = "kernel"
 # Edge of the product of the kernel alone, where blocks are not smaller: its rate does not grow beyond.
 KERNEL_EDGE = 16384
 
+TYPES = ("float32", "float64", "bfloat16")
+
 # By device: the programs in their order, where they find their operands, and the types that they multiply.
 PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "gpu": {
-        "distmm": (("resident", "host"), ("float32", "bfloat16")),
-        "dask.array.matmul": (("resident",), ("float32",)),
+        "distmm": (("resident", "host"), TYPES),
+        "dask.array.matmul": (("resident",), ("float32", "float64")),
         "cuBLASXt": (("host",), ("float32",)),
         "JAX": (("resident",), ("float32", "bfloat16")),
     },
     "cpu": {
-        "distmm": (("resident", "host"), ("float32", "bfloat16")),
-        "dask.array.matmul": (("resident",), ("float32",)),
+        "distmm": (("resident", "host"), TYPES),
+        "dask.array.matmul": (("resident",), ("float32", "float64")),
         "NumPy": (("host",), ("float32",)),
     },
 }
@@ -163,7 +165,7 @@ class Experiment:
             "programs": tuple(PROGRAMS[self.device]),
             "scalings": ("strong", "weak"),
             "places": ("resident", "host"),
-            "dtypes": ("float32", "bfloat16"),
+            "dtypes": TYPES,
         }
         for what, names in known.items():
             wrong = sorted(set(getattr(self, what)) - set(names))

@@ -74,7 +74,8 @@ def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: list[int], gpu: b
     import cupy
 
     one = int(np.random.SeedSequence(seed).generate_state(1)[0])
-    return cupy.random.default_rng(one).standard_normal(shape, dtype="f4").astype(dtype)
+    drawn = dtype if dtype == np.float64 else np.dtype("f4")
+    return cupy.random.default_rng(one).standard_normal(shape, dtype=drawn).astype(dtype, copy=False)
 
 
 def finish(array: da.Array) -> None:
@@ -118,7 +119,7 @@ class Arena:
 
 
 def fill(matrix: np.ndarray, seed: int) -> None:
-    """Write new numbers to a matrix of float32 or bfloat16 in C order, with all cores."""
+    """Write new numbers to a matrix of float32, float64 or bfloat16 in C order, with all cores."""
     height = max(1, STRIP // matrix.shape[1])
     strips = range(0, matrix.shape[0], height)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -126,10 +127,10 @@ def fill(matrix: np.ndarray, seed: int) -> None:
 
 
 def draw(block: np.ndarray, seed: Sequence[int]) -> None:
-    """Write new numbers to contiguous rows of float32 or bfloat16, without the GIL (which casts to bfloat16 hold)."""
+    """Write new numbers to contiguous rows, of any of `TYPES`, without the GIL (which casts to bfloat16 hold)."""
     random = np.random.Generator(np.random.SFC64(seed))
-    if block.dtype == np.float32:
-        random.standard_normal(out=block, dtype=np.float32)
+    if block.dtype in (np.float32, np.float64):
+        random.standard_normal(out=block, dtype=block.dtype)
         return
     values, table = block.view(np.uint16).reshape(-1), _quantiles()
     for first in range(0, values.size, PIECE):

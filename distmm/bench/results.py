@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distmm.bench.cases import KERNEL, Case, Experiment
+from distmm.bench.cases import KERNEL, TYPES, Case, Experiment
 from distmm.job.folder import write_json
 from distmm.versions import installed
 
@@ -163,12 +163,12 @@ class Results:
     @property
     def title(self) -> str:
         """Where it was measured, in one line."""
-        return f"{self.device or self.experiment.device}, N(0, 1), float32 with precision {self.experiment.precision}"
+        return f"{self.device or self.experiment.device}, N(0, 1), precision {self.experiment.precision}"
 
 
 def _place_in_table(row: Row) -> tuple[Any, ...]:
     case = row.case
-    first = [KERNEL, "strong", "weak", "resident", "host", "float32", "bfloat16"]
+    first = [KERNEL, "strong", "weak", "resident", "host", *TYPES]
     return (
         *(first.index(x) for x in (case.scaling, case.place, case.dtype)),
         case.program != "distmm",

@@ -30,10 +30,10 @@ RATES: dict[str, dict[str, float]] = {
     "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
     "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
     "register_tiled": {"f4": 5.2e13, "f8": 2.5e13, "c8": 4.6e13, "c16": 2.5e13, "i4": 3.1e13, "i8": 6e12},
-    "dmma": {"f8": 5.5e13},
+    "dmma": {"f8": 5.4e13},
     "fp16x3": {"f4": 2.2e14},
     "tf32x3": {"f4": 1.3e14},
-    "residues": {"f8": 8e13},  # not measured: sixteen int8 products, and what comes before and after them
+    "residues": {"f8": 8.5e13},
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
     "hopper": {"f4": 6.8e14, "i4": 1.2e15},
@@ -42,11 +42,21 @@ RATES: dict[str, dict[str, float]] = {
 }
 
 # Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured. residues: 16 bytes for each element of 8, and 12 for each granule
-# of a row.
-PREPARED = {"fp16x3": 1.001, "tf32x3": 2.0, "hopper_tf32": 1.0, "hopper_bf16": 0.5, "residues": 2.001}
+# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, dmma operands whose rows
+# begin at no multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
+# they are made 8 for 128 elements; a granule has 512 elements or more.
+PREPARED = {
+    "register_tiled": 1.0,
+    "dmma": 1.0,
+    "fp16x3": 1.001,
+    "tf32x3": 2.0,
+    "hopper_tf32": 1.0,
+    "hopper_bf16": 0.5,
+    "residues": 2.011,
+}
 
-# Bytes that a kernel takes of a GPU while it works, beside operands and results, at most: residues of a strip of C.
+# Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
+# of C, or copies of parts of A and B that dmma cannot read where they lie.
 WORKSPACE = {"residues": 1 << 29}
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
@@ -223,7 +233,7 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
-        memory=_steady(max(0, min(fact["memory"] - WORKSPACE.get(fact["kernel"], 0) for fact in facts))),
+        memory=_steady(max(0, min(fact["memory"] for fact in facts))),
         device=device,
         rate=rate * (threads if device == "cpu" else 1),
         link=LINKS[device],
@@ -231,6 +241,7 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
         host_memory=_steady(min(host)) if host else None,
         threads=threads,
         prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
+        workspace=max(WORKSPACE.get(fact["kernel"], 0) for fact in facts),
         granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
     )
 

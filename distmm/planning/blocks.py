@@ -19,7 +19,7 @@ from itertools import accumulate, islice, product
 from distmm.errors import InputError
 from distmm.planning.problem import Problem
 
-__all__ = ["Blocking", "Wave", "cut", "even_edges", "ranges", "slices"]
+__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "ranges", "slices"]
 
 Cuts = tuple[tuple[range, ...], list[tuple[range, range]]]
 
@@ -30,6 +30,11 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
         return (0,)
     full, rest = divmod(size, edge)
     return (edge,) * full + ((rest,) if rest else ())
+
+
+def are_even(edges: tuple[int, ...]) -> bool:
+    """Whether blocks are of one length, as `even_edges` cuts them: the last one may be shorter."""
+    return len(set(edges[:-1])) < 2 and edges[-1] <= edges[0]
 
 
 def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:

@@ -45,6 +45,8 @@ class ClusterSpec:
         Tasks that a worker runs at a time.
     prepared : float
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
+    workspace : int
+        Bytes that the kernel takes for each task at work, beside operands and results, at most.
     granule : int
         Cuts of k at its multiples leave the bits of the kernel's results as they are.
     """
@@ -58,4 +60,5 @@ class ClusterSpec:
     host_memory: int | None = None
     threads: int = 1
     prepared: float = 0.0
+    workspace: int = 0
     granule: int = 32

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.planning.blocks import Blocking, Wave
+from distmm.planning.blocks import Blocking, Wave, are_even
 from distmm.planning.grid import Grid
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
@@ -123,6 +123,13 @@ class Layout:
         """Blocks of C that the busiest rank multiplies."""
         return int(self.chains(self.blocking.whole).max())
 
+    @property
+    def deepest_step(self) -> slice:
+        """The step with the most elements along k."""
+        if are_even(self.blocking.k):
+            return slice(0, 1)
+        return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
+
     def windows(self, length: int) -> list[slice]:
         """Ranges of `length` steps, one for each way in which the homes of their panels lie: of these the deepest.
 
@@ -132,7 +139,7 @@ class Layout:
         lines = math.lcm(self.grid.rows, self.grid.columns)
         period = lines // math.gcd(lines, panels)
         starts = range(max(1, count - length + 1))
-        if len(set(k[:-1])) < 2:  # even blocks: later windows repeat the first ones, or are less deep
+        if are_even(k):  # later windows repeat the first ones, or are less deep
             return [slice(s, s + length) for s in starts[:period]]
         ends = np.cumsum((0, *k))
         part, last = self.blocking.part_panels(self.grid.layers), len(k)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.planning.blocks import Wave
+from distmm.planning.blocks import Wave, are_even
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.layout import Ints, Layout, Traffic
 from distmm.planning.time_model import paces
@@ -31,6 +31,9 @@ RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 # Time in which GPUs load blocks of the next step before those of the last one are freed: the release of those takes
 # 12 ms, and the scheduler has heard of the step's end 6 ms before.
 LOADS_BEFORE_RELEASE_SECONDS = 6e-3
+
+# Elements of a byte in a line of the second-level cache of GPUs.
+LINE = 128
 
 
 class Peak(NamedTuple):
@@ -59,7 +62,7 @@ class Peak(NamedTuple):
 def peak(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result) -> Peak:
     """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says."""
     blocking, waves = layout.blocking, layout.schedule.waves
-    if all(len(set(edges[:-1])) < 2 for edges in (blocking.m, blocking.n, *blocking.batch)):
+    if all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
         # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
         fullest = [max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle))]
     else:  # chunks of any sizes: the wave with the most blocks need not be the largest
@@ -85,9 +88,10 @@ def _peak_of(
     held += of_operands
     prepared, slots = 0, None
     if cluster.device == "cuda":
-        step = layout.operand_bytes(largest, slice(0, 1))
+        step = layout.operand_bytes(largest, layout.deepest_step)
         prepared = _prepared_elements(layout, step, several)
-        held += int(prepared * item * cluster.prepared)
+        held += math.ceil(prepared * item * cluster.prepared * _padding(layout.blocking.k))
+        held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
         if schedule.steps > 1:
             held += _loaded_early(step, cluster, operands)
     if several and result == "out":
@@ -121,6 +125,16 @@ def _blocks_leaving_late(layout: Layout, cluster: ClusterSpec, chains: int) -> i
     product, block = paces(layout.problem, layout.schedule, cluster, "out")
     left = math.floor((2 * chains - 2) * product / block) if block else chains
     return min(chains, 1 + max(0, chains - left))
+
+
+def _padding(edges: tuple[int, ...]) -> float:
+    """Bytes of rows in a kernel's own format, those between rows included, for each of their own.
+
+    They begin at multiples of 128 elements at most, and only where that takes no more than 6.2 %.
+    """
+    if all(edge % LINE == 0 for edge in edges):
+        return 1.0
+    return 1 + min((LINE - 1) / max(edges), 0.062)
 
 
 def _finished(layout: Layout, wave: Wave) -> Ints:

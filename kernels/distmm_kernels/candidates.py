@@ -11,7 +11,7 @@ from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
 from distmm_kernels.mma_tiles import tilings
 from distmm_kernels.tiling import TILINGS, Tiling
 
-__all__ = ["CANDIDATES", "SIZES", "Candidate", "rate"]
+__all__ = ["CANDIDATES", "SIZES", "Candidate", "rate", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,15 @@ class Candidate:
         Loads from global memory for one element of C; None for a kernel whose threads load nothing themselves.
     capabilities
         The least and the greatest compute capability.
+    worth_it
+        Compute capabilities where it is chosen unasked, of those that it runs on; None: all.
+    passes
+        Bytes that are read and written beside the tiles, for each element of A and B and for each of C. Cubes have
+        them in their measured rates; thin products have more of them for an operation.
+    side_by_side
+        Whether it works on the matrices of a batch at the same time; else each takes as long as it does alone.
     by_name_only
-        True for what is never chosen unasked: a peer that we measure ourselves against, or a kernel whose tests have
-        not run on a GPU.
+        True for what is never chosen unasked: a peer that we measure ourselves against.
     """
 
     name: str
@@ -49,6 +55,9 @@ class Candidate:
     tile: tuple[int, int] = (1, 1)
     loads: Callable[[Problem], int] | None = None
     capabilities: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (99, 0))
+    worth_it: frozenset[tuple[int, int]] | None = None
+    passes: tuple[int, int] = (0, 0)
+    side_by_side: bool = True
     by_name_only: bool = False
 
     def __post_init__(self) -> None:
@@ -61,6 +70,9 @@ FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not 
 FLOAT32 = frozenset({"float32"})
 FLOAT64 = frozenset({"float64"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
+# A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
+# the rate of a few float64 units, which multiply-adds reach as well.
+FAST_FLOAT64 = frozenset({(8, 0), (9, 0), (10, 0)})
 
 
 def _register_loads(problem: Problem) -> int:
@@ -136,13 +148,13 @@ CANDIDATES = (
         "cuda",
         "dmma:DmmaKernel",
         "float64 tensor cores, in ascending k",
-        frozenset({"float64"}),
+        FLOAT64,
         "ieee",
         granule=1,
         tile=(64, 64),
         loads=lambda problem: _tile_loads(tilings((9, 0))[0], problem),
         capabilities=((8, 0), (99, 0)),
-        by_name_only=True,  # its tests (-m gpu) have not run on a GPU yet
+        worth_it=FAST_FLOAT64,
     ),
     Candidate(
         "residues",
@@ -154,7 +166,8 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
-        by_name_only=True,  # no GPU has run it yet
+        passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
+        side_by_side=False,
     ),
     Candidate(
         "register_tiled",
@@ -210,8 +223,8 @@ CANDIDATES = (
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Those of hopper_bf16, and below 4096 those of dmma and of register_tiled's types but float32, are estimated from the
-# others; those of dmma from 4096 on are of operands prepared before, with the time to transpose A added.
+# Those of hopper_bf16, of dmma and residues at 512, and below 4096 those of register_tiled's types but float32 are
+# estimated from the others.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -224,7 +237,8 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
-        "dmma": {"float64": (4, 20, 40, 54, 57)},
+        "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
+        "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),
@@ -247,6 +261,22 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
 }
 # A GPU that nobody has measured chooses as this one: its kernels stand in the same order for the same reasons.
 _MEASURED = (9, 0)
+_COPY = 4.2e12  # bytes a second, read and written, by a copy within an H200
+
+
+def seconds(candidate: Candidate, problem: Problem, capability: tuple[int, int]) -> float:
+    """Time that a product should take: its operations, with those of tiles that stick out of C, by the measured rate.
+
+    And its passes over operands and C, as far as they are more than those of a cube of as many multiply-adds.
+    """
+    m, k, n, batch = (max(1, size) for size in (problem.m, problem.k, problem.n, math.prod(problem.batch)))
+    rows, columns = (-(-size // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
+    together, turns = (batch, 1) if candidate.side_by_side else (1, batch)
+    operations = (8 if problem.accumulator.kind == "c" else 2) * together * rows * columns * k
+    edge: float = (together * m * k * n) ** (1 / 3)
+    of_operands, of_c = candidate.passes
+    passes = together * (of_operands * (m * k + k * n) + of_c * m * n) - (2 * of_operands + of_c) * edge**2
+    return turns * (operations / rate(candidate, problem, capability, edge) + max(0.0, passes) / _COPY)
 
 
 def rate(candidate: Candidate, problem: Problem, capability: tuple[int, int], edge: float) -> float:

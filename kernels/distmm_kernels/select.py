@@ -5,10 +5,10 @@ Pure: the device is an argument, and a kernel's module is imported only once it 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import math
 
-from distmm_kernels.candidates import CANDIDATES, SIZES, Candidate, rate
+from distmm_kernels.candidates import CANDIDATES, SIZES, Candidate, seconds
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
@@ -55,11 +55,11 @@ def select(
     Parameters
     ----------
     precision
-        ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit. ``"highest"``: float32
-        products with an error not larger than that; 16-bit operands multiplied exactly and added in float32.
+        ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit. ``"highest"``: float32 and
+        float64 products with an error not larger than that; 16-bit operands multiplied exactly and added in float32.
         ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to bfloat16 (8 bits). A kernel that
-        is stricter than asked for may be chosen where it is faster. Other types than float32 have one precision, but
-        for ``"ieee"`` of 16-bit ones.
+        is stricter than asked for may be chosen where it is faster. 16-bit types and float64 have ``"ieee"`` and
+        ``"highest"``, complex numbers and integers one precision.
     reproducible
         True: only kernels whose bits do not change with how k is cut into calls, at multiples of ``Kernel.granule``;
         and the choice looks at types and device alone, so that blocks of any size are multiplied by the same kernel.
@@ -84,8 +84,9 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
     for candidate in CANDIDATES:
         if candidate is not chosen:
             reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
-            if reason is None and candidate.by_name_only:
-                reason = f"{candidate.idea}: used only when asked for by name"
+            if reason is None and not _unasked(candidate, device):
+                where = "" if candidate.by_name_only else " on this GPU"
+                reason = f"{candidate.idea}: used{where} only when asked for by name"
             elif reason is None:
                 expected, least = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
                 reason = f"{expected * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
@@ -97,7 +98,7 @@ def _choose(problem: Problem, device: Device, precision: str, reproducible: bool
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
     if name is None:
-        unasked = [c for c in CANDIDATES if not c.by_name_only]
+        unasked = [c for c in CANDIDATES if _unasked(c, device)]
         legal = [c for c in unasked if why_not(c, problem, device, precision, reproducible=reproducible) is None]
         if not legal:
             raise ValueError(
@@ -118,17 +119,18 @@ def _choose(problem: Problem, device: Device, precision: str, reproducible: bool
     )
 
 
-def _seconds(candidate: Candidate, problem: Problem, device: Device, reproducible: bool) -> float:
-    """Time that a product should take: its operations, with those of tiles that stick out of C, by the measured rate.
+def _unasked(candidate: Candidate, device: Device) -> bool:
+    """Whether a candidate may be chosen on the device where nobody has named it."""
+    if candidate.by_name_only:
+        return False
+    return candidate.worth_it is None or device.compute_capability in candidate.worth_it
 
-    Of a large cube if the choice must not look at sizes.
-    """
+
+def _seconds(candidate: Candidate, problem: Problem, device: Device, reproducible: bool) -> float:
+    """Time that a product should take; of a large cube if the choice must not look at sizes."""
     if device.compute_capability is None:
         return 0.0  # one kernel
-    m, k, n, batch = problem.m, problem.k, problem.n, math.prod(problem.batch)
     if reproducible:
-        m, k, n, batch = (*(SIZES[-1],) * 3, 1)
-    rows, columns = (-(-max(1, size) // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
-    operations = (8 if problem.accumulator.kind == "c" else 2) * max(1, batch) * rows * columns * max(1, k)
-    edge = (max(1, batch) * max(1, m) * max(1, k) * max(1, n)) ** (1 / 3)
-    return operations / rate(candidate, problem, device.compute_capability, edge)
+        size = SIZES[-1]
+        problem = dataclasses.replace(problem, m=size, k=size, n=size, batch=())
+    return seconds(candidate, problem, device.compute_capability)

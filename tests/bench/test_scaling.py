@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from distmm.bench import Case, Experiment, Results, Row, efficiency, matrices, run, weak_size
-from distmm.bench.cases import KERNEL, element
+from distmm.bench.cases import KERNEL, TYPES, element
 from distmm.bench.child import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
@@ -107,10 +107,10 @@ def test_of_several_products_the_median_counts_and_one_wrong_one_is_wrong() -> N
 # Matrices
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
 def test_host_matrices_are_normal_and_new_for_each_seed(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "STRIP", 4096)
-    arena = matrices.Arena(3 * 300 * 300 * 4)
+    arena = matrices.Arena(3 * 300 * 300 * element(dtype).itemsize)
     a, b, _ = arena.matrices(300, element(dtype))
     matrices.fill(a, 1)
     matrices.fill(b, 2)
@@ -308,6 +308,12 @@ def test_help_shows_examples() -> None:
     assert "distmm bench scaling --json" in result.output
 
 
+def test_every_type_has_a_place_in_the_table() -> None:
+    results = Results(Experiment("cpu", (1,), 256, 128, dtypes=TYPES))
+    results.rows = [Row(case(dtype=dtype), seconds=1.0) for dtype in reversed(TYPES)]
+    assert [str(cell) for cell in results.table().columns[2].cells] == list(TYPES)
+
+
 @pytest.mark.multigpu
 @pytest.mark.slow
 def test_scaling_on_gpus_is_measured_and_right(tmp_path: Path) -> None:
@@ -332,3 +338,20 @@ def test_scaling_on_gpus_is_measured_and_right(tmp_path: Path) -> None:
     resident = [row for row in ours if row["place"] == "resident"]
     assert [row["moved"] for row in resident] == [row["bound"] for row in resident]
     assert all(row["peak"] > 0 for row in ours)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_float64_products_take_no_more_gpu_memory_than_planned(tmp_path: Path) -> None:
+    pytest.importorskip("dask_cuda")
+    arguments = ["--gpus", "1", "--program", "distmm", "--only", "strong", "--dtype", "float64", "--size", "32768"]
+    result = CliRunner().invoke(
+        app, ["bench", "scaling", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
+    )
+    assert result.exit_code == 0, result.output
+    rows = [row for row in json.loads((tmp_path / "a.json").read_text())["rows"] if row["scaling"] == "strong"]
+    assert [(row["place"], row["failure"], row["ok"]) for row in rows] == [
+        ("resident", None, True),
+        ("host", None, True),
+    ]
+    assert all(0 < row["peak"] <= row["planned_peak"] for row in rows)

@@ -14,6 +14,8 @@ from distmm_kernels.select import explain, names, select, why_not
 CPU = device.cpu()
 H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
 A100 = dataclasses.replace(H200, name="NVIDIA A100", compute_capability=(8, 0), multiprocessors=108)
+B200 = dataclasses.replace(H200, name="NVIDIA B200", compute_capability=(10, 0), multiprocessors=148)
+GEFORCE = [dataclasses.replace(H200, name="GeForce", compute_capability=which) for which in ((8, 6), (8, 9), (12, 0))]
 T4 = dataclasses.replace(H200, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
@@ -46,11 +48,55 @@ def test_precision_chooses_among_the_kernels_for_float32(precision, name):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", ["float64", "int32", "int64", "complex64", "complex128"])
+@pytest.mark.parametrize("dtype", ["int32", "int64", "complex64", "complex128"])
 def test_other_types_have_one_precision(dtype, precision):
     for where in (H200, A100):
         assert chosen(problem(dtype, k=4096, n=4096), where, precision) == "register_tiled"
     assert chosen(problem(dtype, k=4096, n=4096), T4, precision) == "tiled"
+
+
+def float64(m, k, n, batch=()):
+    return Problem(m, k, n, np.dtype("float64"), batch)
+
+
+@pytest.mark.parametrize(
+    ("precision", "name"), [("ieee", "dmma"), ("highest", "residues"), ("high", "residues"), ("medium", "residues")]
+)
+def test_precision_chooses_among_the_kernels_for_float64(precision, name):
+    for size in (4096, 8192, 16384):
+        assert chosen(float64(size, size, size), H200, precision) == name
+    assert chosen(float64(1, 1, 1), H200, precision, reproducible=True) == name
+    for where in (A100, B200):
+        assert chosen(float64(8192, 8192, 8192), where, precision) == "dmma"
+    assert chosen(float64(8192, 8192, 8192), T4, precision) == "tiled"
+
+
+def test_float64_tensor_cores_are_used_unasked_only_where_they_are_fast():
+    for where in GEFORCE:
+        assert chosen(float64(4096, 4096, 4096), where) == "register_tiled"
+        assert select(float64(4096, 4096, 4096), where, name="dmma").name == "dmma"
+        assert (
+            "not dmma: float64 tensor cores, in ascending k: used on this GPU only when asked for by name"
+            in explain(float64(4096, 4096, 4096), where)
+        )
+
+
+# The first three are measured (kernels/README.md); the others have more passes over operands and C than they save.
+@pytest.mark.parametrize("shape", [(1024,) * 3, (2048,) * 3, (512,) * 3, (65536, 512, 4096), (1, 8192, 8192),
+                                   (8192, 8192, 64), (16384, 256, 16384), (65536, 4096, 512)])  # fmt: skip
+def test_float64_products_that_residues_slow_down_are_not_split(shape):
+    assert chosen(float64(*shape), H200) == "dmma"
+
+
+def test_residues_of_a_batch_are_as_fast_as_those_of_one_matrix():
+    assert chosen(float64(512, 512, 512, (16, 32)), H200) == "dmma"
+    assert chosen(float64(4096, 4096, 4096, (16, 32)), H200) == "residues"
+
+
+@pytest.mark.parametrize(("name", "dtype", "fallback"), [("residues", "float64", "dmma"),
+                                                         ("fp16x3", "float32", "register_tiled")])  # fmt: skip
+def test_guarded_granules_are_multiplied_by_the_fastest_chain(name, dtype, fallback):
+    assert select(problem(dtype), H200, name=name)._ieee.name == fallback
 
 
 @pytest.mark.parametrize("dtype", NARROW)

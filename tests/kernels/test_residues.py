@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels import accuracy, residue_twin
 from distmm_kernels.formats import GRANULE, Guard
-from distmm_kernels.gemm.residues import WORKSPACE, strip
+from distmm_kernels.gemm.residues import WORKSPACE, parts, split_steps, strip
 from distmm_kernels.moduli import (
     LIMIT,
     MODULI,
@@ -27,6 +27,7 @@ from distmm_kernels.moduli import (
     start,
 )
 from distmm_kernels.residues import SHORTEST, Layout, Residues, smallest
+from distmm_kernels.vectors import row_pitch
 
 # where residues would have a larger error than a chain of multiply-adds, and two sets where they hardly differ
 GUARDED = {
@@ -196,10 +197,30 @@ def test_granules_of_all_matrices_lie_side_by_side(batch, rows, k):
 
 @given(st.integers(1, 100_000), st.integers(1, 3_000_000))
 def test_strips_of_c_bound_the_memory_of_its_residues(m, n):
-    rows = strip(m, n)
+    rows, columns = strip(m, n)
     assert 1 <= rows <= m
     assert rows == m or rows % 128 == 0
-    assert rows <= 128 or 16 * rows * n <= WORKSPACE
+    assert 1 <= columns <= n
+    assert columns == n or columns % 256 == 0
+    assert 16 * rows * row_pitch(columns, 1) <= WORKSPACE
+
+
+@given(st.integers(1, 300), st.integers(1, 300), st.integers(1, 300), st.integers(1, 300))
+def test_parts_cover_every_element_of_c_once(m, n, rows, columns):
+    seen = np.zeros((m, n), int)
+    for down, across in parts(m, n, rows, columns):
+        part = seen[down, across]
+        assert part.size
+        assert part.shape[0] <= rows
+        assert part.shape[1] <= columns
+        part += 1
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize(("k", "steps"), [(0, 0), (1, 0), (511, 0), (512, 512), (8192, 8192), (8192 + 511, 8192),
+                                          (8192 + 512, 8192 + 512), (3 * 8192, 3 * 8192)])  # fmt: skip
+def test_short_granules_have_no_residues(k, steps):
+    assert split_steps(k) == steps
 
 
 def test_fewer_steps_ask_for_larger_integers():

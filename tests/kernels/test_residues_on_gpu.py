@@ -13,7 +13,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.formats import GRANULE, granules
 from distmm_kernels.moduli import MODULI
 from distmm_kernels.reference import first_difference
-from distmm_kernels.residues import SHORTEST
+from distmm_kernels.residues import SHORTEST, STRETCH
 from distmm_kernels.testing import RAGGED_SHAPES, error_bound, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
@@ -165,10 +165,55 @@ def test_strips_do_not_change_the_bits(kernel, monkeypatch):
     a, b, c = on_gpu(normal((1500, 1600), 1)), on_gpu(normal((1600, 700), 2)), on_gpu(normal((1500, 700), 3))
     whole = multiply(kernel, a, b, c)
     monkeypatch.setattr(residues, "WORKSPACE", 1)
-    assert residues.strip(1500, 700) == 128
+    assert residues.strip(1500, 700) == (128, 256)
     assert (multiply(kernel, a, b, c) == whole).all()
     part = multiply(kernel, a[1300:1430], b[:, 600:], c[1300:1430, 600:])
     assert (part == whole[1300:1430, 600:]).all()
+
+
+@pytest.mark.parametrize("k", [700, GRANULE + 1])
+def test_parts_of_guarded_granules_do_not_change_the_bits(kernel, monkeypatch, k):
+    from distmm_kernels.gemm import residues
+
+    a, b, c = on_gpu(normal((301, k), 1)), on_gpu(normal((k, 277), 2)), on_gpu(normal((301, 277), 3))
+    a[150, 300] = 2.0**70
+    whole = multiply(kernel, a, b, c)
+    check(whole, a.get(), b.get(), c.get())
+    monkeypatch.setattr(residues, "WORKSPACE", 1)
+    assert (multiply(kernel, a, b, c) == whole).all()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize(("m", "k", "n"), [(1500, GRANULE + 1, 1201), (3000, 513, 3000), (1999, 301, 1901)])
+def test_a_product_takes_no_more_memory_than_residues_and_the_workspace(kernel, monkeypatch, m, k, n, guarded):
+    import cupy
+
+    from distmm_kernels.gemm import residues
+
+    class Live(cupy.cuda.MemoryHook):
+        name, now, peak = "live", 0, 0
+
+        def malloc_postprocess(self, **facts):
+            self.now += facts["mem_size"]
+            self.peak = max(self.peak, self.now)
+
+        def free_postprocess(self, **facts):
+            self.now -= facts["mem_size"]
+
+    a, b, c = on_gpu(normal((m, k), 1)), on_gpu(normal((k, n), 2)), on_gpu(normal((m, n), 3))
+    if guarded:
+        a[m // 2, k // 2] = np.inf
+    multiply(kernel, a[:200], b[:, :200])  # loads the kernels
+    monkeypatch.setattr(residues, "WORKSPACE", 1 << 24)  # less than C's residues take, and copies of A and B
+    live, pool = Live(), cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc), live:
+        left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
+        d = kernel.multiply(left, right, c, wait=False)
+    cupy.cuda.Device().synchronize()
+    held = left.residues.nbytes + right.residues.nbytes + 1.02 * d.nbytes
+    squares = 8 * max(m, n) * -(-k // STRETCH)
+    short = k % GRANULE if k % GRANULE < SHORTEST else 0  # without residues, but dmma may need copies in vectors
+    assert live.peak <= held + squares + 8 * (m + n) * (1.1 * short + 1) + (1 << 24) + (1 << 20)
 
 
 def test_bits_do_not_depend_on_cuts_of_k_at_the_granule(kernel):

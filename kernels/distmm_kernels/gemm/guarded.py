@@ -14,8 +14,8 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
+from distmm_kernels.select import select
 from distmm_kernels.splits import Found
 
 __all__ = ["GuardedKernel", "GuardedOperand", "Way"]
@@ -60,7 +60,8 @@ class GuardedKernel(AlignedKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._ieee = RegisterTiledKernel(problem, device)
+        # one kernel for blocks of any size: the bits of all such kernels agree, but for the sign of a zero
+        self._ieee = select(problem, device, "ieee", reproducible=True)
 
     @abstractmethod
     def _expected(self, k: int) -> tuple[Way, ...]:

@@ -5,13 +5,15 @@ batch, and reduces its sums as it stores them: a byte for each modulus and eleme
 integer that is rounded once, scaled, and added to C. Its error is less than that of a chain of float64 multiply-adds;
 where a guard says that it might not be, and where a granule is short, a granule is such a chain.
 
-C is worked on in strips of rows, so that its residues take a bounded amount of memory.
+C is worked on in parts, so that its residues take a bounded amount of memory, and so do copies of operands that a chain
+of multiply-adds cannot read where they lie. Granules that are always chains have no residues.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +35,14 @@ from distmm_kernels.splits import as_stack
 from distmm_kernels.tensor_map import MatrixStack
 from distmm_kernels.vectors import row_pitch
 
-__all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "strip"]
+__all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
 
-WORKSPACE = 1 << 29  # bytes of residues of C at a time, if 128 rows have no more: work for 100 rounds of all processors
+WORKSPACE = 1 << 29  # bytes of residues of C at a time: work for 100 rounds of all processors
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidueOperand(GuardedOperand):
-    """A prepared operand: itself, and its residues."""
+    """A prepared operand: itself, and the residues of the granules that are not too short."""
 
     residues: Residues
 
@@ -63,7 +65,7 @@ class ResidueKernel(GuardedKernel):
     def _format(self, block: Array, operand: str) -> ResidueOperand:
         block = block.astype(self.dtype, copy=False)
         matrices = block if operand == "A" else block.swapaxes(-1, -2)
-        residues, found = self._split(as_stack(matrices))
+        residues, found = self._split(as_stack(matrices[..., : split_steps(matrices.shape[-1])]))
         return ResidueOperand(shape=block.shape, matrices=matrices, found=found, residues=residues)
 
     def _check(self, operand: Any, name: str) -> None:
@@ -95,22 +97,38 @@ class ResidueKernel(GuardedKernel):
         left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
         row_factors, column_factors = a.residues.factors(index, mine), b.residues.factors(index, yours)
         m, n = d.shape
-        pitch, rows = row_pitch(n, 1), strip(m, n)
-        memory = self._module.cuda.alloc(len(MODULI) * rows * pitch)
+        rows, columns = strip(m, n)
+        memory = self._module.cuda.alloc(len(MODULI) * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
         kernel = loaded(Recipe("distmm_kernels.device_code.reconstruct:reconstruct", (c is not None,)), self.device)
-        for first in range(0, m, rows):
-            here = min(rows, m - first)
-            to = MatrixStack(memory.ptr, len(MODULI), here, n, pitch, here * pitch)
-            part = left._replace(address=left.address + first * left.pitch, rows=here)
-            self._gemm(here, n)((part,), (right,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
+        for down, across in parts(m, n, rows, columns):
+            high, wide = down.stop - down.start, across.stop - across.start
+            pitch = row_pitch(wide, 1)
+            to = MatrixStack(memory.ptr, len(MODULI), high, wide, pitch, high * pitch)
+            of_a = left._replace(address=left.address + down.start * left.pitch, rows=high)
+            of_b = right._replace(address=right.address + across.start * right.pitch, rows=wide)
+            self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
             values = (
-                *(to.address, to.step, pitch, row_factors + 8 * first, column_factors),
-                *(address(d) + first * d.strides[0], d.strides[0]),
-                *(to_c[0] + first * to_c[1], to_c[1], to_c[2]),
-                *(here, n),
+                *(to.address, to.step, pitch, row_factors + 8 * down.start, column_factors + 8 * across.start),
+                *(address(d) + down.start * d.strides[0] + across.start * d.strides[1], d.strides[0]),
+                *(to_c[0] + down.start * to_c[1] + across.start * to_c[2], to_c[1], to_c[2]),
+                *(high, wide),
             )
-            kernel.launch((-(-here * -(-n // COLUMNS) // THREADS), 1, 1), (), values)
+            kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
+
+    def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
+        left, right = a.granule(index), b.granule(index).swapaxes(-1, -2)
+        depth = left.shape[-1]
+        if depth < SHORTEST:  # copies take less than the residues that it would have
+            super()._by_multiply_adds(index, a, b, c, d)
+            return
+        batch, (m, n) = d.shape[:-2], d.shape[-2:]
+        edge = max(ROWS, WORKSPACE // (2 * row_pitch(depth, d.itemsize) * d.itemsize) // ROWS * ROWS)
+        left, right = (self._module.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
+        for place in np.ndindex(batch):
+            for down, across in parts(m, n, min(m, edge), min(n, edge)):
+                added = None if c is None else c[place][down, across]
+                self._ieee._accumulate(left[place][down], right[place][:, across], added, d[place][down, across])
 
     def _gemm(self, m: int, n: int) -> HopperGemm:
         if (m, n) not in self._gemms:
@@ -128,10 +146,24 @@ class ResidueKernel(GuardedKernel):
         return made
 
 
-def strip(m: int, n: int) -> int:
-    """Return how many rows of C are worked on at a time."""
-    rows = WORKSPACE // (len(MODULI) * row_pitch(n, 1)) // ROWS * ROWS
-    return min(m, max(rows, ROWS))
+def split_steps(k: int) -> int:
+    """Return how many steps of k have residues: not those of a short granule at the end."""
+    last = k % GRANULE
+    return k if last >= SHORTEST else k - last
+
+
+def strip(m: int, n: int) -> tuple[int, int]:
+    """Return how many rows and columns of C are worked on at a time: all columns, unless 128 rows of them are many."""
+    columns = min(n, max(2 * ROWS, WORKSPACE // (len(MODULI) * ROWS) // (2 * ROWS) * 2 * ROWS))
+    rows = WORKSPACE // (len(MODULI) * row_pitch(columns, 1)) // ROWS * ROWS
+    return min(m, max(rows, ROWS)), columns
+
+
+def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Cut C into parts of so many rows and columns, the last ones smaller."""
+    for down in range(0, m, rows):
+        for across in range(0, n, columns):
+            yield slice(down, min(m, down + rows)), slice(across, min(n, across + columns))
 
 
 def _numbers(own: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:

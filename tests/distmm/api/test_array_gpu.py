@@ -98,6 +98,26 @@ def test_a_gpu_cluster_multiplies_numpy_and_cupy(gpus: Client, kernel: str | Non
         assert not distmm.verify(A, B, D + (da.arange(1024, chunks=256) == 700).map_blocks(cupy.asarray) * 10).ok
 
 
+@pytest.mark.gpu
+def test_float64_on_hopper_gpus_has_the_same_bits_for_all_cuts_at_granules(gpus: Client) -> None:
+    n, granule = 600, 8192
+    a, b = random((n, 2 * granule + 700), 1, "f8"), random((2 * granule + 700, n), 2, "f8")
+    if distmm.plan(a, b, client=gpus).cluster.granule != granule:
+        pytest.skip("float64 is multiplied by residues on compute capability 9.0 alone")
+    a[7, granule + 5] = 2.0**70  # one granule of its row goes another way
+    whole = distmm.matmul(a, b, client=gpus, blocks=(n, 3 * granule, n))
+    value = gpus.compute(whole, sync=True)
+    assert (abs(value - a @ b) <= 1e-12 * (abs(a) @ abs(b))).all()
+    for blocks in ((n, granule, n), (256, 2 * granule, 200), (128, granule, 599)):
+        cut = distmm.matmul(a, b, client=gpus, blocks=blocks)
+        np.testing.assert_array_equal(gpus.compute(cut, sync=True), value)
+    chain = distmm.matmul(a, b, client=gpus, precision="ieee", blocks=(256, 5000, 200))
+    np.testing.assert_array_equal(
+        gpus.compute(chain, sync=True),
+        gpus.compute(distmm.matmul(a, b, client=gpus, kernel="naive", blocks=(n, 1024, n)), sync=True),
+    )
+
+
 @pytest.mark.multigpu
 def test_two_gpus_move_exactly_the_bound(gpus: Client) -> None:
     import cupy

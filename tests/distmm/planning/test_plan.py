@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, RATES, WORKSPACE, _spec
+from distmm.clusters.cluster import RATES
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates, time_model
 from distmm.planning.blocks import Blocking, even_edges
@@ -288,21 +288,6 @@ def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
     for candidate in CANDIDATES:
         for dtype in candidate.dtypes:
             assert RATES[candidate.name][compute_dtype(dtype).str[1:]] > 0
-
-
-def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
-    from distmm_kernels.gemm import residues
-    from distmm_kernels.residues import Layout
-
-    for rows, k in ((2048, 8192), (8192, 2048), (4096, 20_480)):
-        of_operand = 8 * rows * k
-        assert (
-            PREPARED["residues"] / 1.001 * of_operand <= Layout.of(1, rows, k).end <= PREPARED["residues"] * of_operand
-        )
-    assert WORKSPACE["residues"] == residues.WORKSPACE
-    fact = {"kernel": "residues", "threads": 1, "memory": 3 << 29, "granule": 8192}
-    assert _spec("cuda", [fact], np.dtype("f8")).memory == 1 << 30
-    assert _spec("cuda", [{**fact, "kernel": "register_tiled"}], np.dtype("f8")).memory == 3 << 29
 
 
 def test_a_cluster_without_workers_is_refused() -> None:
