@@ -62,11 +62,12 @@ WORKSPACE = {"residues": 1 << 29}
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
-# Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
+# Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX with
+# large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
 
-# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through buffers that threads fill; of
-# one thread that reads another process. Measured on two H200 at the same time, and on two CPU cores.
+# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through staging buffers that threads
+# fill; of a CPU thread that reads another process's memory. Measured on two H200 at the same time, and on two cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
 
 
@@ -132,7 +133,7 @@ def install(client: Client) -> None:
 
 
 def warm_up(client: Client) -> None:
-    """Pay now what the first product would: plugins, and on GPUs the kernel's load and the first transfers.
+    """Do now what the first product would wait for: install plugins, and on GPUs load kernels and open connections.
 
     The first transfer between two workers takes 1.2 to 2.5 s (the endpoint, the handle of the peer's memory pool),
     where later ones take milliseconds. Pairs exchange a small block in ring order: worker r with r + 1, then with
@@ -247,7 +248,7 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
 
 
 def _steady(nbytes: int) -> int:
-    """Round down to 7 bits, 1.6 % at most: a worker that has grown by a page does not need another plan."""
+    """Round down to 7 bits, by 1.6 % at most: memory that differs by a page leads to the same plan."""
     step = 1 << max(0, int(nbytes).bit_length() - 7)
     return int(nbytes) // step * step
 

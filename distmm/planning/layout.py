@@ -1,8 +1,8 @@
-"""Where the blocks of a product are and go: bytes by rank, for a blocking on a grid. Pure.
+"""The bytes of a product that each worker owns, receives and sends.
 
-Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough. Layers differ
-in their depth alone, and batch blocks by a turn of all ranks: figures are arrays ``(layers, rows, columns)`` of the
-grid, for one matrix of batch block 0 first, and nothing here loops over layers, ranks or blocks.
+Blocks whose indices differ by a multiple of the grid's edges have the same owner, so sums over residues are enough.
+Layers differ only in their depth. A batch index rotates the ranks. The figures are arrays ``(layers, rows, columns)``
+of the grid, first for one matrix of batch block 0; nothing here loops over layers, ranks or blocks.
 
 In a symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
 column ``i % columns``, as its transpose; a worker that needs it as both gets it once.
@@ -36,7 +36,7 @@ class Traffic(NamedTuple):
     homes : pair of arrays of int
         At home there, of A and of B; those of a symmetric product are all A's.
     both : array of int
-        Of a symmetric product: needed there as A and as its transpose.
+        Bytes of a symmetric product's A that a rank needs both as A and as its transpose.
     """
 
     received: Ints
@@ -58,7 +58,7 @@ class Depths(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes by rank, for a product and its schedule."""
+    """Bytes by rank, for a product and its schedule; in array arithmetic, for hundreds of schedules a second."""
 
     problem: Problem
     schedule: Schedule
@@ -294,10 +294,10 @@ class Layout:
 
 
 def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
-    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index turns the ranks.
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks.
 
-    Neighbouring turns of equal weight, as nearly all are, cancel in the difference of neighbouring ranks: that is
-    summed, and added up from rank 0 on.
+    Nearly all neighbouring rotations have equal weights. They cancel in the difference of neighbouring ranks, so that
+    few terms are left. The differences are summed first, and then accumulated from rank 0 on.
     """
     if len(blocks) == 1:
         return np.roll(figures, blocks.start, axis=-1) * weights
