@@ -62,8 +62,8 @@ WORKSPACE = {"residues": 1 << 29}
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
-# Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX with
-# large blocks; loopback TCP between processes.
+# Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX
+# with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
 
 # Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through staging buffers that threads
