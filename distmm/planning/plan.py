@@ -158,9 +158,9 @@ class Plan:
             what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
             blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"
         bits = (
-            "those of one block"
+            "as if C were one block"
             if self.keeps_bits
-            else f"those of these cuts along k (multiples of {self.cluster.granule} keep them)"
+            else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
@@ -169,12 +169,12 @@ class Plan:
             ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {self.schedule.steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),
-            ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at the peak, {self.cluster.memory / 1e9:.3g} GB free"),
+            ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
             ("moved", f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)"),
             ("bits", bits),
-            ("time", f"about {c.seconds:.2g} s, bound by {c.bound_by}"),
+            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
             ("plan", str(self)),
         ]
 
