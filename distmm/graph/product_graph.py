@@ -26,8 +26,9 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.placement import Chain, Key, Placement
-from distmm.planning.geometry import Wave, operand_batch
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
 __all__ = ["ProductLayer", "build", "kernel_choice"]

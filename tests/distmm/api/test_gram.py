@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 import distmm
 from distmm.errors import InputError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Blocking, Grid, Problem, Symmetry, even_edges
+from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem, Symmetry
+from distmm.planning.search import make_plan
 from distmm.worker.tasks.epilogue import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 

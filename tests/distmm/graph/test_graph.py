@@ -13,9 +13,11 @@ import pytest
 from distmm import gemm, matmul, plan
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Blocking, Problem, even_edges
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.worker.tasks import Epilogue, KernelChoice
 
 

@@ -27,7 +27,7 @@ from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, locked
 from distmm.job.spec import Spec
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
 from distmm.transfer.counted_writes import Run
 from distmm.worker import gpu, gpu_copies

@@ -20,7 +20,7 @@ from distmm import matmul, plan
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import serial
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue, KernelChoice

@@ -9,8 +9,8 @@ from dask.base import tokenize
 
 from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.worker.tasks import Epilogue, multiply
 
 F4 = np.dtype("f4")
