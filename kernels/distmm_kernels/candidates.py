@@ -69,6 +69,8 @@ ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
 FLOAT32 = frozenset({"float32"})
 FLOAT64 = frozenset({"float64"})
+COMPLEX64 = frozenset({"complex64"})
+COMPLEX128 = frozenset({"complex128"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 # A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
 # the rate of a few float64 units, which multiply-adds reach as well.
@@ -170,6 +172,32 @@ CANDIDATES = (
         side_by_side=False,
     ),
     Candidate(
+        "complex_fp16x3",
+        "cuda",
+        "real_view:ComplexFp16x3Kernel",
+        "one real product by scaled float16 halves, on tensor cores",
+        COMPLEX64,
+        "highest",
+        granule=4096,
+        tile=(128, 64),
+        capabilities=HOPPER,
+        by_name_only=True,  # until it has been measured
+    ),
+    Candidate(
+        "complex_residues",
+        "cuda",
+        "real_view:ComplexResidueKernel",
+        "one real product by int8 residues, on tensor cores",
+        COMPLEX128,
+        "highest",
+        granule=4096,
+        tile=(128, 64),
+        capabilities=HOPPER,
+        passes=(120, 80),  # A: twice 16 in, 32 out; B: 16 in, 32 out, twice 32 in, 64 out; C: twice that of float64
+        side_by_side=False,
+        by_name_only=True,  # until it has been measured
+    ),
+    Candidate(
         "register_tiled",
         "cuda",
         "register_tiled:RegisterTiledKernel",
@@ -223,8 +251,8 @@ CANDIDATES = (
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Those of hopper_bf16, of dmma and residues at 512, and below 4096 those of register_tiled's types but float32 are
-# estimated from the others.
+# Those of hopper_bf16 and of complex numbers on tensor cores, of dmma and residues at 512, and below 4096 those of
+# register_tiled's types but float32 are estimated from the others.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -239,6 +267,8 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
         "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
         "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
+        "complex_fp16x3": {"complex64": (5, 40, 130, 190, 200)},
+        "complex_residues": {"complex128": (5, 25, 55, 75, 85)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),

@@ -27,6 +27,9 @@ KERNELS = [
     ("residues", "split", (False,)),
     ("reconstruct", "reconstruct", (True,)),
     ("reconstruct", "reconstruct", (False,)),
+    ("real_view", "source", ("float32", False)),
+    ("real_view", "source", ("float32", True)),
+    ("real_view", "source", ("float64", True)),
 ]
 
 

@@ -162,7 +162,9 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    dtype = next(name for name in ("float32", "float16", "float64") if name in candidate.dtypes)
+    dtype = next(
+        name for name in ("float32", "float16", "float64", "complex64", "complex128") if name in candidate.dtypes
+    )
     kernel = select(problem(dtype), where, name=candidate.name)
     assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
     assert kernel.granule == candidate.granule
