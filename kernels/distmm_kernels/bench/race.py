@@ -19,14 +19,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels import residue_twin
+from distmm_kernels import complex_twin, residue_twin
 from distmm_kernels.bench.host import call_microseconds, first_milliseconds
 from distmm_kernels.bench.peers import peer
 from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.real_view import as_real, doubled_twin
 from distmm_kernels.select import select
 
 __all__ = ["HEATS", "SIZES", "Heat", "race"]
@@ -235,12 +234,9 @@ def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     if not isinstance(d, cupy.ndarray):
         d = cupy.from_dlpack(d.float() if "bfloat16" in str(d.dtype) else d)
-    if a.dtype == np.float64:
-        far = residue_twin.errors(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
-        return far.normwise, far.componentwise
-    if a.dtype == np.complex128:  # the real product that it is
-        parts = as_real(d[rows][:, columns].get()), as_real(a[rows].get()), doubled_twin(b[:, columns].get())
-        far = residue_twin.errors(*parts)
+    if a.dtype in (np.float64, np.complex128):
+        measured = residue_twin.errors if a.dtype == np.float64 else complex_twin.complex_errors
+        far = measured(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
         return far.normwise, far.componentwise
     left, right, found = _widened(a)[rows].astype(wide), _widened(b)[:, columns].astype(wide), _widened(d)[rows]
     exact = left @ right

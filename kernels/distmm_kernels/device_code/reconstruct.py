@@ -20,7 +20,7 @@ from distmm_kernels.device_code.residues import read_double, store_double
 from distmm_kernels.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
 from distmm_kernels.residues import COLUMNS, THREADS
 
-__all__ = ["reconstruct"]
+__all__ = ["integer", "load_factor", "reconstruct", "store_pair"]
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
@@ -60,6 +60,16 @@ sums_of_four: Callable[..., Any] = intrinsic(
 
 to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
 
+_inverse = f64(1 / PRODUCT)
+_high, _middle, _low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
+
+
+@cuda.jit(device=True, inline="always")
+def integer(first, second, third):
+    """Return the integer between -P/2 and P/2 that three sums make, rounded."""
+    quotient = to_nearest(first * _inverse)
+    return (first - _high * quotient) + ((second - _middle * quotient) + (third - _low * quotient))
+
 
 def reconstruct(adds: bool) -> Source:
     """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
@@ -69,18 +79,11 @@ def reconstruct(adds: bool) -> Source:
     bytes from one row to the next, a multiple of that; the address of C, and bytes from one row and one column to the
     next; rows, columns.
     """
-    inverse = f64(1 / PRODUCT)
-    high, middle, low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
-    inlined = cuda.jit(device=True, inline="always")
-
-    def integer(first, second, third):
-        quotient = to_nearest(first * inverse)
-        return (first - high * quotient) + ((second - middle * quotient) + (third - low * quotient))
 
     def added(x, c):
         return read_double(c) + x if adds else x
 
-    number, plus = inlined(integer), inlined(added)
+    number, plus = integer, cuda.jit(device=True, inline="always")(added)
 
     def kernel(
         residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,

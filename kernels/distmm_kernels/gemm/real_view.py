@@ -16,11 +16,10 @@ from distmm_kernels.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import GuardedKernel
-from distmm_kernels.gemm.residues import ResidueKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.real_view import REALS, as_real, doubled, in_rows
 
-__all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "ComplexResidueKernel", "RealViewKernel"]
+__all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +70,3 @@ class ComplexFp16x3Kernel(RealViewKernel):
 
     def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
         return Fp16x3Kernel(problem, device)
-
-
-class ComplexResidueKernel(RealViewKernel):
-    """complex128 by residues."""
-
-    name = "complex_residues"
-
-    def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
-        return ResidueKernel(problem, device)
