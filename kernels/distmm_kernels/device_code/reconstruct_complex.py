@@ -82,8 +82,9 @@ def _sums_of(column: int) -> Callable[..., Any]:
 
 
 def reconstruct(adds: bool) -> Source:
-    """Return the kernel ``D = C + z * row factor * column factor``; D may be C. Grid and parameters are those of
-    `distmm_kernels.device_code.reconstruct`, the residues ``(products, moduli, rows, columns)``.
+    """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
+
+    Grid and parameters are those of the kernel for real numbers; residues are ``(products, moduli, rows, columns)``.
     """
     inlined = cuda.jit(device=True, inline="always")
 

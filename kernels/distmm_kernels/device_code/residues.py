@@ -9,8 +9,8 @@ one row to the next, and along k; rows, k; offsets in memory of factors and weig
 each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
-A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A granule
-has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices: products
+A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A
+granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices: products
 of those make a complex product, since sums of residues lose nothing.
 
 Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
