@@ -10,8 +10,8 @@ each; bytes from one granule's residues to the next ones', and from one line to 
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
 A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A
-granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices: products
-of those make a complex product, since sums of residues lose nothing.
+granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices:
+products of those make a complex product, since sums of residues lose nothing.
 
 Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
 them. `distmm_kernels.residue_twin` does the same in NumPy.
