@@ -1,17 +1,29 @@
-"""A question to all workers of a cluster, some of which may die while they are asked."""
+"""Questions to all workers of a cluster, also while some of them die; and whether a worker owns a GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-from distributed import Client
+from distributed import Client, Worker
 
-__all__ = ["everywhere"]
+__all__ = ["everywhere", "owns_gpu"]
 
 
 def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Return what `function` answers on every worker, by address; those that die meanwhile are left out.
+    """Call a function on every worker, and leave out workers that die meanwhile.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    function : callable
+    *args
+        Its arguments.
+
+    Returns
+    -------
+    dict
+        What it returns, by address of the worker.
 
     Raises
     ------
@@ -23,3 +35,8 @@ def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict
         if isinstance(answer, BaseException) and not isinstance(answer, OSError):
             raise answer
     return {address: answer for address, answer in answers.items() if not isinstance(answer, BaseException)}
+
+
+def owns_gpu(worker: Worker) -> bool:
+    """Whether dask-cuda has started this worker, and so has given it a GPU of its own."""
+    return any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values())

@@ -1,4 +1,4 @@
-"""Ctrl-C where no work has begun: while the command line is imported, and while a cluster starts."""
+"""Ctrl-C before any work has begun: while the command line is imported, and while a cluster starts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["held_back", "while_imported", "while_started"]
+__all__ = ["sigint_blocked", "while_imported", "while_started"]
 
-INTERRUPTED = 130  # 128 and the number of SIGINT, as shells have it
+INTERRUPTED = 130  # exit code: 128 and the number of SIGINT, as in shells
 
 
 def while_imported() -> None:
@@ -31,7 +31,7 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def while_started() -> Iterator[None]:
-    """Raise KeyboardInterrupt at Ctrl-C, also if that has become another error on its way through Dask's event loop."""
+    """Raise KeyboardInterrupt at Ctrl-C, even if Dask's event loop has made another error of it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -54,16 +54,17 @@ def while_started() -> Iterator[None]:
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Have Ctrl-C wait for the end of the block, and never reach threads and processes that are started in it.
+def sigint_blocked() -> Iterator[None]:
+    """Deliver Ctrl-C at the end of the ``with`` block, and never to threads and processes that are started in it.
 
-    A terminal sends it to every process started there. They would end with a traceback each, and the client alone
-    decides what an interrupt means.
+    A terminal sends SIGINT to all processes that were started from it. Each worker would end with a traceback; only the
+    client is to decide what an interrupt means.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it is started with the first process, and allows the signal again meanwhile
+    # Otherwise it is started with the first process, and unblocks the signal.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield

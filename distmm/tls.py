@@ -1,7 +1,7 @@
 """TLS by one switch: ``none``, ``temporary`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``.
 
-One certificate serves all roles, and only its holders can join: Dask checks it on both ends of each link. What crosses
-UCX is not encrypted, so a cluster with TLS uses TCP.
+One certificate serves all roles, and only its holders can join: Dask checks it on both ends of each connection. UCX
+does not encrypt, so a cluster with TLS uses TCP.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from distmm.errors import InputError
 if TYPE_CHECKING:
     from distributed.security import Security
 
-__all__ = ["create", "environment", "places", "security"]
+__all__ = ["certificate_paths", "create", "environment", "security"]
 
 Certificates = dict[str, str]  # "ca", "cert" and "key": paths of PEM files
 
 ROLES = ("client", "scheduler", "worker")
 
 
-def places(switch: str, folder: str, name: str) -> Certificates | None:
-    """Say where the certificates of a job are, or will be; None without TLS."""
+def certificate_paths(switch: str, folder: str, name: str) -> Certificates | None:
+    """Return the paths of a job's certificates, which need not exist yet; None without TLS."""
     if switch == "none":
         return None
     home = Path(folder).absolute() / f"{name}.tls" if switch == "temporary" else Path(switch)
@@ -31,7 +31,7 @@ def places(switch: str, folder: str, name: str) -> Certificates | None:
 
 
 def environment(certificates: Certificates | None) -> dict[str, str]:
-    """Return the environment that makes Dask's programs use certificates and refuse links without."""
+    """Return environment variables by which Dask's programs use certificates and refuse connections without."""
     if certificates is None:
         return {}
     found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
@@ -43,7 +43,7 @@ def environment(certificates: Certificates | None) -> dict[str, str]:
 
 
 def create(certificates: Certificates) -> None:
-    """Make temporary certificates, readable by nobody else; those that are there are kept, as a job uses them again."""
+    """Make temporary certificates, which nobody else can read. Existing ones are kept: a job uses them again."""
     key = Path(certificates["key"])
     if key.exists():
         return
@@ -52,13 +52,18 @@ def create(certificates: Certificates) -> None:
     key.parent.chmod(0o700)
     contents = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
     for what, text in contents.items():
-        # Never readable for a moment: the mode is given at creation.
+        # The file is created with its mode: others can read it at no time.
         with open(os.open(certificates[what], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
 
 
 def check(certificates: Certificates) -> None:
-    """Refuse certificates that are not there, and a key that others can read."""
+    """Refuse certificates that do not exist, and a key that others can read.
+
+    Raises
+    ------
+    InputError
+    """
     for what, path in certificates.items():
         if not os.path.isfile(path):
             raise InputError(f"TLS: there is no {path}; a folder for tls has ca.pem, cert.pem and key.pem")
@@ -88,4 +93,4 @@ def _temporary() -> Any:
     try:
         return Security.temporary()
     except ImportError as error:
-        raise InputError("TLS: temporary certificates need a package more: type pip install 'distmm[tls]'") from error
+        raise InputError("TLS: temporary certificates need one more package: type pip install 'distmm[tls]'") from error

@@ -1,4 +1,4 @@
-"""Versions of what takes part in a product."""
+"""Versions of distmm, of Python and of installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ except PackageNotFoundError:  # run from a checkout that is not installed
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of those distributions that are installed here."""
+    """Return the versions of Python and of those of the packages that are installed here."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

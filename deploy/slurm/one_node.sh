@@ -12,10 +12,10 @@
 #SBATCH --partition=gpu
 #SBATCH --requeue
 
-# One allocation: srun starts the scheduler, the workers and the client in it. Before the walltime (or a preemption)
-# Slurm sends USR1 to this script alone, which stops the client; the client keeps all finished blocks and
-# exits with 75, and the job requeues itself until C is done. scancel ends it for good, with all finished blocks kept:
-# submit it again to go on.
+# One allocation, in which srun starts the scheduler, the workers and the client. Before the walltime (or a preemption)
+# Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
+# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
+# it again to go on.
 set -uo pipefail
 umask 077
 python=/shared/venv/bin/python
@@ -23,14 +23,14 @@ folder=/scratch/project/run
 run=$folder/distmm-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 scheduler_file=$run.scheduler.json
 
-# Stealing ignores placement, and all tasks of a dead worker are suspects (Dask's limit is 3).
+# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING__DISTRIBUTED=warning
 export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
 export DASK_DISTRIBUTED__DASHBOARD__LINK=http://localhost:8787/status
 
-# UCX where GPUs and its Python package are there, TCP elsewhere; InfiniBand's interface where there is one.
+# UCX if there are GPUs and its Python package, else TCP; the InfiniBand interface if there is one.
 fabric=$("$python" -m distmm.submit.fabric gpu auto) || exit 2
 read -r protocol interface <<<"$fabric"
 network=(--protocol "$protocol" ${interface:+--interface "$interface"})
@@ -50,7 +50,7 @@ srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 --gre
     --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory &
 workers=$!
 
-# Waits until 8 worker(s) are there, prints how to reach the dashboard, and becomes the product.
+# Waits for 8 worker(s), prints how to reach the dashboard, and then runs the product.
 "${one[@]}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" 8 600 -- \
     "$python" -m distmm multiply /scratch/project/A.zarr /scratch/project/B.zarr -o /scratch/project/C.zarr \
     --precision highest --check freivalds --device gpu --cluster "$scheduler_file" &
@@ -59,35 +59,35 @@ client=$!
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() { kill -0 "$1" 2>/dev/null; }
-# To the step itself: srun answers a TERM of its own by killing what it started.
+# TERM goes to the step itself: srun would kill what it started.
 stop_client() {
     step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {print $2}')
     [ -n "$step" ] || return
-    scancel --signal=TERM "$step" 2>/dev/null    # reports an error even where it signalled; a second TERM would kill
+    scancel --signal=TERM "$step" 2>/dev/null    # fails even if it has signalled; a second TERM would kill
     stopped=yes
 }
 
-# Until the first of them ends: without scheduler or workers the client would wait for ever.
+# Waits until the first of them ends: without scheduler or workers the client would wait for ever.
 stopped=
 while alive "$client" && alive "$workers" && alive "$scheduler"; do
     if [ -n "$warned" ] && [ -z "$stopped" ]; then
         stop_client
     fi
-    sleep 1 & wait $!    # in the background, or the signal would be heard a second late
+    sleep 1 & wait $!    # in the background, so that a signal interrupts the wait
 done
 lost=
 if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
     echo "distmm: the $lost ended before the product; why is said above"
 fi
-scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all steps that are left; there may be none
+scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all remaining steps, if any
 wait "$client"
 code=$?
 [ -z "$lost" ] || code=75
 wait "$workers" "$scheduler"
 rm -f "$scheduler_file"
 
-# A job that is preempted with a time of grace gets TERM in all steps, and would not come back if it ended by itself.
+# A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
 preempted() {
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]

@@ -1,4 +1,4 @@
-"""Two names for the same elements: arrays over one file, one Zarr array or one memory; elements that occur twice."""
+"""Aliasing: arrays that share a file, a Zarr array or memory, and arrays in which an element occurs twice."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from distmm.api.array_types import package_of
 
 __all__ = ["overlap", "repeats", "store_of"]
 
-Part = tuple[Hashable, float, float]  # what holds the elements, and from where to where they are in it
+Part = tuple[Hashable, float, float]  # the file or store that holds elements, and their first byte and end in it
 
 
 def overlap(first: Any, second: Any) -> bool:
-    """Whether elements of two arrays may be the same; a Dask array has those of the arrays that its graph reads."""
+    """Whether two arrays may share elements; a Dask array has the elements of all arrays that its graph reads."""
     return any(
         (isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y))
         or any(
@@ -34,10 +34,10 @@ def overlap(first: Any, second: Any) -> bool:
 
 
 def repeats(array: Any) -> bool:
-    """Whether elements of an array in memory may occur twice in it: those of a broadcast view do."""
+    """Whether an array in memory may hold an element twice, as a broadcast view does."""
     if not (isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")) or 0 in array.shape:
         return False
-    reach = array.itemsize  # bytes that the dimensions of smaller strides take
+    reach = array.itemsize  # bytes that the dimensions of smaller strides span
     for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1):
         if stride < reach:
             return True
@@ -46,7 +46,7 @@ def repeats(array: Any) -> bool:
 
 
 def _sources(array: Any) -> Iterator[Any]:
-    """Yield the arrays that the graph of a Dask array names as a whole; another array as it is."""
+    """Yield the whole arrays that a Dask array's graph reads; any other array as it is."""
     if not isinstance(array, da.Array):
         yield array
         return
@@ -57,13 +57,13 @@ def _sources(array: Any) -> Iterator[Any]:
 
 
 def _parts(array: Any) -> Iterator[Part]:
-    """Yield where the elements of an array are kept, if other arrays can be kept there too."""
+    """Yield where the elements of an array are stored, if other arrays can be stored there too."""
     if isinstance(array, np.ndarray):
         yield from _mapped(array)
         return
     if package_of(array) not in ("distmm", "h5py", "zarr"):
         return
-    import h5py  # these take a second, and who has such an array has them already
+    import h5py  # here: the imports take a second, and a caller with such an array has imported them already
     import zarr
 
     from distmm.storage import Matrix
@@ -78,7 +78,7 @@ def _parts(array: Any) -> Iterator[Part]:
 
 
 def _mapped(array: np.ndarray) -> Iterator[Part]:
-    """Yield the bytes of a file that a memory map has, or a view of one."""
+    """Yield the bytes of its file that a memory map, or a view of one, covers."""
     low, high = np.lib.array_utils.byte_bounds(array)
     base: Any = array
     while base is not None:
@@ -89,7 +89,7 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
 
 
 def store_of(array: Any) -> Any:
-    """Return the store of a Zarr array, without what is wrapped around it."""
+    """Return the store of a Zarr array, without its wrappers."""
     import zarr
 
     store: Any = array.store
@@ -112,7 +112,7 @@ def _zarr(array: Any) -> Hashable:
 
 
 def _file(path: str) -> Hashable:
-    """Return the same for every name of a file or folder; a URL as it is."""
+    """Return one identity for all names of a file or folder; a URL as it is."""
     path = path.removeprefix("file://")
     try:
         found = os.stat(path)

@@ -16,6 +16,7 @@ from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.geometry import Symmetry
 from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision, check_precision
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
 
@@ -24,7 +25,7 @@ def matmul(
     A: Any,
     B: Any,
     *,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
@@ -32,52 +33,62 @@ def matmul(
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
-    """Matrix product of two arrays, blocked, lazy, on all the workers there are.
+    """Multiply two arrays of any size, block by block, on all workers.
 
-    Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`.
+    Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`. The product is lazy unless
+    `out` is given.
 
     Parameters
     ----------
-    A : array-like of shape (*batch, m, k) or (k,)
-    B : array-like of shape (*batch, k, n) or (k,)
-        Dask arrays with NumPy or CuPy chunks, NumPy or CuPy arrays, or objects with ``shape``, ``dtype`` and
-        ``__getitem__`` such as Zarr arrays, which the workers read block by block. Chunks of Dask arrays become the
-        blocks of the product. All are read when the product is computed, and not before: leave them as they are until
-        then. Of memory maps the file is read again, and refused if it was replaced by another one meanwhile. NumPy
-        arrays with gaps between the elements of their rows and of their columns alone are copied at the call.
+    A : array-like of shape (..., m, k) or (k,)
+        A Dask array with NumPy or CuPy chunks, a NumPy or CuPy array, a memory map, or an object with ``shape``,
+        ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
+        array become blocks of the product. Operands are read when the product is computed: do not change them before.
+        A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
+        between the elements of its rows and also of its columns is copied at the call.
+    B : array-like of shape (..., k, n) or (k,)
+        As `A`.
     precision : {"highest", "high", "medium", "ieee"}
-        Least accuracy of float32 products: "highest" is no worse than float32 arithmetic. "ieee": float32 and float64
-        products by chains of multiply-adds, with bits that depend on no cuts.
+        Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
+        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32 and float64 products by
+        one chain of fused multiply-adds for each element, whose bits depend on no cuts.
     kernel : str, optional
-        Name of a kernel to use, for example "tiled" or "cublas"; by default the best one for the worker's device.
+        Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
+        precision.
     device : {"auto", "cpu", "gpu"}
-        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker owns a GPU.
+        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
     blocks : tuple of int, optional
-        Block edges (m, k, n); by default the chunks of Dask arrays, else chosen by the plan.
+        Block edges (m, k, n); by default the chunks of Dask arrays, else the plan chooses.
     plan : Plan or str, optional
-        A plan made before, by `distmm.plan`, for operands of these shapes; or how to cut, as a plan's ``str`` says it:
+        A plan that `distmm.plan` made for operands of these shapes, or the text of one:
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
     out : numpy.ndarray, Zarr-like or Dask array, optional
-        Where the product goes, at once: blocks are written as they come, NumPy arrays by the workers themselves where
-        they run on this machine; in waves, where C does not fit into the workers' memory. `distmm.empty` makes arrays
-        that GPUs write to at full speed. Objects say by ``chunks`` (or ``shards``), as Zarr arrays do, what workers may
-        write at the same time; without, and for HDF5 datasets, this process writes one block after the other. When the
-        call has ended, by Ctrl-C or an error too, nothing is written any more. A Dask array becomes the lazy product,
-        as in NumPy's functions of Dask arrays, and keeps its type and its chunks.
+        Array that receives the product during this call, of its shape, in waves where C does not fit into the memory of
+        the workers. Workers of this machine write into a NumPy array directly; `distmm.empty` makes arrays that GPUs
+        write at full speed. Workers write whole ``chunks`` (or ``shards``) of a Zarr-like object in parallel; into an
+        object without chunks, and into an HDF5 dataset, this process writes block after block. After the call, also
+        after an error or Ctrl-C, nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
+        its chunks.
     client : distributed.Client, optional
-        Cluster to plan for; by default Dask's current one. Without any, the result computes on Dask's local schedulers.
+        Cluster to plan for; by default Dask's current client. Without one the product runs on Dask's local schedulers.
 
     Returns
     -------
-    dask.array.Array of shape (*batch, m, n)
-        Lazy; its chunks are of the inputs' kind (NumPy or CuPy). With `out`, that array, filled.
+    dask.array.Array of shape (..., m, n)
+        Lazy; its chunks are of the operands' kind (NumPy or CuPy). With `out`: that array.
 
     Raises
     ------
     InputError
-        For operands that cannot be multiplied, before any work.
+        If the operands cannot be multiplied, or an argument is none of those above; before any work.
     DoesNotFitError
-        If the workers lack the memory.
+        If the workers lack the memory; names the missing figure.
+
+    See Also
+    --------
+    gemm : The product with factors, an addend and transposes.
+    gram : The product of a matrix with its own transpose.
+    multiply : The product of matrices on disk, as a job that can be resumed.
 
     Examples
     --------
@@ -99,7 +110,7 @@ def gemm(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int, int] | None = None,
@@ -107,28 +118,43 @@ def gemm(
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
-    """General matrix product ``alpha * op(A) @ op(B) + beta * C``, as in BLAS but returning a new array.
+    """Compute ``alpha * op(A) @ op(B) + beta * C`` as BLAS's GEMM does, into a new array.
 
     Parameters
     ----------
-    alpha, beta : scalars
-        With ``beta == 0``, C is not read.
-    A, B : array-like
+    alpha : scalar
+        Factor of the product.
+    A : array-like of shape (..., m, k), or (..., k, m) with `transa`
         As in `matmul`.
-    C : array-like that broadcasts to shape (*batch, m, n), optional
+    B : array-like of shape (..., k, n), or (..., n, k) with `transb`
+        As in `matmul`.
+    beta : scalar
+        Factor of `C`. With 0, `C` is not read.
+    C : array-like, optional
+        Addend; it must broadcast to shape (..., m, n).
     transa, transb : bool
-        Use the transpose (of the last two dimensions) of A or B, without a copy.
+        Use the transpose of A or B (of the last two dimensions), without a copy.
     precision, kernel, device, blocks, plan, out, client
         As in `matmul`.
 
     Returns
     -------
-    dask.array.Array of shape (*batch, m, n), or `out`
+    dask.array.Array of shape (..., m, n)
+        Lazy; with `out`: that array.
 
     Raises
     ------
-    InputError, DoesNotFitError
+    InputError
+        As in `matmul`, and for a `beta` without `C`.
+    DoesNotFitError
         As in `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B, C = np.ones((4, 3)), np.ones((4, 5)), np.ones((3, 5))
+    >>> distmm.gemm(2, A, B, -1, C, transa=True).compute()[0]
+    array([7., 7., 7., 7., 7.])
     """
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
@@ -137,7 +163,7 @@ def gemm(
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
     c = wrap(C, "C") if beta != 0 else None
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
-    return product.array(Wishes(precision, kernel, device, blocks, plan), out, client)
+    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
 
 
 def gram(
@@ -146,7 +172,7 @@ def gram(
     alpha: complex = 1,
     trans: bool = False,
     hermitian: bool = True,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, int] | None = None,
@@ -154,37 +180,43 @@ def gram(
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
-    """Product of a matrix with its own transpose, ``alpha * A @ A.conj().T``: BLAS's SYRK and HERK.
+    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T``, as BLAS's SYRK and HERK do.
 
-    Only the blocks on and below the diagonal are multiplied, which takes half of the operations; each block of A is
-    read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers
-    (conjugates, for complex numbers). C is symmetric, or Hermitian, to the bit.
+    Only the blocks on and below the diagonal are multiplied, which takes half of the operations. Each block of A is
+    read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers (for
+    complex numbers, conjugates). C is symmetric, or Hermitian, to the bit.
 
     Parameters
     ----------
-    A : array-like of shape (*batch, m, k)
+    A : array-like of shape (..., m, k)
         As in `matmul`.
     alpha : scalar
-        Real, where C is Hermitian.
+        Factor of the product; real where C is Hermitian.
     trans : bool
-        The product is ``A.conj().T @ A``, of shape (*batch, k, k).
+        Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
-        Of complex numbers: use the conjugate transpose, as HERK does and as Gram matrices are defined; False: use the
-        transpose, as SYRK does. Real numbers have one product.
-    precision, kernel, device, plan, out, client
-        As in `matmul`; the plan is made by ``distmm.plan(A)``.
+        For complex numbers: True uses the conjugate transpose, as HERK does; False the transpose, as SYRK does.
+    precision, kernel, device
+        As in `matmul`.
     blocks : tuple of int, optional
-        Block edges along m and k, those of A, or of its transpose with `trans`; by default the chunks of a Dask array,
-        else chosen by the plan.
+        Block edges (m, k) of A, or of its transpose with `trans`; by default the chunks of a Dask array, else the plan
+        chooses.
+    plan : Plan or str, optional
+        A plan that ``distmm.plan(A)`` made, or the text of one.
+    out, client
+        As in `matmul`.
 
     Returns
     -------
-    dask.array.Array of shape (*batch, m, m), or `out`
+    dask.array.Array of shape (..., m, m)
+        Lazy; with `out`: that array.
 
     Raises
     ------
-    InputError, DoesNotFitError
-        As in `matmul`; for a vector; for a complex alpha of a Hermitian product.
+    InputError
+        As in `matmul`, for a vector, and for a complex `alpha` of a Hermitian product.
+    DoesNotFitError
+        As in `matmul`.
 
     Examples
     --------
@@ -202,7 +234,7 @@ def gram(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
         )
     product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
-    return product.array(Wishes(precision, kernel, device, _square(blocks), plan), out, client)
+    return product.array(Wishes(check_precision(precision), kernel, device, _square(blocks), plan), out, client)
 
 
 def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -229,7 +261,7 @@ def plan(
     transa: bool = False,
     transb: bool = False,
     hermitian: bool = True,
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     device: cluster.Device = "auto",
     blocks: tuple[int, ...] | None = None,
@@ -237,12 +269,52 @@ def plan(
     out: Any = None,
     client: Client | None = None,
 ) -> Plan:
-    """Plan the product of two operands without doing it: blocks, owners, memory, bytes moved and time.
+    """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
 
-    Parameters are those of `matmul` and `gemm`; with an array that is written to as `out`, C is planned to be written
-    as it is made, and not to stay in the workers' memory. Without B it is the plan of ``distmm.gram(A)``, whose `trans`
-    is `transa` here. `Plan.rows` is the plan as a table, in notebooks with a picture; `str` is one line that `matmul`
-    takes back as its `plan`; `Plan.validate` refuses what cannot fit.
+    Parameters
+    ----------
+    A : array-like of shape (..., m, k), or (..., k, m) with `transa`
+        As in `matmul`. Its shape, type, chunks and place count; its elements are not read.
+    B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
+        As `A`. Without it, the plan is that of ``distmm.gram(A)``.
+    transa, transb : bool
+        As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
+    hermitian : bool
+        Without `B`: as in `gram`.
+    precision, kernel, device
+        As in `matmul`.
+    blocks : tuple of int, optional
+        Block edges (m, k, n), or (m, k) without `B`; by default the chunks of Dask arrays, else they are chosen here.
+    plan : str, optional
+        The text of a plan, which is then not searched for but described.
+    out : array-like, optional
+        Array that will receive the product. C is then planned to leave the workers as it is made.
+    client : distributed.Client, optional
+        Cluster to plan for; by default Dask's current client, and without one this machine.
+
+    Returns
+    -------
+    Plan
+        A table by `Plan.rows`, a picture in notebooks, and by ``str`` one line that `matmul` takes as its `plan`.
+
+    Raises
+    ------
+    InputError
+        If the operands cannot be multiplied, or an argument is none of those above.
+
+    See Also
+    --------
+    Plan.validate : Refuses a plan that needs more memory than there is. Making a plan does not.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((300, 400)), np.ones((400, 500))
+    >>> plan = distmm.plan(A, B, blocks=(300, 200, 250))
+    >>> str(plan).split()[1]
+    'b300x200x250'
+    >>> distmm.matmul(A, B, plan=plan).shape
+    (300, 500)
     """
     symmetry: Symmetry | None = None
     check_flags(hermitian=hermitian)
@@ -253,4 +325,4 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    return product.plan(Wishes(precision, kernel, device, blocks, plan), out, cluster.usable(client))
+    return product.plan(Wishes(check_precision(precision), kernel, device, blocks, plan), out, cluster.usable(client))

@@ -1,4 +1,4 @@
-"""What users give as an operand: as it is, taken out of its wrapping, or refused with what to give instead."""
+"""Types of operands: taken as they are, unwrapped (xarray), or refused with what to give instead."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ INSTEAD = {
 
 
 def package_of(x: Any) -> str:
-    """Return the name of the package that an object's type is from, which need not be imported to ask."""
+    """Return the name of the package that defines an object's type, without importing the package."""
     return type(x).__module__.partition(".")[0]
 
 
 def as_array(source: Any, name: str) -> Any:
-    """Return what has the elements of an operand: the data of an xarray object, lists as arrays, else `source` itself.
+    """Return the array that holds an operand's elements: an xarray object's data, a list as an array, else `source`.
 
     Raises
     ------
     InputError
-        For objects that are no arrays, and sizes that are unknown or no whole numbers.
+        For objects that are no arrays, and for sizes that are unknown or no whole numbers.
     """
     if da.Array is not PlainArray:
         raise InputError(
@@ -89,6 +89,6 @@ def check_sendable(source: Any, name: str) -> None:
     if source.file.mode != "r":
         raise InputError(
             f"{name} is the dataset {source.name} of {source.file.filename}, which is open for writing "
-            f"({source.file.mode}): workers cannot open it beside; close it and open it again with "
+            f"({source.file.mode}): workers cannot open it at the same time; close it and open it again with "
             "h5py.File(path, 'r'), or give its path to distmm.multiply"
         )

@@ -1,7 +1,7 @@
-"""Arrays of this process that travel with the graph, block by block, as they are when it is sent or run.
+"""Arrays of this process inside the graph: each block is a view, read when the graph is sent or run.
 
-`dask.array.from_array` copies NumPy arrays at the call, while workers read large ones where they lie, when the product
-is computed. Here all are read then.
+`dask.array.from_array` would copy a NumPy array at the call. Workers read large arrays from the client's memory when
+the product is computed; so small arrays, and all arrays on clusters that cannot do that, are read then too.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Literal
 import dask.array as da
 import numpy as np
 
-from distmm.graph import layer
+from distmm.graph.dask_tasks import one_per_block
 from distmm.worker import tasks
 
-__all__ = ["travelling"]
+__all__ = ["inline_array"]
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A view of a part of an array: pickled with the elements that it has then."""
+    """A view of a part of an array, pickled with the elements that it has at that time."""
 
     name: str
     array: np.ndarray = field(repr=False)
@@ -33,10 +33,10 @@ class _Part:
         return self.array[index]
 
 
-def travelling(
+def inline_array(
     array: np.ndarray, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str
 ) -> da.Array:
-    """Return an array of this process as a Dask array called `name`, its blocks on the device where they are used."""
+    """Return an array of this process as a Dask array of this name, with its blocks on the device that uses them."""
     plain = np.asarray(array)  # a view of a memory map would be pickled as a map
     everything = (slice(None),) * array.ndim
     indices = np.ndindex(*map(len, chunks))
@@ -44,5 +44,5 @@ def travelling(
         index: _Part(f"{name}-{index}", plain[where])
         for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
     }
-    blocks = layer.calls(name, partial(tasks.load, index=everything, device=device), parts)
+    blocks = one_per_block(name, partial(tasks.load, index=everything, device=device), parts)
     return da.Array(blocks, name, chunks, meta=np.empty((0,) * array.ndim, array.dtype))

@@ -1,4 +1,4 @@
-"""What users may multiply, made into Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
+"""Operands: checked, and made into Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import numpy as np
 from distributed import Client, futures_of
 
 from distmm.api.array_types import as_array, package_of
-from distmm.api.inline_array import travelling
+from distmm.api.inline_array import inline_array
 from distmm.api.scalars import check_flags
 from distmm.errors import InputError
 from distmm.planning.geometry import accumulator_dtype
-from distmm.transfer import has_gaps, lend, shared_memory
+from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
@@ -32,14 +32,14 @@ class Operand:
     source : Any
         Dask, NumPy or CuPy array, or anything with ``shape``, ``dtype`` and ``__getitem__``.
     name : str
-        What error messages call it: "A", "B" or "C".
+        Its name in messages: "A", "B" or "C".
     kind : {"numpy", "cupy"}
         Type of the blocks.
     transposed : bool
-        The operand is the transpose of `source` in its last two dimensions; blocks are transposed as views, without a
+        The operand is the transpose of `source` in its last two dimensions. Blocks are transposed as views, without a
         copy.
     file : MappedFile, optional
-        What `source` is a memory map of.
+        The file that `source` maps.
     """
 
     source: Any
@@ -71,12 +71,12 @@ class Operand:
 
     @property
     def pageable(self) -> bool:
-        """Whether it is a NumPy array in memory that GPUs cannot copy from by themselves."""
+        """Whether it is a NumPy array in pageable memory, which GPUs cannot copy by themselves."""
         return isinstance(self.source, np.ndarray) and shared_memory.behind(self.source) is None
 
     @property
     def storage_chunk(self) -> tuple[int, ...] | None:
-        """Chunk of the file behind it: blocks that are multiples of it read each chunk once."""
+        """Chunk of its file. Blocks that are multiples of it read each chunk once."""
         chunk = getattr(self.source, "chunks", None)
         if isinstance(self.source, da.Array) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
             return None
@@ -85,18 +85,20 @@ class Operand:
     def blocked(
         self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None = None
     ) -> da.Array:
-        """Return it as a Dask array with exactly these chunks, its blocks on the device where they will be used.
+        """Return it as a Dask array with exactly these chunks, its blocks on the device that uses them.
 
-        Workers of `client` that run on this machine read a NumPy array where it lies. One whose rows and columns both
-        have gaps is copied here.
+        Workers of `client` that run on this machine read a NumPy array in the client's memory. An array whose rows and
+        columns both have gaps is copied first.
         """
         if isinstance(self.source, np.ndarray) and self.file is None:
-            # Of any size and on any cluster: what is read when is not to depend on them.
+            # Whatever the size and the cluster: they must not decide when the array is read.
             source = np.ascontiguousarray(self.source) if has_gaps(self.source) else self.source
-            name = f"distmm-lent-{uuid.uuid4().hex}"
+            name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
-            lent = lend(source, client, name) if client is not None else None
-            return travelling(source, chunks, device, name) if lent is None else _loaded(lent, chunks, device, name)
+            shared = share(source, client, name) if client is not None else None
+            if shared is not None:
+                return _loaded(shared, chunks, device, name)
+            return inline_array(source, chunks, device, name)
         array = self._blocked(_swapped(chunks, self.transposed), device)
         return array.swapaxes(-1, -2) if self.transposed else array
 
@@ -132,7 +134,7 @@ def _loaded(source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["c
 
 
 def _uploaded(array: da.Array) -> da.Array:
-    """Upload each NumPy block once, at its home; products and transfers between GPUs then use the copy there."""
+    """Copy each NumPy block to a GPU once, on its home worker. Products and transfers between GPUs use that copy."""
     return array.map_blocks(
         tasks.to_device, dtype=array.dtype, meta=array._meta, name=f"distmm-upload-{uuid.uuid4().hex}"
     )
@@ -174,7 +176,13 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
 
 
 def kind_of(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
-    """Tell NumPy from CuPy, by an array or by what `chunked` arrays have for one; refuse other blocks."""
+    """Tell NumPy blocks from CuPy blocks, by an array or by the meta of a `chunked` one.
+
+    Raises
+    ------
+    InputError
+        For blocks of other types.
+    """
     package = package_of(meta)
     if package == "cupy":
         return "cupy"

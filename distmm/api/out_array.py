@@ -1,23 +1,28 @@
-"""Computing a product into an array that is there: NumPy arrays of this process, Zarr arrays and what is like them.
+"""Products into an array that the user gives as `out`: a NumPy array, a Zarr array, or an object like one.
 
-Workers write NumPy arrays of this process where they reach its memory, and arrays that say by their ``chunks``, or
-``shards``, what can be written at the same time; no two tasks write to one chunk then. All other blocks come to this
-process, which writes one after the other: to HDF5 datasets, to what has no chunks, to what is in this process's memory.
+Who writes:
 
-When a call has ended, however it ended, none of its tasks writes into its `out` any more: see
-`distmm.transfer.write_lease` for memory, and `distmm.transfer.counted_writes` for all else. One exception: a worker
-that the scheduler has lost may still write the chunks of one block to a file.
+- workers, into a NumPy array of this process, if they reach its memory;
+- workers, into an array whose ``chunks`` or ``shards`` say what can be written at the same time; no two tasks write to
+  one chunk at a time;
+- this process, one block after the other, in all other cases: HDF5 datasets, arrays without chunks, memory that the
+  workers do not reach.
 
-A Dask array holds nothing that could be written to. Given as `out` it becomes the lazy product, as it becomes the lazy
-result of `numpy.add(x, y, out=D)`.
+When a call has ended, by an error or Ctrl-C too, none of its tasks writes into `out` any more. For memory
+`distmm.transfer.write_lease` sees to that, for files `distmm.transfer.counted_writes`. One exception: a worker that the
+scheduler has lost may still write the chunks of one block to a file.
+
+A Dask array has no memory to write to. Given as `out` it becomes the lazy product, as with `numpy.add(x, y, out=D)`.
 """
 
 from __future__ import annotations
 
+import concurrent.futures
 import math
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import dask
@@ -26,23 +31,27 @@ import dask.multiprocessing
 import numpy as np
 from dask.array.core import handle_out
 from dask.base import get_scheduler
-from distributed import Client, Future, as_completed, futures_of
+from distributed import Client, Future, futures_of
 
 from distmm.api.aliasing import overlap, repeats, store_of
 from distmm.api.array_types import package_of
 from distmm.api.operands import kind_of
+from distmm.api.waves import Graph, Waves
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import are_shared, unit_of, whole_units
-from distmm.transfer import Lent, lend
+from distmm.transfer import ClientArray, share
 from distmm.transfer.counted_writes import Target
 from distmm.transfer.write_lease import Lease
+from distmm.worker.client_output import ClientOutput
 
 __all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "target"]
 
 Region = tuple[slice, ...]
+Wave = tuple[da.Array, Sequence[Region | None]]
 
-_given_up: list[np.ndarray] = []  # arrays that were written when a user would not wait: their memory is not used again
+# Arrays that were still being written when the user interrupted the wait for it: their memory must not be used again.
+_given_up: list[np.ndarray] = []
 
 
 def check_out(
@@ -69,7 +78,7 @@ def check_out(
     if isinstance(out, da.Array) and (given := kind_of(out._meta, "out", chunked=True)) != kind:
         raise InputError(f"out has {given} blocks, A and B have {kind} blocks: make out like the operands")
     if isinstance(out, da.Array):
-        return  # it may even be an operand: what has been made of it keeps its old tasks
+        return  # it may be an operand, too: arrays that were made of it keep its old tasks
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
         raise InputError("out is read-only: give an array that may be written")
     if repeats(out):
@@ -117,7 +126,7 @@ def target(out: Any, client: Client | None) -> Any:
         If Dask is to compute in processes that do not reach the array.
     """
     if client is not None:
-        return lend(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
+        return share(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
     if get_scheduler() == dask.multiprocessing.get and not _is_shared(out):
         raise InputError(
             f"Dask's scheduler is 'processes', and other processes do not write into this {type(out).__name__}: use "
@@ -127,7 +136,7 @@ def target(out: Any, client: Client | None) -> Any:
 
 
 def _is_shared(out: Any) -> bool:
-    """Whether several processes may write to different units of an array at the same time."""
+    """Whether several processes may write to different chunks (or shards) of an array at the same time."""
     if package_of(out) == "zarr":
         import zarr
 
@@ -139,14 +148,14 @@ def _is_shared(out: Any) -> bool:
 
 def takes_gpu_blocks(to: Any) -> bool:
     """Whether blocks in GPU memory may be assigned to what workers write to."""
-    return isinstance(to, Lent)
+    return isinstance(to, ClientArray)
 
 
-def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, to: Any, client: Client | None) -> None:
-    """Compute the blocks of a product and write each, as it comes, to its place in `out`.
+def store(waves: Iterable[Wave], out: Any, to: Any, client: Client | None) -> None:
+    """Compute the blocks of a product and write each to its region of `out` when it is made.
 
-    The cluster knows of two waves at a time. So the second follows the first without a gap, and neither tasks nor
-    blocks of more than two are there, however many there are.
+    The cluster knows of two waves at a time: the second one follows the first without a gap, and memory does not grow
+    with the number of waves.
 
     Parameters
     ----------
@@ -158,78 +167,114 @@ def store(waves: Iterable[tuple[da.Array, Sequence[Region | None]]], out: Any, t
         What `target` returned: written to by tasks; None: blocks come here and are written by this process.
     client : distributed.Client, optional
     """
-    if to is None and client is not None:
-        for product, regions in waves:
-            _receive(product, regions, out, client)
-        return
-    running: deque[list[Future]] = deque()  # of each wave: one for each of its regions
-    to = replace(to, lease=Lease.begin()) if isinstance(to, Lent) else Target(to)
-    try:
-        for product, regions in waves:
-            _submit(product, regions, out, to, client, running)
-        while client is not None and running:
-            _finish(running, client)
-    except BaseException as error:  # Ctrl-C above all
-        if client is None or client.status == "running":
-            if client is not None:
-                client.cancel(list(running), force=True)
-            if isinstance(to, Target):
-                to.end(client)
-        elif isinstance(to, Target):
-            error.add_note("the scheduler is lost: out is at rest when its workers have ended")
-        raise
-    finally:
-        if isinstance(to, Lent):
-            _take_back(to, out)
+    if isinstance(to, ClientArray):
+        assert client is not None
+        leased = replace(to, lease=Lease.begin())
+        try:
+            Waves(client, Future.result).run(_written_by_workers(waves, out, ClientOutput(leased), client))
+        finally:
+            _end_lease(leased, out)
+    elif client is None:
+        _write_by_threads(waves, out, to)
+    elif to is None:
+        _write_here(waves, out, client)
+    else:
+        counted = Target(to)
+        Waves(client, Future.result, run=counted.run).run(_written_by_workers(waves, out, counted, client))
 
 
-def _take_back(lent: Lent, out: np.ndarray) -> None:
+def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
     """Wait until nobody writes into the memory of `out` any more."""
-    assert lent.lease is not None
+    assert leased.lease is not None
     try:
-        lent.lease.end()
+        leased.lease.end()
     except BaseException as error:
         _given_up.append(out)
         error.add_note("out is not at rest: workers may still write the blocks that they have begun")
         raise
 
 
-def _submit(
-    product: da.Array,
-    regions: Sequence[Region | None],
-    out: Any,
-    to: Any,
-    client: Client | None,
-    running: deque[list[Future]],
-) -> None:
-    """Have tasks write a wave; where others write to the same units, when those are done, and one part at a time."""
-    unit, (parts, places) = unit_of(out), _parts(product, regions, out)
-    if client is None:
-        lock = unit is None and not isinstance(out, np.ndarray)  # who does not say what he takes gets one at a time
-        da.store(parts, [to] * len(parts), regions=places, lock=lock)
-        return
-    alone = unit is not None and any(are_shared(place, product.shape, unit) for place in places)
-    while len(running) > (0 if alone else 1):
-        _finish(running, client)
-    if alone and len(parts) > 1:
-        parts = list(client.persist(parts))  # what one has made is there for the next
-    stored = [
+def _written_by_workers(waves: Iterable[Wave], out: Any, to: Any, client: Client) -> Iterator[Graph]:
+    """Graphs whose tasks write the waves.
+
+    Where waves, or the parts of one, share chunks of `out`, one part is written after the other.
+    """
+    unit = unit_of(out)
+    for product, regions in waves:
+        parts, places = _parts(product, regions, out)
+        if unit is None or not any(are_shared(place, product.shape, unit) for place in places):
+            yield partial(_send, client, parts, to, places, math.inf)
+            continue
+        yield from _one_after_another(client, parts, to, places)
+
+
+def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: list[Region]) -> Iterator[Graph]:
+    """Graphs of the parts of one wave; what one has made is there for the next one."""
+    kept: list[da.Array] = []
+
+    def send(number: int) -> tuple[list[Future], float]:
+        if not kept:
+            kept.extend(client.persist(parts) if len(parts) > 1 else parts)
+        return _send(client, [kept[number]], to, [places[number]], 0.0)
+
+    return (partial(send, number) for number in range(len(parts)))
+
+
+def _send(
+    client: Client, parts: list[da.Array], to: Any, places: list[Region], tail: float
+) -> tuple[list[Future], float]:
+    """Have tasks write parts of a product to their places."""
+    writes = [
         da.store(part, to, regions=place, lock=False, compute=False) for part, place in zip(parts, places, strict=True)
     ]
-    for group in [[each] for each in stored] if alone else [stored]:
-        running.append(client.compute(group))
-        if alone:
-            _finish(running, client)
+    return client.compute(writes), tail
 
 
-def _finish(running: deque[list[Future]], client: Client) -> None:
-    """Wait for the earliest wave, which is cancelled with the others if it fails."""
-    client.gather(running[0])
-    running.popleft()
+def _write_by_threads(waves: Iterable[Wave], out: Any, to: Any) -> None:
+    """Compute and write with Dask's own scheduler, without a cluster."""
+    target = Target(to)
+    lock = unit_of(out) is None and not isinstance(out, np.ndarray)  # without chunks it is written by one at a time
+    try:
+        for product, regions in waves:
+            parts, places = _parts(product, regions, out)
+            da.store(parts, [target] * len(parts), regions=places, lock=lock)
+    except BaseException:
+        target.run.end(None)
+        raise
+
+
+def _write_here(waves: Iterable[Wave], out: Any, client: Client) -> None:
+    """Have blocks come to this process, which writes one after the other, and receives the next one meanwhile."""
+    regions_of: dict[Any, Region] = {}  # of the blocks in flight, by key
+
+    def send(product: da.Array, regions: Sequence[Region | None]) -> tuple[list[Future], float]:
+        parts, places = _parts(product, regions, out)
+        for part, place in zip(parts, places, strict=True):
+            for index, block in zip(np.ndindex(*part.numblocks), da.core.slices_from_chunks(part.chunks), strict=True):
+                regions_of[part.name, *index] = tuple(
+                    slice(whole.start + at.start, whole.start + at.stop) for whole, at in zip(place, block, strict=True)
+                )
+        return futures_of(client.persist(parts)), 0.0
+
+    coming: deque[tuple[Region, concurrent.futures.Future[Any]]] = deque()
+
+    def take(future: Future) -> None:
+        coming.append((regions_of.pop(future.key), receiving.submit(future.result)))
+        if len(coming) > 1:
+            write()
+
+    def write() -> None:
+        place, block = coming.popleft()
+        out[place] = block.result()
+
+    with concurrent.futures.ThreadPoolExecutor(1) as receiving:
+        Waves(client, take).run(partial(send, product, regions) for product, regions in waves)
+        while coming:
+            write()
 
 
 def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tuple[list[da.Array], list[Region]]:
-    """Return the parts of a product that are to be written, no two blocks of one in the same unit, and their places."""
+    """Return the parts of a product that are to be written, and their places; no two blocks of a part share a chunk."""
     unit, whole = unit_of(out), tuple(slice(0, n) for n in product.shape)
     places = [whole if region is None else region for region in regions]
     parts = [product if region is None else product[region] for region in regions]
@@ -240,17 +285,3 @@ def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tup
             if chunks != part.chunks:  # peer-to-peer rechunking would move all of it at once, outside any plan
                 parts[number] = part.rechunk(chunks, method="tasks")
     return parts, places
-
-
-def _receive(product: da.Array, regions: Sequence[Region | None], out: Any, client: Client) -> None:
-    """Write blocks as they arrive here."""
-    parts, places = _parts(product, regions, out)
-    regions_of = {}
-    for part, place in zip(parts, places, strict=True):
-        for index, block in zip(np.ndindex(*part.numblocks), da.core.slices_from_chunks(part.chunks), strict=True):
-            regions_of[part.name, *index] = tuple(
-                slice(whole.start + at.start, whole.start + at.stop) for whole, at in zip(place, block, strict=True)
-            )
-    with client.as_current():
-        for future, block in as_completed(futures_of(client.persist(parts)), with_results=True):
-            out[regions_of[future.key]] = block

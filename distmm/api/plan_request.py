@@ -14,6 +14,7 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import Residence
 from distmm.planning.geometry import Blocking, Problem, even_edges
 from distmm.planning.plan import TILE, Plan, make_plan
+from distmm.planning.precision import Precision
 
 __all__ = ["Chunks", "Wishes", "batch_chunks", "plan_for", "storage_multiples", "users_blocking"]
 
@@ -24,7 +25,7 @@ Chunks = tuple[tuple[int, ...], ...]
 class Wishes:
     """How a product is to be made, as far as the caller says: see `distmm.matmul`."""
 
-    precision: str = "highest"
+    precision: Precision = "highest"
     kernel: str | None = None
     device: cluster.Device = "auto"
     blocks: tuple[int, ...] | None = None

@@ -1,4 +1,4 @@
-"""One product of operands: its type and shapes, its plan, and the lazy array or the array that is filled with it."""
+"""One product of operands: its type and shape, its plan, and its result: a lazy array, or `out`, filled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from distmm.api.plan_request import Chunks, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.planning.geometry import Problem, Symmetry, Wave
 from distmm.planning.plan import Plan
 from distmm.planning.write_units import unit_of
@@ -32,14 +32,14 @@ __all__ = ["Gemm"]
 
 @dataclass(frozen=True)
 class Gemm:
-    """What is to be computed: ``alpha * a @ b + beta * c``.
+    """The general matrix product ``alpha * a @ b + beta * c``.
 
     Attributes
     ----------
     a, b : Operand
         Of two dimensions or more; of a symmetric product, b is the transpose of a.
     vectors : tuple of bool
-        Whether A and B were vectors: the user's C lacks the dimension that they lack.
+        Whether A and B were vectors. The user's C lacks the dimensions that they lack.
     alpha, beta : scalars
     c : Operand, optional
         Given where beta is not 0.
@@ -56,7 +56,7 @@ class Gemm:
 
     @classmethod
     def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
-        """Take the operands as the user gave them."""
+        """Make a product of operands as the user gave them."""
         return cls(as_matrix(a, 0), as_matrix(b, 1), (len(a.shape) == 1, len(b.shape) == 1), **more)
 
     @cached_property
@@ -81,7 +81,7 @@ class Gemm:
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
     def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
-        """Plan it; with an `out` that is written to, C does not stay in the workers' memory."""
+        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory."""
         written = _is_written(out)
         unit = unit_of(out) if written else None
         return plan_for(
@@ -137,10 +137,10 @@ class Gemm:
         return out
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
-        """Return what makes C; given a wave, a C with its blocks alone in the graph: just those can be computed."""
+        """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""
         a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
         on, blocking = plan.cluster.device, plan.blocking
-        choice = layer.kernel_choice(plan)
+        choice = product_graph.kernel_choice(plan)
         kind = "cupy" if on == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
@@ -151,7 +151,7 @@ class Gemm:
 
         def lazy(wave: Wave | None) -> da.Array:
             nonlocal name
-            # Operands that are read have new names each time: a wave does not keep the blocks that the next one reads.
+            # Operands get new names each time, so that the blocks which a wave has read are freed at its end.
             a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
             b_blocks = None
             if symmetry is None:
@@ -159,7 +159,7 @@ class Gemm:
             if name is None:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.shape, choice, epilogue)}"
-            layers = layer.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
+            layers = product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
             return c[..., 0] if vector_b else c
@@ -184,5 +184,5 @@ class Gemm:
 
 
 def _is_written(out: Any) -> bool:
-    """Whether an `out` takes the blocks of C; a Dask array becomes the lazy product instead."""
+    """Whether blocks of C are written to `out`; a Dask array becomes the lazy product instead."""
     return out is not None and not isinstance(out, da.Array)

@@ -1,10 +1,11 @@
-"""The scalars of a product, and the type that they and the operands give it."""
+"""Checks of scalars and flags, and the result type of operands and scalars."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
@@ -13,7 +14,7 @@ __all__ = ["check_flags", "check_held", "check_scalars", "common_type"]
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse what is neither True nor False: BLAS's letter "N" would count as true.
+    """Refuse flags that are neither True nor False: BLAS's letter "N" would count as true.
 
     Raises
     ------
@@ -25,7 +26,7 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_scalars(**scalars: Any) -> None:
-    """Refuse what is no number of Python or NumPy.
+    """Refuse scalars that are no numbers of Python or NumPy.
 
     Raises
     ------
@@ -42,7 +43,8 @@ def check_scalars(**scalars: Any) -> None:
 def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dtype[Any]:
     """Return NumPy's result type of operands and scalars, given by their names.
 
-    Python's scalars are weak, as in NumPy 2; 0 and 1 change nothing.
+    Python's scalars are weak, as in NumPy 2 (NEP 50), also with bfloat16: NumPy itself makes that float64, because it
+    cannot tell that bfloat16 is a floating-point type. 0 and 1 change nothing.
 
     Raises
     ------
@@ -50,8 +52,13 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
         For scalars that are no numbers, and types that NumPy does not bring together.
     """
     check_scalars(**scalars)
+    counted = [x for x in scalars.values() if x not in (0, 1)]
+    weak = {type(x) for x in counted} & {int, float, complex}  # not subclasses: numpy.float64 is one of float
     try:
-        return np.result_type(*operands.values(), *(x for x in scalars.values() if x not in (0, 1)))
+        strong = np.result_type(*operands.values(), *(x for x in counted if type(x) not in weak))
+        if strong == ml_dtypes.bfloat16:
+            return np.result_type(strong, np.complex64) if complex in weak else strong
+        return np.result_type(strong, *(x for x in counted if type(x) in weak))
     except TypeError:
         types = ", ".join(f"{name} is {given}" for name, given in operands.items())
         raise InputError(
@@ -60,7 +67,7 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
 
 
 def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
-    """Refuse Python's integers that a product of this type cannot hold: NumPy does, and they would wrap around.
+    """Refuse Python's integers that this type cannot represent, as NumPy does: they would wrap around.
 
     Raises
     ------

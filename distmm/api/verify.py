@@ -13,11 +13,12 @@ from distmm.api.operands import Operand, check_pair, wrap
 from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
 from distmm.checking.scaling import SPOILT, exponents, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa
-from distmm.checking.verdict import Verdict
+from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.geometry import Problem
-from distmm.transfer import lend
+from distmm.planning.precision import Precision
+from distmm.transfer import share
 from distmm.worker.tasks import to_host
 
 __all__ = ["CHECKS", "check_possible", "verify"]
@@ -41,36 +42,52 @@ def verify(
     transa: bool = False,
     transb: bool = False,
     alpha: complex = 1,
-    precision: str = "highest",
+    precision: Precision = "highest",
 ) -> Verdict:
-    """Check that ``C = alpha * op(A) @ op(B)``.
+    """Check that ``C = alpha * op(A) @ op(B)``, whatever has computed C.
 
     Parameters
     ----------
     A : array-like of shape (m, k)
+        A Dask, NumPy or CuPy array, or a Zarr-like object. Each matrix is read block by block, once; twice where
+        columns of B differ much in size, or elements are near the ends of float64's range.
     B : array-like of shape (k, n)
+        As `A`.
     C : array-like of shape (m, n)
-        Dask, NumPy or CuPy arrays, or Zarr-like objects. They are read block by block, once, or twice where columns of
-        B differ much in size, or elements are near the ends of float64's range.
+        As `A`.
     check : {"freivalds", "full"}
-        "freivalds": random vectors, O(n^2); "full": every element against a float64 product, for small sizes.
+        "freivalds": compares ``A (B x)`` with ``C x`` for random vectors x, in O(n^2). "full": compares every element
+        with a float64 product, for small sizes.
     seed : int
         Seed of the random vectors, at least 0.
-    transa, transb, alpha
-        As in `distmm.gemm`.
+    transa, transb : bool
+        Use the transpose of A or B.
+    alpha : scalar
+        Factor of the product.
     precision : {"highest", "ieee", "high", "medium"}
-        With which C was computed: "high" and "medium" round the operands, and may err more.
+        The one that C was computed with: "high" and "medium" round the operands, and are allowed larger errors.
 
     Returns
     -------
     Verdict
-        True as a bool only if C is right; it is "cannot tell" where C has inf or NaN because a sum may have overflowed
-        on the way, or not, by the order of its terms.
+        True as a bool only if C is right. Its outcome is "cannot tell" where C has inf or NaN and the order of a sum
+        decides whether it overflows.
 
     Raises
     ------
     InputError
         If the shapes do not belong together, a full check would be too large, or an argument is none of those allowed.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((30, 40)), np.ones((40, 50))
+    >>> C = A @ B
+    >>> distmm.verify(A, B, C).outcome
+    'right'
+    >>> C[2, 3] = 41
+    >>> bool(distmm.verify(A, B, C))
+    False
     """
     cluster.refuse_asynchronous()
     a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
@@ -134,7 +151,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         if client is not None:
             check_sendable(source, operand.name)
         if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
-            operand = replace(operand, source=lend(source, client) or source)
+            operand = replace(operand, source=share(source, client) or source)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
         if operand.kind == "cupy" and not on_gpu:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
@@ -168,4 +185,4 @@ def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdi
             return Verdict("wrong", residual, f"C is not A @ B: {some} are off, {at}")
         message = f"C may be A @ B or not: {some} cannot be compared, {at}, and {OVERFLOW}"
         return Verdict("cannot tell", residual, message)
-    return Verdict("right", residual, f"every element of C is right, the largest error is {residual:.2g} of its bound")
+    return Verdict("right", residual, f"every element of C is right, the largest error is {of_tolerance(residual)}")

@@ -1,7 +1,7 @@
 """How products scale with the number of GPUs (or CPU workers) of one host, beside other programs, in one run.
 
-`cases` says what is measured, `run` has each program measured in a process of its own (`child`), `results` holds what
-came out: a table, JSON, a picture. The programs: `on_cluster` (distmm, `dask.array.matmul`), `jax_product`,
+`cases` lists what is measured. `run` starts a process for each program (`measuring_process`). `results` holds the
+figures: as a table, JSON, a picture. The programs: `dask_programs` (distmm, `dask.array.matmul`), `jax_product`,
 `cublasxt`, `numpy_product`.
 """
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from distmm.bench.child import main
+from distmm.bench.measuring_process import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""What is measured: programs, sizes, places and types, on so many workers, the most telling first. Pure."""
+"""The cases to measure, the most telling first: programs, sizes, places of operands, types, workers. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.geometry import Grid
+from distmm.planning.precision import Precision
 
 __all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
 
 Device = Literal["cpu", "gpu"]
 
-# What measures the rate of one worker's kernel, operands prepared each time: times the workers it is the ceiling.
+# The pseudo-program that measures one worker's kernel, operands prepared each time. Times the workers: the upper limit.
 KERNEL = "kernel"
 
-# Edge of the product of the kernel alone, where blocks are not smaller: its rate does not grow beyond.
+# Edge of the product of the kernel alone, unless blocks are smaller: larger ones are not faster.
 KERNEL_EDGE = 16384
 
 TYPES = ("float32", "float64", "bfloat16")
@@ -42,12 +43,12 @@ PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
 
 
 def element(name: str) -> np.dtype[Any]:
-    """Type of the elements by its name."""
+    """Return the type of elements of this name."""
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def weak_size(base: int, workers: int, blocks: int) -> tuple[int, int]:
-    """Size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
+    """Return the size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
 
     With it each worker holds as much of A, B and C as one does at `base`. There are as many blocks for all numbers of
     workers; their edge is a multiple of 1/32 of the edge at `base`, so that n is at most ``base / 64`` off.
@@ -102,7 +103,7 @@ class Case:
 
     @property
     def bound(self) -> int:
-        """Bytes that workers send one another at least, C staying where it is: ``n^2 (rows + columns - 2)`` elements.
+        """Least bytes between workers with stationary C: ``n^2 (rows + columns - 2)`` elements.
 
         Of the best two-dimensional grid, each block being sent once to each worker that needs it.
         """
@@ -125,7 +126,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is asked for.
+    """The measurements that are asked for.
 
     Attributes
     ----------
@@ -155,7 +156,7 @@ class Experiment:
     scalings: Sequence[str] = ("strong", "weak")
     places: Sequence[str] = ("resident", "host")
     dtypes: Sequence[str] = ("float32",)
-    precision: str = "highest"
+    precision: Precision = "highest"
     kernel: str | None = None
     repeat: int = 1
     seed: int = 0
@@ -184,10 +185,10 @@ class Experiment:
             )
 
     def groups(self) -> list[Group]:
-        """All cases, by the process that measures them.
+        """Return all cases, grouped by the process that measures them.
 
         distmm's on one and on all workers come first, then the other programs on all workers, on one, and the rest:
-        what a deadline cuts off is what tells least.
+        a deadline cuts off what tells least.
         """
         fewest, *more = sorted(set(self.counts))
         chosen = [name for name in PROGRAMS[self.device] if name in (self.programs or PROGRAMS[self.device])]

@@ -1,4 +1,4 @@
-"""Matrices of N(0, 1) to multiply, in the workers' memory and in that of the host; a check for those of other programs.
+"""Matrices of N(0, 1), in the workers' memory and in host memory, and a check of the products of other programs.
 
 bfloat16 numbers are drawn from 2**16 quantiles of N(0, 1): five times as fast as float32 ones by the ziggurat, of which
 a core makes 57 million a second.
@@ -23,6 +23,7 @@ from distmm.bench.cases import element
 from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
 from distmm.planning.geometry import Grid
+from distmm.planning.precision import Precision
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
 
@@ -88,7 +89,7 @@ def finish(array: da.Array) -> None:
 
 
 class Arena:
-    """Host memory for square matrices, made once: to have 50 GB from the system and pinned takes half a minute.
+    """Host memory for square matrices, allocated once: to allocate and pin 50 GB takes half a minute.
 
     Parameters
     ----------
@@ -146,7 +147,7 @@ def _quantiles() -> np.ndarray:
     return np.array(exact).astype(element("bfloat16")).view(np.uint16)
 
 
-def sampled(a: Any, b: Any, c: Any, precision: str, seed: int) -> dict[str, Any]:
+def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str, Any]:
     """Compare elements of C at random with float64 products of rows of A and columns of B: NumPy or JAX matrices.
 
     Returns

@@ -1,4 +1,4 @@
-"""What came out: a row for each case, a table, JSON, a picture; efficiencies follow from the seconds."""
+"""The results: a row for each case, as a table and as JSON; efficiencies are computed from the seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Has each group of cases measured by a process of its own, and waits for no case longer than it is worth."""
+"""Starts a process for each group of cases, and gives up cases that take longer than they may."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 from distributed.diagnostics import nvml
 
 from distmm.bench.cases import Case, Experiment, Group
-from distmm.bench.child import Errand, Task
+from distmm.bench.measuring_process import Assignment, Task
 from distmm.bench.results import Results, Row
 from distmm.clusters import BLAS_THREADS
 
@@ -28,11 +28,11 @@ __all__ = ["Child", "EndedError", "SilenceError", "run"]
 
 OVER = "not measured: the time given by --deadline was over"
 
-# JAX is to multiply by cuBLAS, as that chooses: XLA's search for an algorithm takes minutes at n = 65536, and without
-# it XLA takes kernels of its own, of which float32's are half as fast (27 instead of 55 TFLOP/s on an H200).
+# JAX multiplies by cuBLAS, with cuBLAS's own choice of algorithm. XLA's search for an algorithm takes minutes at
+# n = 65536. Without the search XLA takes kernels of its own, half as fast in float32 (27 for 55 TFLOP/s on an H200).
 XLA_FLAGS = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
 
-CLOSING_SECONDS = 20.0  # that a child gets to close its cluster after its last answer
+CLOSING_SECONDS = 20.0  # for a child to close its cluster after its last answer
 
 
 class SilenceError(Exception):
@@ -97,7 +97,7 @@ def _measure(
     ends: float | None,
     add: Callable[..., None],
 ) -> None:
-    """Start a child for the cases that wait, and take away those that are settled: all of them, or at least one."""
+    """Start a child for the waiting cases, and remove those that are settled: all of them, or at least one."""
 
     def left() -> float:
         return patience if ends is None else min(patience, ends - time.monotonic())
@@ -135,7 +135,7 @@ class Child:
 
     command = (sys.executable, "-m", "distmm.bench")
 
-    def __init__(self, task: Errand) -> None:
+    def __init__(self, task: Assignment) -> None:
         self.task = task
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
@@ -205,7 +205,7 @@ class Child:
             stream.close()
 
 
-def environment(task: Errand) -> dict[str, str]:
+def environment(task: Assignment) -> dict[str, str]:
     """Variables for a child: as many GPUs or threads as it may use, and this package."""
     root = str(Path(__file__).parents[2])
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}

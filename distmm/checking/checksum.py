@@ -1,4 +1,4 @@
-"""CRC-32C of blocks, without keeping other threads from running, and without moving them from a GPU."""
+"""CRC-32C of blocks. Other Python threads run meanwhile, and blocks of A and B stay in GPU memory."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from distmm.worker import gpu
 
 __all__ = ["checksum", "checksum_of_input", "row_sums"]
 
-# Bytes of rows that are copied at a time: where a block is not in C order it is not copied as a whole, and on a GPU the
-# integers that each piece takes are three times as large.
+# Bytes of rows that are copied at a time. A block that is not in C order is never copied as a whole. On a GPU a piece
+# takes three times as much memory, for its integers.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
 
 
@@ -32,9 +32,10 @@ def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = F
     ----------
     block : NumPy or CuPy array
     by_rows : bool
-        That of 8 bytes a row (`row_sums`) instead of all elements: a GPU makes them where the block is.
+        Sum up 8 bytes a row (`row_sums`) instead of all elements. A GPU computes them in its own memory, so this is
+        what all blocks of a job on GPUs have, those in host memory too.
     columns_first : bool
-        Take the elements column by column: 15 GB/s where they lie so, instead of 1.
+        Take the elements column by column: 15 GB/s for blocks in Fortran order, which row by row have 1.
     """
     block = block.T if columns_first else block
     if not block.size:
@@ -53,8 +54,8 @@ def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = F
 def row_sums(block: Any) -> Any:
     """Sum the words of each row times fixed odd numbers, modulo 2**64, in the memory where the block is.
 
-    Any change of a single word shows, and one of several words but for one in 2**63. Integers have no rounding: the
-    sums are the same in whatever order a processor takes them.
+    Any change of a single word changes its row's sum. A change of several words does not with probability 2**-63.
+    Integers have no rounding, so the sums do not depend on the order in which a processor adds.
     """
     xp = gpu.namespace(block)
     width = block.shape[1] * block.itemsize
@@ -75,9 +76,10 @@ def _pieces(block: Any, most: int) -> Iterator[tuple[int, Any]]:
 
 @cache
 def _crc32c() -> Callable[[int, np.ndarray], int]:
-    """Return the function of the C library that google_crc32c carries.
+    """Return the function of the C library that google_crc32c contains.
 
-    Called through the package it holds Python's lock: 0.6 s for a block of 5 GB, in which no other task gets on.
+    The package itself keeps Python's global lock while it computes: 0.6 s for a block of 5 GB, in which no other task
+    of the worker runs.
     """
     try:
         library = ctypes.CDLL(str(importlib.import_module("google_crc32c._crc32c").__file__))

@@ -1,10 +1,10 @@
 """Freivalds' test: for random vectors X, ``A (B X)`` and ``C X`` must agree; blocked over the cluster.
 
-Freivalds (1977). It costs O(n^2) a vector instead of O(n^3), reads each matrix once, and shares nothing with the
-kernels: products of blocks with thin panels, in float64, each block in slices of rows (`distmm.checking.row_slices`).
+Freivalds (1977). It takes O(n^2) operations for each vector instead of O(n^3), and reads each matrix once. It shares no
+code with the kernels: it multiplies blocks by thin panels in float64, in slices of rows (`distmm.checking.row_slices`).
 
-*Integers* wrap around, and so does the test: it is computed in the same two's complement ring, and the two sides must
-be equal.
+*Integers* wrap around, and so does the test: it computes in the same two's complement ring, and both sides must be
+equal.
 
 *Floats* must agree within `distmm.checking.tolerance`. A row that exceeds it, or that stands out from the others, is
 computed again element by element, which settles rows with inf or NaN and names the first wrong element. Where columns
@@ -71,8 +71,8 @@ class Scales:
 def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
     """Compute arrays and bring them here as NumPy arrays.
 
-    Blocks leave their GPU on the worker: a client that receives them over UCX maps the worker's memory pool, and keeps
-    that memory from being freed for as long as it lives itself.
+    Workers copy GPU blocks to host memory first. A client that receives GPU blocks over UCX maps the worker's memory
+    pool, and the pool cannot be freed as long as the client lives.
     """
     on_host = (x.map_blocks(to_host, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype)) for x in arrays)
     return tuple(dask.compute(*on_host))
@@ -131,10 +131,10 @@ class Freivalds:
         return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
 
     def _both_sides(self, seed: int, scales: Scales | None, *more: da.Array) -> tuple[np.ndarray, ...]:
-        """Return ``A (B X)`` and ``C X``, and with them what `more` asks of the blocks while they are in memory.
+        """Return ``A (B X)`` and ``C X``, and the results of `more`, computed in the same pass over the blocks.
 
-        Floats have a column more than X: ones, with which the squares of a row are summed on the way. So the last
-        column is a bound on the norm of |A||B|, and the square of the norm of C.
+        For floats X has one more column, of ones, with which the squares of a row are summed in the same pass. So the
+        last column is a bound on the norm of |A||B|, and the square of the norm of C.
         """
         rng, work, exact = np.random.default_rng(seed), self.tolerance.work, self.tolerance.exact
         shape = (self.b.shape[1], VECTORS)
@@ -170,17 +170,17 @@ class Freivalds:
     ) -> da.Array:
         """Multiply a matrix by a thin panel, block by block where the blocks are."""
         work, width = self.tolerance.work, panel.shape[1]
-        panel = panel if isinstance(panel, da.Array) else self._beside(panel, (matrix.chunks[1], width))
+        panel = panel if isinstance(panel, da.Array) else self._in_blocks(panel, (matrix.chunks[1], width))
         function = partial(row_slices.across, work=work, power=power)
         scales = *self._scale(rows, matrix, 0), *self._scale(columns, matrix, 1)
         return _summed(function, "jiv", matrix, panel, "jv", *scales, dtype=work)
 
     def _scale(self, values: np.ndarray | None, matrix: da.Array, axis: Literal[0, 1]) -> tuple[Any, Any]:
         """Return the exponents of a matrix's rows or columns, as an argument with its index."""
-        return (None, None) if values is None else (self._beside(values, (matrix.chunks[axis],)), "ij"[axis])
+        return (None, None) if values is None else (self._in_blocks(values, (matrix.chunks[axis],)), "ij"[axis])
 
-    def _beside(self, values: np.ndarray, chunks: tuple[Any, ...]) -> da.Array:
-        """Return `values` cut into blocks, which are where those of the matrices are."""
+    def _in_blocks(self, values: np.ndarray, chunks: tuple[Any, ...]) -> da.Array:
+        """Return `values` cut into blocks, in GPU memory if the matrices' blocks are."""
         blocks = da.from_array(values, chunks=chunks)
         return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks._meta) if self.on_gpu else blocks
 
@@ -211,7 +211,7 @@ class Freivalds:
 
     def _down(self, lines: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
         """Multiply lines by B, and a second one by its absolute values."""
-        work, panel = self.tolerance.work, self._beside(lines, (len(lines), self.b.chunks[0]))
+        work, panel = self.tolerance.work, self._in_blocks(lines, (len(lines), self.b.chunks[0]))
         scale = self._scale(columns, self.b, 1)
         function = partial(row_slices.down, work=work)
         (found,) = fetch(_summed(function, "ivj", self.b, panel, "vi", *scale, dtype=work))
@@ -274,6 +274,6 @@ def _rooted(panel: Any) -> Any:
 
 
 def values(given: Any, truth: Any, dtype: np.dtype) -> str:
-    """Say which value is there and which should be."""
+    """Say which value C has and which it should have."""
     with np.errstate(over="ignore"):
         return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"

@@ -1,7 +1,7 @@
-"""What a check asks of one block, in slices of rows: its memory does not grow with the block.
+"""The check's work on one block, in slices of rows, so that its memory does not grow with the block.
 
-A check computes in float64. Cast as a whole, a float32 block of edge 16384 takes 2.1 GB, its squares as much again, and
-a worker that holds dozens of blocks works on several at a time: that filled a GPU whose products had fitted.
+A check computes in float64. A float32 block of edge 16384 would take 2.1 GB if it were cast as a whole, and its squares
+as much again. A worker checks several blocks at a time, so that this could fill a GPU in which the product fits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distmm.worker.gpu import namespace
 
 __all__ = ["SLICE", "across", "down", "finite", "largest"]
 
-# Bytes of a slice in the type that is computed in; its absolute values take as much again.
+# Bytes of a slice in float64 or the like; its absolute values take as much again.
 SLICE = 64 << 20
 
 Block = Any  # a NumPy or CuPy matrix
@@ -25,12 +25,12 @@ Block = Any  # a NumPy or CuPy matrix
 def _slices(
     block: Block, work: np.dtype[Any], rows: Block | None = None, columns: Block | None = None
 ) -> Iterator[tuple[slice, Block]]:
-    """Ranges of rows of a block in type `work`, divided by powers of two; `SPOILT` columns become zeros."""
+    """Yield ranges of rows of a block in type `work`, divided by powers of two; `SPOILT` columns become zeros."""
     height = max(1, SLICE // max(1, block.shape[1] * work.itemsize))
     for first in range(0, block.shape[0], height):
         here = slice(first, first + height)
         part = block[here]
-        if part.dtype.kind == "V":  # bfloat16, by way of the type that it is the upper half of
+        if part.dtype.kind == "V":  # bfloat16 is the upper half of float32
             part = part.astype(np.float32)
         part = widened(part).astype(work, copy=False)
         if rows is not None and columns is not None:
@@ -106,7 +106,7 @@ def down(block: Block, lines: Block, columns: Block | None, *, work: np.dtype[An
 
 
 def largest(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
-    """Largest absolute value of each row (axis 0) or column (axis 1) of a block; NaN where there is one.
+    """Return the largest absolute value of each row (axis 0) or column (axis 1) of a block; NaN where there is one.
 
     Returns
     -------
@@ -124,7 +124,7 @@ def largest(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
 
 
 def finite(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
-    """Which rows (axis 0) or columns (axis 1) of a block have any finite element.
+    """Return which rows (axis 0) or columns (axis 1) of a block have any finite element.
 
     Returns
     -------

@@ -1,9 +1,9 @@
 """Powers of two that bring the rows and columns of a check to one size.
 
-The sum of a row of C over random vectors has 16 digits in float64. Where the columns of B differ by more than that, the
-small columns of C do not count in it; where elements are near 1e308 or 1e-308, their squares leave float64's range.
-A product with a power of two is exact, so the check multiplies rows and columns by powers of two first. It needs that
-only where `graded` or `extreme` say so: most matrices are compared as they are.
+The sum of a row of C over random vectors has 16 digits in float64. If the columns of B differ in size by more than
+that, the small columns of C are lost in the sum. If elements are near 1e308 or 1e-308, their squares leave float64's
+range. So the check first multiplies rows and columns by powers of two, which is exact. It does so only where `graded`
+or `extreme` ask for it: most matrices are compared as they are.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "sca
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
 
-# Powers of two by which the largest elements of columns may differ, and still be summed as they are. Columns of
-# standard normal numbers differ by 2 at most.
+# Powers of two by which the largest elements of columns may differ for the columns to be summed as they are. Columns
+# of standard normal numbers differ by 2 at most.
 EVEN = 3
 
 # Powers of two by which elements may differ from 1 so that products of three and sums of squares stay in range.
 SAFE = 300
 
-# Sums of squares in this range have lost nothing: parts below 2**-1022 are small beside them.
+# Sums of squares in this range are accurate: parts below 2**-1022, which underflow, are small beside them.
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**900
 
-# Exponents of weights: the inverse of each is a normal float64, and so is the sum of as many as there can be columns.
+# Largest exponent of a weight: its inverse is a normal float64, and so is a sum over any number of columns.
 MOST = 960
 
 Block = Any  # a NumPy or CuPy matrix
@@ -48,19 +48,19 @@ def _known(found: np.ndarray) -> np.ndarray:
 
 
 def graded(found: np.ndarray) -> bool:
-    """Whether columns with these exponents are of so different sizes that they should not be summed as they are."""
+    """Whether columns with these exponents differ too much in size to be summed as they are."""
     known = _known(found)
     return bool(known.size and int(known.max()) - int(known.min()) > EVEN)
 
 
 def extreme(found: np.ndarray) -> bool:
-    """Whether sums of squares of what has these exponents could leave float64's range, or inf or NaN are among them."""
+    """Whether sums of squares of values with these exponents may leave float64's range, or there is inf or NaN."""
     known = _known(found)
     return bool((found == SPOILT).any() or (known.size and np.abs(known).max() > SAFE))
 
 
 def weights(found: np.ndarray, least: int = -MOST) -> np.ndarray:
-    """Exponents by which columns are divided: at least `least`, and of columns of zeros those of the largest column."""
+    """Return exponents to divide columns by: at least `least`; columns of zeros get that of the largest column."""
     known = _known(found)
     filled = np.where(found == EMPTY, known.max() if known.size else 0, found)
     clipped = filled.clip(min(max(least, -MOST), MOST), MOST)

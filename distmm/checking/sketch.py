@@ -1,23 +1,26 @@
 r"""The certificate of one block of C: Freivalds' test on sketches that are made while the blocks are in memory.
 
-With random vectors X_j, a few columns for each block column of C, and one pass over each block that is there anyway::
+X_j are random vectors, two columns for each block column of C. Each block is multiplied by vectors once, on the worker
+that has it in memory anyway::
 
-    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all that are there)
+    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
 
-Each block of A is read once for all the block columns of a wave, so the test costs O(n^2) where the product costs
-O(n^3). The sums are in float64 (integers: modulo 2**64) and share nothing with the kernels.
+Each block of A is read once for all block columns of a wave, so the test costs O(n^2) and the product O(n^3). The sums
+are in float64 (of integers: modulo 2**64) and share no code with the kernels. A block in GPU memory is multiplied by
+that GPU, and only the products with vectors and some norms are copied to the host.
 
-The vectors are +-U(1, 2): never near zero, so that no single error hides, and continuous, so that errors in one row
-cancel with probability zero, not one half. For integers, whose errors may be multiples of a power of two, the first
-vector is odd, which no single error escapes, and the other any residue.
+The vectors are +-U(1, 2). They are never near zero, so each single error shows. They are continuous, so errors in one
+row cancel with probability zero; with +-1 it would be one half. Errors of integers may be multiples of a power of two.
+For integers the elements of the first vector are odd, so each single error shows, and those of the other are any
+residues.
 
-Where the columns of B differ much in size, the second vector has weights that bring them to one size, and the first one
-has not (`weigh`). The weights are those of the first panel, B_0j: the others come later, and no sum over panels may
-change its weights. Any weights give a right bound; those that do not fit the other panels see less, and for that the
-first vector is as it is. Rows of A need no weights, for each row of C has a bound of its own; sums of squares that
-would leave float64's range are made of rows that are divided by a power of two, which goes with the sketch.
+Where the columns of B differ much in size, the second vector is divided by weights that bring them to one size; the
+first vector never is (`weigh`). The weights follow from the first panel, B_0j, because a sum over panels needs the same
+weights for all of them. Any weights give a right bound. Weights that do not fit a later panel find fewer errors there,
+and the first vector finds those. Rows of A need no weights, because each row of C has a bound of its own. Where sums of
+squares would leave float64's range, a row is divided by a power of two, which is kept in the sketch.
 """
 
 from __future__ import annotations
@@ -80,8 +83,8 @@ class Judgement:
     ----------
     ok : bool
     settled : bool
-        False where inf, NaN or underflow leave nothing to compare: then only the bits of a second time can confirm the
-        block.
+        False where inf, NaN or underflow leave nothing to compare. Only the same bits a second time can confirm the
+        block then.
     residual : float
         Largest ratio of an error to its bound over rows and vectors; 0 for integers that agree.
     row : int
@@ -167,18 +170,25 @@ def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndar
 Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
 
 
-def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None, on_gpu: bool = False) -> Times:
+def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> Times:
     """Multiply a block, its columns divided by their weights, by vectors: as `measured`, in host memory."""
     xp = gpu.namespace(block)
-    if xp is np and on_gpu and block.size:
-        made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
-        values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
-        return values, norms, shift
     if xp is np:
         return _by_pieces(np, block, x, work, by)
-    with gpu.working("product"):
-        values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
-        return values, norms, shift
+
+    def on_gpu() -> Times:
+        with gpu.working("product"):
+            values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
+            return values, norms, shift
+
+    return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
+
+
+def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
+    """Do so on the worker's GPU with a block in host memory, which is copied there some rows at a time."""
+    made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
+    values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
+    return values, norms, shift
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
@@ -215,12 +225,11 @@ def judge(
     tolerance: Tolerance,
     left: Sketch,
     position: int,
-    block: np.ndarray,
+    block: Block,
     x: np.ndarray,
     alpha: complex = 1,
     beta: complex = 0,
     added: np.ndarray | None = None,
-    on_gpu: bool = False,
     by: Weights = None,
 ) -> Judgement:
     """Compare a block of C ``(m, n)`` with what the sketches say of it.
@@ -232,22 +241,25 @@ def judge(
         ``S_i`` over all panels.
     position : int
         Place of this block among the block columns of `left`.
-    block : array of shape (m, n)
+    block : NumPy or CuPy array of shape (m, n)
+        One in GPU memory is multiplied there, and not copied.
     x : array
         The vectors of this block column.
     alpha, beta : scalars
     added : array of shape (m, n), optional
-        The block of the C that was there before, times beta.
-    on_gpu : bool
-        Have the worker's GPU read the block, which is in host memory, piece by piece: 0.2 s for one of 28672 x 28672
-        bfloat16. NumPy took 2.6 s with 16 threads, which wait for each other's lock on Python.
+        The block of the C that was there before, times beta, in host memory. Where `block` is on a GPU, the GPU reads
+        this one too: 0.2 s for one of 28672 x 28672 bfloat16. NumPy took 2.6 s with 16 threads, which wait for each
+        other's lock on Python.
     by : array, optional
         The weights of this block column (`weigh`).
     """
     work = tolerance.work
-    given, size, given_shift = _times(block, x, work, by, on_gpu)
+    given, size, given_shift = _times(block, x, work, by)
     truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
-    more = None if added is None else _times(added, x, work, by, on_gpu)
+    on_gpu = gpu.namespace(block) is not np
+    more = None
+    if added is not None:
+        more = _times_uploaded(added, x, work, by) if on_gpu and added.size else _times(added, x, work, by)
     if tolerance.exact:
         with np.errstate(over="ignore"):
             truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))

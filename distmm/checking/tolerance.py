@@ -8,10 +8,10 @@ with high probability, u being the unit roundoff of the accumulator. Where the p
 rounded to fewer digits first, each product has a relative error of at most 2 u_in, and the sum one of 2 u_in |A||B|.
 C is rounded to its own type on top, by u_out of its size.
 
-*Underflow.* Each of the k multiplications and k additions may replace what is below the smallest normal number of the
-accumulator, ``tiny``, by a subnormal number, or by zero, as GPUs and CPUs may be told to do. These errors may all have
-one sign, so they add up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more, and
-the last rounding half of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``,
+*Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
+accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
+up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more. The last rounding adds half
+of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``,
 times |alpha| where that is above 1.
 
 *Random vectors.* Column j of C is multiplied by ``x_j = w_j r_j``, where the r_j have mean square 1 and do not depend
@@ -37,10 +37,10 @@ import ml_dtypes
 import numpy as np
 
 from distmm.checking.scaling import scaled
-from distmm.errors import InputError
 from distmm.planning.geometry import accumulator_dtype
+from distmm.planning.precision import Precision, check_precision
 
-__all__ = ["FORMULA", "PRECISIONS", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
+__all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 
 FORMULA = (
     "SIGMAS (sqrt(k u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns times "
@@ -56,7 +56,7 @@ SIGMAS = 8.0
 OUTLIER = 15.0
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
-PRECISIONS = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
+ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Tolerance:
     most_sum: float = math.inf
 
     @classmethod
-    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: str = "highest") -> Tolerance:
+    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: Precision = "highest") -> Tolerance:
         """Tolerance of C of type `c` as a product over `k` of A and B of types `a` and `b`.
 
         Raises
@@ -94,8 +94,7 @@ class Tolerance:
         InputError
             If there is no such precision.
         """
-        if precision not in PRECISIONS:
-            raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+        check_precision(precision)
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
         accumulator = np.finfo(accumulator_dtype(np.result_type(a, b, c)))
@@ -103,7 +102,7 @@ class Tolerance:
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
-        rounded = PRECISIONS[precision] if single else 0.0
+        rounded = ROUNDOFF[precision] if single else 0.0
         eta = 2 * (k + 2) * float(accumulator.tiny) + float(out.smallest_subnormal) / 2
         limits = float(out.max), float(accumulator.max)
         return cls(c, max(1, k), u, float(out.eps) / 2, eta, rounded, *limits)
@@ -127,7 +126,7 @@ class Tolerance:
         return np.asarray(((truth - given) & np.uint64(2 ** (8 * self.dtype.itemsize) - 1)) != 0)
 
     def underflow(self, alpha: complex, columns: np.ndarray | None = None) -> float:
-        """Most that underflow changes: in an element, or in a row whose columns are divided by ``2**columns``."""
+        """Return the most that underflow changes: in an element, or in a row with columns divided by ``2**columns``."""
         eta = self.eta * max(1.0, abs(alpha))
         if columns is None or not columns.size:
             return eta
@@ -194,9 +193,10 @@ class Tolerance:
 
 
 def stands_out(rows: np.ndarray) -> np.ndarray:
-    """Rows whose ratio exceeds 1, or is far above what is usual.
+    """Return which rows have a ratio above 1, or far above the median.
 
-    The bound of a row allows for the worst signs of the data, which makes it loose: what stands out is suspect too.
+    The bound of a row allows for the worst signs of the data, which makes it loose. So rows far above the median are
+    suspect too.
     """
     usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
     return np.asarray(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)

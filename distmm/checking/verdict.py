@@ -7,7 +7,12 @@ from typing import Literal
 
 from distmm.errors import UndecidedError, WrongResultError
 
-__all__ = ["Verdict"]
+__all__ = ["Verdict", "of_tolerance"]
+
+
+def of_tolerance(residual: float) -> str:
+    """Say how large an error is, as a ratio to the largest error that rounding may cause in a right product."""
+    return f"{residual:.2g} of the tolerance for rounding (up to 1 is right)"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command that the arguments name; the process exits with its code."""
-    from distmm.cli import readers
+    from distmm.cli import broken_pipe
     from distmm.cli.app import app
 
-    readers.outlive()
+    broken_pipe.outlive()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Batch systems end jobs by SIGTERM: leave as after an interrupt, removing what is half-written.
     signal.signal(signal.SIGTERM, _terminate)

@@ -21,7 +21,7 @@ class Group(TyperGroup):
     """Turns exceptions into exit codes, as the help lists them."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Take ``--debug`` wherever it stands: it is asked for after something went wrong, at the end of the line."""
+        """Accept ``--debug`` anywhere: people add it at the end of the line after something went wrong."""
         ctx.obj = "--debug" in args
         return super().parse_args(ctx, [arg for arg in args if arg != "--debug"])
 

@@ -41,7 +41,7 @@ def demo(
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
 ) -> None:
-    """Do the main job once, for real: two matrices of ragged sizes on disk, their product on disk, checked.
+    """Do the main job once: make two matrices on disk, of sizes that no block divides, and their checked product.
 
     ```text
     distmm demo

@@ -20,7 +20,7 @@ def info(
     size: Annotated[
         str, typer.Option(metavar="M[xKxN]", help="Block product for which the kernels are named.")
     ] = "4096",
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
 ) -> None:
     """Show devices, versions, and which kernel would multiply each type here, and why.
 
@@ -43,8 +43,8 @@ def info(
     console.print(f"Kernels for a block product of {m} x {k} times {k} x {n}", style="italic")
     types: dict[str, list[str]] = {}
     for dtype in config.SUPPORTED:
-        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, precision.value)
-        types.setdefault(reasons.partition(f"precision {precision.value}: ")[2], []).append(str(dtype))
+        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, precision)
+        types.setdefault(reasons.partition(f"precision {precision}: ")[2], []).append(str(dtype))
     for reasons, names in types.items():
         console.print(f"{', '.join(names)}: {reasons}", markup=False)
 

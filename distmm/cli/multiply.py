@@ -49,14 +49,14 @@ def multiply(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
-    Whatever is wrong with A, B, C's place or the memory is said before any work. Each block of C is checked and written
-    as it is made; C gets its name when it is complete. After a deadline, SIGTERM or Ctrl-C (exit code 75; a second one
-    does not wait for blocks that are being written) or a crash, the same command, or **distmm resume C**, goes on with
-    the missing blocks.
+    Errors in A, B, C's place or the memory are reported before any work. Each block of C is checked and then written. C
+    gets its name when it is complete. A deadline, SIGTERM or Ctrl-C stops the job with exit code 75; a second signal
+    does not wait for blocks that are being written. After a stop or a crash the same command, or **distmm resume C**,
+    computes the missing blocks.
 
     ```text
     distmm multiply A.npy B.zarr -o C.zarr
@@ -79,7 +79,7 @@ def multiply(
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
                 alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,
-                blocks=edges, plan=plan, kernel=kernel, precision=precision.value, stop=stop,
+                blocks=edges, plan=plan, kernel=kernel, precision=precision, stop=stop,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 
@@ -90,7 +90,7 @@ def _plain(value: float) -> float:
 
 
 def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
-    """Run a job, showing the plan first and the progress then."""
+    """Run a job, and show first its plan and then its progress."""
     from contextlib import ExitStack
 
     from distmm.cli import session

@@ -1,4 +1,4 @@
-"""Options that several commands share, with one wording and one way to read them."""
+"""Options that several commands share."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from distmm.planning.precision import Precision
+
 if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
     "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
-    "Precision", "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
+    "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
     "stop", "writable",
 ]  # fmt: skip
 
@@ -25,15 +27,6 @@ class Device(StrEnum):
     auto = "auto"
     gpu = "gpu"
     cpu = "cpu"
-
-
-class Precision(StrEnum):
-    """Least accuracy of float32 products, in the names of PyTorch and JAX."""
-
-    highest = "highest"
-    high = "high"
-    medium = "medium"
-    ieee = "ieee"
 
 
 class Check(StrEnum):
@@ -72,7 +65,7 @@ def element(name: str) -> Any:
 
 
 def writable(*paths: Path | None) -> None:
-    """Refuse files, as far as any are given, whose folder is not there."""
+    """Refuse paths whose folder does not exist; None is no path."""
     from distmm.errors import InputError
 
     for path in paths:
@@ -81,7 +74,7 @@ def writable(*paths: Path | None) -> None:
 
 
 def picture(name: Path | None) -> Path | None:
-    """Return the name of a picture without the ending, which it gets with each of its formats."""
+    """Return the name of a picture without its suffix: each format adds its own."""
     return name.with_suffix("") if name is not None and name.suffix in (".png", ".svg") else name
 
 

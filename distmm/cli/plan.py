@@ -25,12 +25,12 @@ def plan(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
-    C goes to disk as it is made. Exit code 2 where that does not fit, with the memory that is missing. The last line is
-    the plan as --plan takes it.
+    The plan is for a C on disk. If it does not fit into memory, the exit code is 2, and the error names what is
+    missing. The last line is the plan as --plan takes it.
 
     ```text
     distmm plan A.zarr B.npy
@@ -44,7 +44,7 @@ def plan(
     left, right = session.pair(a, b, transa, transb)
     with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
         planned = distmm.plan(
-            left, right, transa=transa, transb=transb, precision=precision.value, kernel=kernel, device=device.value,
+            left, right, transa=transa, transb=transb, precision=precision, kernel=kernel, device=device.value,
             blocks=edges, plan=plan, out=True, client=client,
         )  # fmt: skip
     session.out().print(session.table(planned.rows(), "Plan"))

@@ -23,8 +23,8 @@ def resume(
 ) -> None:
     """Go on with a job that was stopped or killed, with the missing blocks only.
 
-    What is computed stands beside C. It is refused, saying which, if A or B has changed since. The cluster may be
-    another one, as long as it computes on the same kind of device.
+    The job's folder beside C says what is computed. If A or B has changed since, the job is refused, and the error
+    names the file. The cluster may be another one, as long as it computes on the same kind of device.
 
     ```text
     distmm resume C.zarr

@@ -67,7 +67,7 @@ def scaling(
             show_default=False,
         ),
     ] = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
     kernel: options.Kernel = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Products of each case, each of new matrices; the median counts.")
@@ -90,9 +90,9 @@ def scaling(
 ) -> None:
     """Run the same products on 1, 2, 4 and 8 GPUs of this host (or on CPU workers), beside other programs.
 
-    Strong scaling: one size. Weak scaling: as much memory on each GPU. Matrices are in the GPUs' memory (resident) or
-    in pinned memory of the host, and new for each product; each program works in a process of its own, and what it
-    cannot do is a row that says why. The check of every result is not in the seconds.
+    Strong scaling: one size. Weak scaling: the same memory on each GPU. Matrices are new for each product, in the
+    GPUs' memory (resident) or in pinned memory of the host. Each program runs in a process of its own; what it cannot
+    do is a row that says why. Every result is checked, which is not in the seconds.
 
     ```text
     distmm bench scaling --json scaling.json --plot scaling
@@ -130,7 +130,7 @@ def scaling(
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
         places=[name for name in ("resident", "host") if name in kinds] or ("resident", "host"),
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
-        precision=precision.value,
+        precision=precision,
         kernel=kernel,
         repeat=repeat,
         seed=seed,

@@ -1,4 +1,4 @@
-"""What commands have in common while they run: the consoles, two-column tables, and a cluster to work on."""
+"""What commands share while they run: consoles, two-column tables, and a cluster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["cluster", "debugging", "out", "pair", "table", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
-    """Console on stdout for results, on stderr for what is only of the moment."""
+    """Return a console on stdout, for results, or on stderr, for progress and notes."""
     return Console(stderr=stderr, highlight=False, soft_wrap=True)
 
 
@@ -52,7 +52,7 @@ def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
 
 
 def tell_missing(*matrices: Matrix) -> None:
-    """Note on stderr what is not there of some matrices; a Zarr array may leave out chunks, or have lost them."""
+    """Note missing chunks on stderr; a Zarr array may leave out chunks, or have lost them."""
     for matrix in matrices:
         if (what := matrix.missing()) is not None:
             out(stderr=True).print(f"note: {matrix.path}: {what}", markup=False)
@@ -75,7 +75,7 @@ def cluster(
         missing = clusters.missing_for_gpu()
         if missing:
             console.print(f"Working on the CPU: {missing}", markup=False)
-    # Workers log a traceback for each task that fails; the error itself reaches us, and is printed once.
+    # Workers log a traceback for each task that fails. The error itself reaches the client and is printed once.
     quiet = not debugging(ctx)
     if quiet:
         for name in ("distributed", "distributed.client"):

@@ -21,7 +21,7 @@ def verify(
     transb: options.TransB = False,
     check: options.CheckOption = options.Check.freivalds,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random vectors.", show_default=False)] = None,
-    precision: options.PrecisionOption = options.Precision.highest,
+    precision: options.PrecisionOption = "highest",
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
@@ -29,8 +29,9 @@ def verify(
 ) -> None:
     """Check that C is A @ B, wherever it was computed: exit code 0 if it is, 1 if not, 4 if the check cannot tell.
 
-    With C alone, its certificate says how: each block is compared with its checksum, then Freivalds' test follows. If A
-    or B has changed or is gone (or there was a C0, or C is boolean), C is only known to be what the job wrote: code 4.
+    With C alone, its certificate names A and B: each block of C is compared with its checksum, and Freivalds' test
+    follows. If A or B has changed or is gone (or there was a C0, or C is boolean), the checksums alone are compared:
+    exit code 4.
 
     Freivalds' test multiplies by random vectors: it reads each matrix once and names the first bad block. The full
     check computes every element in float64 and names the first bad position with both values.
@@ -62,7 +63,7 @@ def verify(
                 seed=seed or 0,
                 transa=transa,
                 transb=transb,
-                precision=precision.value,
+                precision=precision,
             )
         )
     verdict.raise_if_wrong()

@@ -1,4 +1,4 @@
-"""Where products run: a cluster started here, on the GPUs or the CPUs of this machine, or one that is already there."""
+"""Clusters that products run on: started here, on the GPUs or CPUs of this machine, or running already."""
 
 from distmm.clusters.connection import connect
 from distmm.clusters.gpus import gpu_count, missing_for_gpu

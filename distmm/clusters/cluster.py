@@ -14,6 +14,7 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import accumulator_dtype
 from distmm.planning.plan import TILE
+from distmm.planning.precision import Precision
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import serialization
 from distmm.worker import tasks
@@ -176,7 +177,7 @@ def describe(
     device: Device = "auto",
     any_gpu: bool = False,
     kernel: str | None = None,
-    precision: str = "highest",
+    precision: Precision = "highest",
 ) -> ClusterSpec:
     """Ask the workers what they have; without a client, describe this process.
 
@@ -191,7 +192,7 @@ def describe(
         Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
     kernel : str, optional
         Name of a kernel that must be usable there.
-    precision : str
+    precision : Precision
         Of float32 products.
 
     Raises
@@ -226,7 +227,7 @@ def describe(
     return _spec(use, list(facts.values()), dtype)
 
 
-def _here(device: Device, dtype: np.dtype, precision: str, kernel: str | None) -> dict[str, Any]:
+def _here(device: Device, dtype: np.dtype, precision: Precision, kernel: str | None) -> dict[str, Any]:
     import psutil
 
     gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
@@ -268,7 +269,7 @@ def progress(client: Client, c: da.Array) -> Progress:
 
     def count(dask_scheduler: Scheduler) -> tuple[int, int]:
         plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
-        return (len(plugin.done[c_name]), plugin.total[c_name]) if plugin and c_name in plugin.total else (0, 0)
+        return plugin.progress(c_name) if plugin else (0, 0)
 
     c_name = c.name
     return Progress(*client.run_on_scheduler(count))

@@ -1,4 +1,4 @@
-"""A connection to a cluster: one that is there already, one from Slurm, or a new one on this machine."""
+"""Connections to clusters: one that runs already, one from Slurm, or a new one on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from distributed import comm as comms
 from distmm.clusters import cluster
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
 from distmm.errors import InputError
-from distmm.submit import elastic
 from distmm.tls import security
 
 __all__ = ["connect"]
@@ -25,7 +24,7 @@ __all__ = ["connect"]
 
 @contextmanager
 def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
-    """Connect to a cluster that is there, or start one.
+    """Connect to a cluster that runs, or start one.
 
     Parameters
     ----------
@@ -36,9 +35,9 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     timeout : float
         Seconds to wait for the scheduler, and again for its first worker.
     tls : str
-        As for `local`; for a cluster that is there already, the folder with its certificates.
+        As for `local`; for a cluster that runs already, the folder with its certificates.
     **options
-        Of `local`; refused for a cluster that is there already, whose workers have been set up by others.
+        Of `local`; refused for a cluster that runs already, whose workers others have set up.
 
     Yields
     ------
@@ -48,6 +47,12 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     ------
     InputError
         For a cluster that does not answer in time, or that has no workers.
+
+    Examples
+    --------
+    >>> from distmm import clusters
+    >>> with clusters.connect("tcp://10.0.0.1:8786", timeout=30) as client:  # doctest: +SKIP
+    ...     client.wait_for_workers(8)
     """
     if where in ("local", "local-gpu", "local-cpu"):
         if where != "local":
@@ -56,6 +61,8 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
             yield client
         return
     if where.partition(":")[0] == "slurm":
+        from distmm.submit import elastic  # and pydantic, which no other cluster needs
+
         with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
             cluster.warm_up(client)
             yield client
@@ -72,8 +79,8 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     if address.startswith("tls://") and secured.get_connection_args("client").get("ssl_context") is None:
         raise InputError(f"{where} is encrypted: give the folder with its certificates (ca.pem, ...) with --tls FOLDER")
     try:
-        _knock(address, secured, timeout)
-        # Not as Dask's default: a client that fails to connect would stay that until it is collected.
+        _check_answer(address, secured, timeout)
+        # Not as Dask's default: a client that cannot connect would stay the default until it is garbage.
         client = Client(address, timeout=timeout, security=secured, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -92,16 +99,16 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         yield client
 
 
-def _knock(address: str, secured: Security, timeout: float) -> None:
-    """Raise OSError if no Dask process answers: a client that fails to connect takes another 20 s to close."""
+def _check_answer(address: str, secured: Security, timeout: float) -> None:
+    """Raise OSError if no Dask process answers: a client that cannot connect would take 20 s more to close."""
 
-    async def knock() -> None:
+    async def ask() -> None:
         arguments = secured.get_connection_args("client")
         comm = await asyncio.wait_for(comms.connect(address, timeout=timeout, **arguments), timeout)
         comm.abort()
 
-    with ThreadPoolExecutor(1) as thread:  # notebooks have an event loop in this one
-        thread.submit(asyncio.run, knock()).result()
+    with ThreadPoolExecutor(1) as thread:  # in notebooks an event loop runs in this thread
+        thread.submit(asyncio.run, ask()).result()
 
 
 def _address(where: str) -> str:

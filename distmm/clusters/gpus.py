@@ -1,4 +1,4 @@
-"""GPUs of this machine, as far as a cluster can be started on them; asked of the driver, without any other library."""
+"""The GPUs of this machine that a cluster can use, by the CUDA driver alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["gpu_count", "missing_for_gpu"]
 
 
 def _driver() -> ctypes.CDLL | None:
-    """Load the CUDA driver's library, if there is one. Nothing here creates a context: the GPUs are the workers'."""
+    """Load the CUDA driver's library, if there is one. Nothing here creates a context: only workers use the GPUs."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             return ctypes.CDLL(name)
@@ -19,10 +19,14 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def gpu_count() -> int:
-    """Count the CUDA devices that the driver grants this process; 0 without driver.
+    """Count the CUDA devices that the driver grants this process; 0 without a driver.
 
     The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
     ``CUDA_VISIBLE_DEVICES``.
+
+    Returns
+    -------
+    int
     """
     driver, count = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
@@ -31,7 +35,13 @@ def gpu_count() -> int:
 
 
 def missing_for_gpu() -> str | None:
-    """Say in one sentence why a GPU cluster cannot be started here, with the remedy; None where it can."""
+    """Say in one sentence why a GPU cluster cannot be started here, with the remedy.
+
+    Returns
+    -------
+    str or None
+        None where it can be started.
+    """
     count = gpu_count()
     if count == 0:
         return "there is no NVIDIA GPU that the driver grants this process"

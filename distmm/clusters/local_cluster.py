@@ -20,45 +20,44 @@ from distributed.system import MEMORY_LIMIT
 from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.errors import InputError
-from distmm.interrupts import held_back
-from distmm.submit import pages
-from distmm.submit.schema import GPU_THREADS
+from distmm.interrupts import sigint_blocked
+from distmm.submit import dashboard_access
 from distmm.tls import security
+from distmm.worker import gpu_worker_setup
 
 __all__ = ["BLAS_THREADS", "SCHEDULER_CONFIG", "local"]
 
-# How the schedulers that we start are set up. Stealing ignores placement where restrictions are loose, and all tasks
-# that wait on a worker are suspects when it dies: with Dask's limit of 3, a few dead workers would end the product.
-# 15 s after a worker's death Dask looks whether one of its name is there, and if not gives it up for good: one that
-# dies twice in that time, and is just being started again then, would never come back.
+# Configuration of the schedulers that distmm starts.
+# - Work stealing ignores placement where restrictions are loose.
+# - When a worker dies, Dask counts a failure for each task that waits there. With its limit of 3, a few dead workers
+#   would end the product.
+# - 15 s after a worker's death Dask gives up its name, unless a worker of that name is there. A worker that dies twice
+#   in that time, and is being started again at its end, would never come back.
 SCHEDULER_CONFIG = {
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.allowed-failures": 100,
     "distributed.deploy.lost-worker-timeout": "1 day",
 }
 
-# Dask looks every 20 ms how late its event loops are, and every 10 ms at the stacks of its tasks: on an idle cluster of
-# one worker that takes 11 % of a core that products want. So it is 3 %, and the dashboard shows both, more coarsely.
+# By default Dask measures every 20 ms how late its event loops are, and takes the stacks of its tasks every 10 ms: on
+# an idle cluster of one worker that takes 11 % of a core. With these intervals it takes 3 %, and the dashboard still
+# shows both, more coarsely.
 LOCAL_CONFIG = {
     "distributed.admin.tick.interval": "200ms",
     "distributed.worker.profile.interval": "100ms",
 }
 
-# The rest of the GPU is for what the pool does not serve: cuBLAS and kernel code, the transport, the CUDA context.
-POOL_FRACTION = 0.8
-
-# Variables by which libraries are told how many threads to multiply with.
+# Environment variables for the number of threads of BLAS libraries and Numba.
 BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
-# Products at a time on the CPUs of a machine at most: more only cut its memory into smaller blocks of C, and the other
-# cores serve the kernels. Up to so many cores one process has them all: it has one copy of each block of A and B, and
-# sends none, where two processes on two cores took 1.4 times the CPU seconds. With more cores each process has one: in
-# one process OpenBLAS makes a product that takes several threads wait for the one before it.
+# Most products at a time on the CPUs of a machine. More products would only cut its memory into smaller blocks of C;
+# the kernels use the other cores. With at most so many cores one process runs all products: it holds one copy of each
+# block of A and B, and sends none (two processes on two cores took 1.4 times the CPU seconds). With more cores each
+# process runs one product, because within a process OpenBLAS runs one product of several threads at a time.
 MOST_CPU_TASKS = 4
 
-
-# Host memory of a worker that has imported what it needs; at 95 % of its limit Dask ends it. One with a limit of 100 MB
-# was gone before its first task, one with 200 MB multiplied small matrices.
+# Host memory of a worker that has imported what it needs. Dask ends a worker at 95 % of its limit: a worker with a
+# limit of 100 MB was ended before its first task, one with 200 MB multiplied small matrices.
 LEAST_MEMORY = 200_000_000
 
 
@@ -90,7 +89,8 @@ def local(
         Address of the dashboard, ``":8787"`` to show it to other machines; a free port is taken where this one is in
         use. None: no dashboard.
     tls : str
-        ``"none"``, ``"temporary"`` certificates, or a folder with some: see `distmm.tls`. UCX is not used with TLS.
+        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. UCX is not
+        used with TLS.
     quiet : bool
         Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
 
@@ -103,8 +103,15 @@ def local(
     InputError
         For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size; in a worker that
         runs the script anew, as its import, because the script does not say which part is for the main process alone.
+
+    Examples
+    --------
+    >>> import distmm, numpy as np
+    >>> from distmm import clusters
+    >>> with clusters.local("cpu", dashboard=None) as client:  # doctest: +SKIP
+    ...     C = distmm.matmul(np.ones((8, 8)), np.ones((8, 8)), client=client).compute()
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs both would wait for each other
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs the two would wait for each other
         raise InputError(
             "this script starts a cluster while a worker imports it, as each worker does with the script that has "
             "started it: put what the script does below the line  if __name__ == '__main__':"
@@ -126,9 +133,9 @@ def local(
             f"Dask would end it as soon as it has started; give a gigabyte or more"
         )
     make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
-    # The scheduler's web server is always there (it answers /health and /metrics), also without any pages.
+    # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
-    routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": pages.PROBED}
+    routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
     if tls != "none":
         arguments |= {"security": security(tls), "protocol": "tls"}
@@ -142,7 +149,7 @@ def local(
         dask.config.set({**SCHEDULER_CONFIG, **LOCAL_CONFIG, **config}),
         ExitStack() as start,
     ):
-        start.enter_context(held_back())
+        start.enter_context(sigint_blocked())
         with started() as local_cluster, Client(local_cluster) as client:
             start.close()
             cluster.warm_up(client)
@@ -156,7 +163,7 @@ def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Recipe:
     count = workers or (1 if CPU_COUNT <= MOST_CPU_TASKS else MOST_CPU_TASKS)
     cores = max(1, CPU_COUNT // count)
     threads = threads or (cores if cores <= MOST_CPU_TASKS else 1)
-    # Dask would give each task one BLAS thread; with fewer tasks than cores that leaves cores idle.
+    # Dask would give each task one BLAS thread, which leaves cores idle if there are fewer tasks than cores.
     kernel = str(max(1, cores // threads))
     config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, kernel) for name in BLAS_THREADS}
     arguments = {
@@ -178,16 +185,11 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         )
     arguments = {
         "n_workers": workers or count,
-        "threads_per_worker": GPU_THREADS,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
-        # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
-        "rmm_pool_size": POOL_FRACTION,
-        "rmm_allocator_external_lib_list": "cupy",
-        "device_memory_limit": 0,  # no spilling: the plan bounds the memory
-        "preload": ["distmm.worker.gpu_memory"],
+        **gpu_worker_setup.cluster_arguments(),
     }
-    # Pinned memory of the client counts as the worker's, which Dask would pause and kill for it.
+    # Memory of the client that a worker pins counts as the worker's, and Dask would pause and kill the worker for it.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
     return LocalCUDACluster, arguments, config
 

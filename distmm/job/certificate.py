@@ -1,4 +1,4 @@
-"""What is left of a job: JSON beside C that says how each block was found right, and a check of C by it, any time."""
+"""The certificate of a C: JSON beside it that says how each block was found right, and a check of C by it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
-from distmm.job.forms import CERTIFICATE
+from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
 from distmm.job.spec import Spec, differences
 from distmm.planning.geometry import even_edges, slices
@@ -67,7 +67,7 @@ def certificate(
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
         "rejected": rejected,
         "seconds": seconds,
-        "done": [{name: value for name, value in block.items() if name != "job"} for block in blocks],
+        "done": blocks,
     }
 
 
@@ -162,7 +162,8 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         return Verdict(
             "wrong", np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}"
         )
-    kept = f"all {len(content['done'])} blocks are what was written"
+    missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
+    kept = f"all {len(content['done'])} blocks are what was written{missing}"
     problem = _gone(spec)
     if problem is not None:
         message = (
@@ -187,7 +188,7 @@ def _judged(content: Json) -> str:
 
 
 def _gone(spec: Json) -> str | None:
-    """Say why A and B can not be multiplied again; None if they can."""
+    """Say why A and B cannot be compared with C again; None if they can."""
     if spec["beta"] != 0:
         return f"C0 was added (beta = {spec['beta']}), which this check cannot take into account"
     if spec["dtype"] == "bool":

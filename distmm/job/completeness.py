@@ -1,4 +1,4 @@
-"""Whether all of C is there, before it gets its name: markers, manifest, and the file or folder of the blocks."""
+"""Whether all of C is there, before it gets its name: markers, manifest, and the file or folder of its blocks."""
 
 from __future__ import annotations
 

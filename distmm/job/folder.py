@@ -1,4 +1,4 @@
-"""What lies beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and one marker a finished block.
+"""Names and files beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and a marker a finished block.
 
     C.zarr.job/manifest.json          what is computed, from what, how it is cut; one entry for each run
     C.zarr.job/lock.3                 who works on it (see `distmm.job.lock`)
@@ -8,11 +8,11 @@
     C.zarr.certificate.json           what is left when C has its name
     C.zarr.report.html                who worked when in the last run, at which rate
 
-ID is random, made when a job is begun, and in the manifest, each marker and the certificate too. What is left of
-another job, a worker that was only asleep for example, so finds no folder to write to.
+ID is random and made when a job is begun. The manifest, each marker and the certificate contain it. A worker of an
+earlier job, which was suspended for example, finds no folder to write to.
 
-All of it is JSON: nothing that is read here can run code. Each file appears under its name only when it is whole and
-on the disk.
+All files are JSON, so reading them cannot run code. Each file appears under its name only when it is whole and on the
+disk.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distmm.errors import InputError
-from distmm.job.forms import MARKER, wrong
+from distmm.job.json_forms import MARKER, wrong
 from distmm.storage import fsync, locate
 from distmm.storage.durability import remove
 
@@ -142,7 +143,7 @@ class Folder:
         return self.read_markers()[0] if self.id else {}
 
     def read_markers(self) -> tuple[dict[tuple[int, int], Json], list[str]]:
-        """Read the markers of all finished blocks, and name the files that are none of this job, for their blocks."""
+        """Read the markers of all finished blocks, and name the files that are no markers of this job."""
         markers, strays = {}, []
         for name in os.listdir(self.done):
             at = re.fullmatch(r"(\d+)\.(\d+)\.json", name)
@@ -155,8 +156,9 @@ class Folder:
                 if isinstance(error.__cause__, OSError):  # the disk, and not what is on it
                     raise
                 content = {}
-            if content.get("job") == self.id and (content["i"], content["j"]) == block:
-                markers[block] = content
+            if content.pop("job", None) == self.id and (content["i"], content["j"]) == block:
+                # Each parsed file has strings of its own: for 40,000 markers their names alone would take 30 MB.
+                markers[block] = {sys.intern(key): value for key, value in content.items()}
             else:
                 strays.append(path)
         return markers, strays
@@ -185,7 +187,7 @@ def read_json(path: str, form: Json | None = None) -> Json:
     ----------
     path : str
     form : dict, optional
-        What it must look like (`distmm.job.forms`).
+        What it must look like (`distmm.job.json_forms`).
 
     Raises
     ------

@@ -14,28 +14,32 @@ from distributed import Client
 from distmm import clusters
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
+from distmm.checking.verdict import of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
-from distmm.job import ending, planning
-from distmm.job.certificate import certificate, damaged
+from distmm.job import planning
+from distmm.job.block_writer import Writer
+from distmm.job.certificate import certificate
+from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
+from distmm.job.computation import Computation
+from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
-from distmm.job.inputs import orders, unchanged
+from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
-from distmm.job.loop import Loop
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
-from distmm.job.wave import Writer
 from distmm.planning.plan import Plan
 from distmm.storage import Target, check_output, create_output, open_matrix, reopen_output
 from distmm.storage.durability import remove
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
-from distmm.telemetry.events import TOPIC
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures
+from distmm.transfer.counted_writes import Run
 
 __all__ = ["Announce", "Job", "Progress"]
 
@@ -45,7 +49,20 @@ Progress = Callable[[Figures], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One output and what it shall be; `asked` describes its files as they were when the call began."""
+    """One output and what it shall be.
+
+    Attributes
+    ----------
+    folder : Folder
+    out : str
+        C, as the user names it.
+    spec : Spec
+    asked : dict
+        The files of A, B and C0 as they were when the call began.
+    overwrite : bool
+    blocks, seed, plan
+        As the user has given them.
+    """
 
     folder: Folder
     out: str
@@ -115,7 +132,9 @@ class Job:
         folder, (m, _, n) = self.folder, plan.block_shape
         if begun is not None:
             manifest = begun
-            manifest["stamps"] = self._unchanged(client, plan, manifest)
+            finished = FinishedBlocks(client, folder, self.spec, plan)
+            manifest["rejected"] += finished.drop_misread(manifest["stamps"])
+            manifest["stamps"] = finished.unchanged(manifest["stamps"])
         else:
             folder.clear()
             folder = folder.of_job(secrets.token_hex(8))
@@ -163,14 +182,15 @@ class Job:
         blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
         cluster.install(client)
         telemetry.install(client)
-        done = self._trusted(client, plan, target)
+        finished = FinishedBlocks(client, folder, spec, plan)
+        done = finished.trusted(target)
         writer = Writer(
-            folder, lock.token, target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
+            folder, Run(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
         )  # fmt: skip
-        loop = Loop(client, spec, plan, writer, stop, progress)
+        computation = Computation(client, spec, plan, writer, stop, progress)
         for marker in done.values():
-            loop.seen.add(marker)
+            computation.seen.add(marker)
         missing = blocks - done.keys()
 
         def flops(count: int) -> float:
@@ -180,8 +200,8 @@ class Job:
             announce(plan, flops(len(missing)))
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
-            loop.run(missing)
-            self._unchanged(client, plan, manifest)
+            computation.run(missing)
+            finished.unchanged(manifest["stamps"])
         except DistmmError as error:
             raise self._explained(error, len(blocks)) from error
         except BaseException as error:
@@ -194,34 +214,14 @@ class Job:
                 raise
             raise self._explained(Stopped(reason), len(blocks)) from None
         finally:
-            if loop.rejected:
-                manifest["rejected"] += len(loop.rejected)
+            if computation.rejected:
+                manifest["rejected"] += len(computation.rejected)
                 Lock.check(folder.path, lock.token)
                 write_manifest(folder, manifest)
-            _report(client, folder, loop)
+            _report(client, folder, computation)
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
-        return Made(len(done), len(loop.rejected), seconds, flops(len(loop.records)), moved)
-
-    def _unchanged(self, client: Client, plan: Plan, manifest: Json) -> dict[str, str]:
-        """Raise `InputError` if finished blocks were made from other inputs than are there; return their stamps."""
-        markers = self.folder.markers().values()
-        return unchanged(client, self.spec, plan.blocking, plan.cluster.device, manifest["stamps"], markers)
-
-    def _trusted(self, client: Client, plan: Plan, target: Target) -> dict[tuple[int, int], Json]:
-        """Return the markers of finished blocks, which are still what was written; other markers are removed."""
-        folder, (markers, strays) = self.folder, self.folder.read_markers()
-        for path in strays:
-            os.unlink(path)
-        blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
-        bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
-        there = [marker for at, marker in markers.items() if at not in bad]
-        if there:
-            bad |= damaged(client, open_matrix(folder.draft), (plan.blocking.m, plan.blocking.n), there).keys()
-        for i, j in bad:
-            client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
-            os.unlink(folder.marker(i, j))
-        return {at: marker for at, marker in markers.items() if at not in bad}
+        return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""
@@ -250,7 +250,7 @@ class Job:
             self._check_fully(lock)
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
         check_output(self.out, self.overwrite)  # something else may be there by now
-        ending.finish(self.folder, content, lock)
+        finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
 
     def _check_fully(self, lock: Lock) -> None:
@@ -267,21 +267,20 @@ class Job:
             raise error(f"{verdict.message}; the result is kept as {kept}")
 
 
-def _report(client: Client, folder: Folder, loop: Loop) -> None:
+def _report(client: Client, folder: Folder, made: Computation) -> None:
     """Write what was seen of this run beside C, whether it came to its end or not.
 
     Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
     """
-    if client.status != "running" or loop.stop.at_once:
+    if client.status != "running" or made.stop.at_once:
         return
-    with suppress(OSError, TimeoutError):
-        record = telemetry.read(client, loop.job)
+    with suppress(OSError, TimeoutError), tolerated("the report of a job"):
+        record = telemetry.read(client, made.job)
         if record is not None:
-            residuals = [r for block in loop.records.values() if (r := block.get("residual")) is not None]
             rows = [
-                ("blocks", f"{len(loop.records)} written in this run, {len(loop.rejected)} rejected and made again"),
-                ("largest error", f"{max(residuals):.2g} of its bound" if residuals else "not measured"),
-                ("in full", folder.certificate if loop.writer.tolerance is not None else "blocks were not checked"),
+                ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and made again"),
+                ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
+                ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
             ]
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)
 

@@ -1,4 +1,4 @@
-"""One job on one output, also from machines that share only a file system; a dead job holds it for a minute at most.
+"""A lock for the output of a job, for machines that share only a file system. A dead job holds it for a minute at most.
 
 The lock is the file ``lock.N`` with the largest N. It is made with ``O_EXCL``, which one process alone can win, on NFS
 too; its owner touches it every `BEAT_SECONDS`. A lock is *stale* if
@@ -6,10 +6,10 @@ too; its owner touches it every `BEAT_SECONDS`. A lock is *stale* if
 - its owner ran on this machine (same host name, boot and process namespace) and that process is gone, or
 - it ran elsewhere, and has not touched the file for `STALE_SECONDS`, by the clock of the file system.
 
-A stale ``lock.N`` is never removed first: whoever makes ``lock.N+1`` has taken over, and two who try cannot both.
-Numbers begin at 0 again when a lock was released, but each file holds a random token that is never used again. So an
-owner that was only asleep, and its workers, find another token and stop: workers look before they write a block and
-before they mark it, and the client before C gets its name.
+To take over from a stale ``lock.N`` a process makes ``lock.N+1``, which of several processes one can; only then it
+removes the stale one. Numbers begin at 0 again when a lock was released, but each file holds a random token that is
+never used again: the id of the run. An owner that was only suspended, and its workers, find another token and stop.
+Workers look before they write a block and before they mark it, and the client before C gets its name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
-from distmm.pid import born, machine
+from distmm.pid import machine, start_time
 from distmm.storage import fsync
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]
@@ -62,12 +62,12 @@ def holder(folder: str) -> Holder | None:
     except IsADirectoryError:
         content = {}
     if type(content.get("pid", 0)) is not int:
-        content = {}  # nothing that we wrote: it holds the output until nobody has touched it for long
+        content = {}  # not written by distmm: it holds the output until nobody has touched it for `STALE_SECONDS`
     pid, token = content.get("pid", 0), str(content.get("token", ""))
     # An empty file is an owner that died between making and filling it, or has not filled it yet.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
-        stale = content.get("born") != born(pid) or (pid == os.getpid() and token not in Lock.held)
+        stale = content.get("born") != start_time(pid) or (pid == os.getpid() and token not in Lock.held)
     return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
@@ -77,7 +77,8 @@ class Lock:
     Attributes
     ----------
     held : set of str
-        Tokens of the locks that this process holds. A file with another one is of a mount that was gone on release.
+        Tokens of the locks that this process holds. A lock file of this process with another token was left behind: its
+        mount was gone when the lock was released.
     """
 
     held: ClassVar[set[str]] = set()
@@ -104,7 +105,7 @@ class Lock:
             )
         number = 0 if found is None else found.number + 1
         content = {
-            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": born(os.getpid()),
+            "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": start_time(os.getpid()),
             "token": uuid.uuid4().hex,
         }  # fmt: skip
         try:
@@ -142,8 +143,8 @@ class Lock:
         self._beat.join()
         self.held.discard(self.token)
         path = _path(self.folder, self.number)
-        # The job may be complete, and its folder gone. Or the disk is gone, or read-only: that error is on its way
-        # already, and a lock that stays is stale, since this process no longer holds it.
+        # The job may be complete, and its folder gone. Where the disk is gone or read-only, another call has raised
+        # that already. A lock file that stays is stale, because its token is no longer in `held`.
         with suppress(OSError):
             if _is(path, self.token):
                 os.unlink(path)

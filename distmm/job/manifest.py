@@ -15,8 +15,8 @@ from distributed import Client
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json, write_json
-from distmm.job.forms import MANIFEST
-from distmm.job.inputs import stamps
+from distmm.job.input_checksums import stamps
+from distmm.job.json_forms import MANIFEST
 from distmm.job.spec import Spec, differences
 from distmm.planning.candidates import parse
 from distmm.planning.plan import Plan
@@ -26,14 +26,14 @@ from distmm.worker import gpu
 
 __all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
-# Of manifest and certificate. 1: without an id of the job, a hash of the manifest, and checksums of the inputs.
+# Of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no checksums of the inputs.
 FORMAT = 2
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | None, draft: Json) -> Json:
-    """Describe a job that has no runs yet, and a `draft` without blocks."""
+    """Return the manifest of a job that has no runs yet. `draft` describes the file or folder that blocks go to."""
     file, dataset = locate(out)
     return {
         "format": FORMAT,
@@ -86,7 +86,8 @@ def read_manifest(folder: Folder) -> Json:
             f"the version that began it, or begin anew with --overwrite"
         )
     manifest = read_json(folder.manifest, MANIFEST)
-    # The id becomes the name of a folder: a hash alone would let anybody's manifest name one elsewhere.
+    # The id becomes the name of a folder. Anybody can compute the hash, so the id's form is checked too: it must not
+    # name a folder elsewhere.
     if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
         raise InputError(
             f"{folder.manifest}: has been changed since distmm wrote it: bring back what was there, or begin anew with "
@@ -101,7 +102,7 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
     changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
-    # Grid, waves and lookahead are for the cluster that is there; the cuts, and the sums of a split k, make the bits.
+    # Grid, waves and lookahead may change with the cluster. The bits of C depend on block edges and on how k is split.
     shape = None if plan is None else parse(plan, spec.problem)
     kept = [*manifest["blocks"], manifest["layers"]]
     if shape and (

@@ -78,7 +78,7 @@ def plan_job(
 
 def _load(choice: KernelChoice) -> None:
     """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
-    from distmm.job import wave  # noqa: F401
+    from distmm.job import wave_graph  # noqa: F401
 
     kernel_facts(choice)
     np.ones((64, 64)) @ np.ones((64, 64))

@@ -1,4 +1,4 @@
-"""What a job computes, from what, and how it is cut: as Python objects for a run, and as JSON in the manifest."""
+"""What a job computes, and from what: as Python objects for a run, and as JSON in the manifest."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from distmm.api.scalars import check_held, common_type
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
 from distmm.planning.geometry import Problem
+from distmm.planning.precision import Precision, check_precision
 from distmm.storage import Matrix, open_matrix
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
@@ -51,7 +52,7 @@ class Spec:
     alpha: complex
     beta: complex
     dtype: np.dtype[Any]
-    precision: str
+    precision: Precision
     kernel: str | None
     check: Check
 
@@ -67,11 +68,11 @@ class Spec:
         alpha: complex = 1,
         beta: complex = 0,
         dtype: Any = None,
-        precision: str = "highest",
+        precision: Precision = "highest",
         kernel: str | None = None,
         check: Check = "freivalds",
     ) -> Spec:
-        """Open what is given as a path, and check that all belongs together."""
+        """Open the matrices that are given as paths, and check shapes, types and scalars."""
         left, right = _operand(a, "A", transa), _operand(b, "B", transb)
         check_pair(left, right)
         added = _operand(c0, "C", False) if beta != 0 else None
@@ -88,7 +89,7 @@ class Spec:
                 f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
             )
         check_held(kept, alpha=alpha, beta=beta)
-        return cls(left, right, added, alpha, beta, kept, precision, kernel, check)
+        return cls(left, right, added, alpha, beta, kept, check_precision(precision), kernel, check)
 
     @property
     def problem(self) -> Problem:
@@ -102,7 +103,7 @@ class Spec:
         return [x.source for x in (self.a, self.b) if isinstance(x.source, Matrix)]
 
     def json(self) -> Json:
-        """Describe it for the manifest; what is named here may not change while the job goes on."""
+        """Describe it for the manifest. A job goes on only if all of this is what it was."""
         return {
             "A": _facts(self.a),
             "B": _facts(self.b),
@@ -116,7 +117,7 @@ class Spec:
         }
 
     def files(self, again: bool = False) -> Json:
-        """Describe those of A, B and C0 that are files: as they were opened, or as they are when opened `again`.
+        """Describe A, B and C0 as far as they are files: as they were when opened, or opened `again`.
 
         Raises
         ------
@@ -160,7 +161,7 @@ class Spec:
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=_dtype(content["dtype"]),
-            precision=content["precision"], kernel=content["kernel"], check=content["check"],
+            precision=check_precision(content["precision"]), kernel=content["kernel"], check=content["check"],
         )  # fmt: skip
 
 

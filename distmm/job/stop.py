@@ -1,8 +1,7 @@
-"""When to stop before the end: a deadline, SIGTERM, SIGINT. What is finished is kept, and the exit code is 75.
+"""Requests to stop before the end: a deadline, SIGTERM, SIGINT. The exit code is 75, and finished blocks are kept.
 
-A deadline and the first signal stop the job cleanly: no new work, blocks of C that are complete reach the disk. A
-second signal ends it at once, and further ones change nothing more. In each case finished blocks, those with a marker,
-are on the disk.
+A deadline and the first signal stop the job cleanly: it sends no new work, and blocks of C that are complete reach the
+disk. A second signal ends the job at once. Further signals change nothing.
 """
 
 from __future__ import annotations
@@ -58,7 +57,13 @@ class Stop:
         return self._asked
 
     def ask(self, reason: str) -> None:
-        """Ask to stop."""
+        """Ask to stop.
+
+        Parameters
+        ----------
+        reason : str
+            What the message of `distmm.Stopped` will say; the first one counts.
+        """
         self._asked = self._asked or reason
 
     @property
@@ -68,17 +73,17 @@ class Stop:
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Take the first SIGTERM or SIGINT as a request, and a second one as impatience; for command lines.
+        """Stop cleanly at the first SIGTERM or SIGINT, and at once at the second one; for command lines.
 
-        Batch systems send SIGTERM, perhaps several times, and SIGKILL some seconds later. So the second one interrupts
-        whatever is waited for, and further ones, also those that come while the program ends, change nothing: its
-        exit code stays the one of a job that can be gone on with.
+        Batch systems send SIGTERM, perhaps several times, and SIGKILL some seconds later. So the second signal
+        interrupts every wait. Further signals change nothing, also while the program ends: its exit code says that the
+        job can be resumed.
 
         Raises
         ------
         Stopped
-            In place of the `KeyboardInterrupt` of the second signal, or of what that has become: in the middle of a
-            wait for a lock it turns into a RuntimeError ("release unlocked lock").
+            In place of the `KeyboardInterrupt` of the second signal, or of the error that it causes: in the middle of
+            a wait for a lock that is a RuntimeError ("release unlocked lock").
         """
         if threading.current_thread() is not threading.main_thread():
             yield

@@ -1,4 +1,4 @@
-"""What a finished job has made, as its call returns it."""
+"""The summary of a finished job: what `multiply` and `resume` return."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
@@ -18,7 +19,7 @@ __all__ = ["Made", "Summary"]
 
 @dataclass(frozen=True)
 class Made:
-    """What one run has done for C; each figure is an attribute of its `Summary`, and explained there."""
+    """What one run has done for C. `Summary` explains each figure."""
 
     kept: int
     recomputed: int = 0
@@ -50,11 +51,13 @@ class Summary:
     recomputed : int
         Blocks that failed their test in this run and were made again.
     residual : float or None
-        Largest error of a block over its bound; None where nothing was checked.
+        Largest error of a block over its tolerance for rounding: at most 1. None where nothing was checked.
     certificate : str or None
         Where the certificate is; None where nothing was checked, unless the product was added to a C.
     report : str or None
         Where the report of this run is; None where it had nothing to do.
+    missing : dict
+        By path of an input: what of it was not there when the job began, and was read as the fill value.
     """
 
     path: str
@@ -70,6 +73,7 @@ class Summary:
     residual: float | None
     certificate: str | None
     report: str | None
+    missing: dict[str, str]
 
     @property
     def flops_per_second(self) -> float:
@@ -85,7 +89,8 @@ class Summary:
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
             ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
-            ("error", "not checked" if self.residual is None else f"{self.residual:.2g} of its bound at most"),
+            ("error", "not checked" if self.residual is None else f"at most {of_tolerance(self.residual)}"),
+            *[("input", f"{path}: {what}") for path, what in self.missing.items()],
             ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
             *([] if self.report is None else [("report", self.report)]),
@@ -105,6 +110,7 @@ class Summary:
             residual=certificate["largest_residual"] or 0.0 if checked else None,
             certificate=folder.certificate if os.path.exists(folder.certificate) else None,
             report=folder.report if plan is not None and os.path.exists(folder.report) else None,
+            missing=certificate.get("missing", {}),
             **asdict(made),
         )
 

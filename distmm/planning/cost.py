@@ -1,6 +1,6 @@
 """What a blocked product costs: bytes moved, tasks and seconds, from sizes alone; `memory.py` has its peak.
 
-The model counts what the graph does by construction (see `distmm.graph.layer` and
+The model counts what the graph does by construction (see `distmm.graph.product_graph` and
 `distmm.scheduler.lookahead`): stationary C, one chain a block of C, 2-D block-cyclic
 homes, and blocks of A and B of at most `lookahead` steps in memory.
 """

@@ -19,10 +19,9 @@ from distmm.planning.cluster_spec import LOOKAHEAD, SCHEDULER_SECONDS, ClusterSp
 from distmm.planning.cost import Cost, Peak, cost, least_seconds
 from distmm.planning.geometry import Blocking, Grid, Problem, Wave
 from distmm.planning.layout import Layout
+from distmm.planning.precision import Precision, check_precision
 
-__all__ = ["LOOKAHEAD", "PRECISIONS", "Plan", "make_plan"]
-
-PRECISIONS = ("highest", "high", "medium", "ieee")
+__all__ = ["LOOKAHEAD", "Plan", "make_plan"]
 
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
 # with k cut at multiples of it the bits of C do not depend on the cut.
@@ -64,7 +63,7 @@ class Plan:
     blocking: Blocking
     grid: Grid
     cluster: ClusterSpec
-    precision: str = "highest"
+    precision: Precision = "highest"
     kernel: str | None = None
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Literal["workers", "host", "out"] = "workers"
@@ -149,7 +148,13 @@ class Plan:
                 )
 
     def rows(self) -> list[tuple[str, str]]:
-        """Return the plan as a table of label and value."""
+        """Return the plan as a table.
+
+        Returns
+        -------
+        list of tuple of str
+            Label and value of each row.
+        """
         p, b, c, grid = self.problem, self.blocking, self.cost, self.grid
         m, k, n = b.largest
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
@@ -164,9 +169,9 @@ class Plan:
             what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
             blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"
         bits = (
-            "those of one block"
+            "as if C were one block"
             if self.keeps_bits
-            else f"those of these cuts along k (multiples of {self.cluster.granule} keep them)"
+            else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
@@ -175,12 +180,18 @@ class Plan:
             ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),
-            ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at the peak, {self.cluster.memory / 1e9:.3g} GB free"),
+            (
+                "memory",
+                f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free",
+            ),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
-            ("moved", f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)"),
+            (
+                "moved",
+                f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",
+            ),
             ("bits", bits),
-            ("time", f"about {c.seconds:.2g} s, bound by {c.bound_by}"),
+            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
             ("plan", str(self)),
         ]
 
@@ -199,7 +210,7 @@ def make_plan(
     edges: tuple[int, ...] | None = None,
     text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
-    precision: str = "highest",
+    precision: Precision = "highest",
     kernel: str | None = None,
     operands: tuple[Residence, Residence] = ("streamed", "streamed"),
     result: Literal["workers", "host", "out"] = "workers",
@@ -229,8 +240,7 @@ def make_plan(
     InputError
         For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
     """
-    if precision not in PRECISIONS:
-        raise InputError(f"precision {precision!r} is not one of {', '.join(PRECISIONS)}")
+    check_precision(precision)
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:

@@ -1,1 +1,1 @@
-"""In the scheduler's process: where tasks run, which steps are open, and which copies of blocks are kept."""
+"""In the scheduler's process: where tasks run, which steps are open, and which replicas of blocks are kept."""

@@ -1,56 +1,74 @@
-"""The steps of one product that may be under way: what bounds the blocks in memory, whatever the pace of the workers.
+"""The steps of one product that may be under way: this bounds the blocks of A and B in memory. Pure.
 
-Step s + L of a product opens when every chain has finished step s, L being the plan's lookahead. Until then the
-scheduler's plugin holds back the loads of that step's blocks, their copies to other workers, and the products.
-So blocks of at most L steps are in memory anywhere, while L - 1 steps of inputs travel behind the arithmetic.
+Step s + L of a product opens when every chain has finished step s, where L is the plan's lookahead. Until then the
+scheduler holds back the loads of that step's blocks, their copies to other workers, and its product tasks. So at most L
+steps have blocks in memory, and the inputs of L - 1 steps travel while the GPUs compute.
 
-An edge of the graph could not say this. An edge from a D would keep that D alive, which doubles C; a tiny token after
-each D doubles the tasks; and when a worker is lost, recomputing a block whose token is gone would recompute every chain
-up to there, also those whose D is safe.
+Edges of the graph cannot say this. An edge from a partial sum would keep that sum alive, which doubles C. A small token
+after each partial sum doubles the number of tasks. It also makes the loss of a worker expensive: to make a block again
+whose token is gone, Dask would recompute every chain up to that step, also those whose sums are safe.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 
-__all__ = ["Held", "Window"]
+from distmm.graph.placement import Key
+
+__all__ = ["HeldStep", "Lookahead"]
 
 
-@dataclass
-class Held:
-    """What one step has to wait for its opening: tasks and their ranks, and copies of blocks that its products need."""
+@dataclass(slots=True)
+class HeldStep:
+    """What waits for a step to open.
 
-    tasks: dict[Hashable, int] = field(default_factory=dict)
-    copies: set[tuple[Hashable, int]] = field(default_factory=set)
+    Attributes
+    ----------
+    tasks : dict
+        Product tasks, with the ranks that run them.
+    loads : dict
+        Blocks of A and B that this step is the first to read, each with the tasks that make it and their rank.
+    replicas : set
+        Blocks with the ranks that need a replica.
+    """
+
+    tasks: dict[Key, int] = field(default_factory=dict)
+    loads: dict[Key, tuple[tuple[Key, ...], int]] = field(default_factory=dict)
+    replicas: set[tuple[Key, int]] = field(default_factory=set)
 
 
-class Window:
-    """Steps of one product by their order: which are open, and what the others hold."""
+class Lookahead:
+    """Steps of one product by their order: what is unfinished in each, and what waits for those that are not open.
 
-    def __init__(self, lookahead: int) -> None:
-        self.lookahead = lookahead
-        self.left: defaultdict[int, set[Hashable]] = defaultdict(set)  # order -> products that are not done
-        self.held: defaultdict[int, Held] = defaultdict(Held)
+    Parameters
+    ----------
+    steps : int
+        Steps that may be open at a time.
+    """
 
-    def add(self, order: int, key: Hashable) -> Held:
-        """Note a product of the step `order`; return what waits for its opening."""
-        self.left[order].add(key)
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self.unfinished: defaultdict[int, set[Key]] = defaultdict(set)  # order -> product tasks
+        self.held: defaultdict[int, HeldStep] = defaultdict(HeldStep)
+
+    def add(self, order: int, key: Key) -> HeldStep:
+        """Add a product task to a step; return what waits for this step to open."""
+        self.unfinished[order].add(key)
         return self.held[order]
 
-    def finish(self, order: int, key: Hashable) -> bool:
-        """Note that a product is done, or failed; return whether it was the last one of its step."""
-        if key not in self.left.get(order, ()):
+    def finish(self, order: int, key: Key) -> bool:
+        """Note that a product task is done, or will never be; return whether it was the last one of its step."""
+        tasks = self.unfinished.get(order)
+        if tasks is None or key not in tasks:
             return False
-        self.left[order].discard(key)
-        if self.left[order]:
+        tasks.discard(key)
+        if tasks:
             return False
-        del self.left[order]
+        del self.unfinished[order]
         return True
 
-    def opened(self) -> list[tuple[int, Held]]:
-        """Take what no longer has to wait, in the order of steps."""
-        first = min(self.left, default=0)
-        open_now = sorted(order for order in self.held if order < first + self.lookahead or not self.left)
-        return [(order, self.held.pop(order)) for order in open_now]
+    def open(self) -> list[HeldStep]:
+        """Open the steps that need not wait any longer; return what they held, in the order of steps."""
+        end = min(self.unfinished) + self.steps if self.unfinished else max(self.held, default=0) + 1
+        return [self.held.pop(order) for order in sorted(order for order in self.held if order < end)]

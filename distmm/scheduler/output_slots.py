@@ -1,12 +1,13 @@
-"""The blocks of C that a worker may hold at a time, where finished ones leave it: a bound whatever they wait for.
+"""Slots for blocks of C on each worker, where C is written to a target: they bound its memory, however slow that is.
 
-A chain takes a place on its worker with its first step, and gives it back when the scheduler has let go of its block of
-C, which has then been written. There are places for the largest wave, and for some blocks more: as many as are still on
-their way while the next wave begins (`distmm.planning.memory`). Chains beyond wait: if the way of C is slow, products
-wait for it, and memory does not fill up.
+A chain takes a slot on its worker before its first step. It gives the slot back when its block of C is released, which
+is after the block has been written. A worker has slots for the largest wave, and some more, so that the next wave can
+start while blocks of this wave are still being written (`distmm.planning.memory`). Further chains wait: where the
+target is slow, products wait for it, and memory does not fill up.
 
-No chain waits for ever: each worker has places for any wave, and a chain waits for those alone that come before it, in
-the order of waves. These wait for none that come after them, also where a product is wanted again meanwhile.
+There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
+the order of waves. Those never wait for chains that come after them. This also holds where a product is wanted again
+while it runs.
 """
 
 from __future__ import annotations
@@ -14,101 +15,105 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
-from distributed.scheduler import TaskState
+from distmm.graph.placement import Chain, Key, Placement
 
-from distmm.graph.layer import Chain, Key, Placed, Placement, Product
+__all__ = ["Holder", "OutputSlots", "Waiting"]
 
-__all__ = ["Places"]
-
-Holder = tuple[str, Chain]  # a product and one of its chains: a job may make a block again, as another product
-Ranked = tuple[TaskState, int]  # a task and the rank of its worker
+Holder = tuple[str, Chain]  # a product and one of its chains
 
 
-class Places:
-    """Who has the places of one run: of a product, or of a job, each wave of which is a product of its own.
+class Waiting(NamedTuple):
+    """The first step of a chain that waits for a slot; `priority` is lower for what starts earlier."""
+
+    priority: tuple[Any, ...]
+    number: int
+    key: Key
+    where: Placement
+
+
+class OutputSlots:
+    """The slots of one run: of a product, or of a job, where each wave is a product of its own.
 
     Parameters
     ----------
-    most : int
-        Places of each worker.
+    most : float
+        Slots of each worker.
     """
 
     def __init__(self, most: float) -> None:
         self.most = most
-        self.results: defaultdict[Holder, set[Key]] = defaultdict(set)  # what has not left: blocks and their mirrors
-        # By rank: chains that have a place, with the orders of their starts, and these orders, ascending.
+        self.results: defaultdict[Holder, set[Key]] = defaultdict(set)  # blocks of C, and their mirrors, not yet gone
+        # By rank: chains that have a slot, with the orders of their first steps; and these orders, ascending.
         self.taken: defaultdict[int, dict[Holder, int]] = defaultdict(dict)
         self.orders: defaultdict[int, list[int]] = defaultdict(list)
-        # By rank: a heap of first steps by priority, and how many each product has there.
-        self.waiting: defaultdict[int, list[tuple[Any, int, TaskState]]] = defaultdict(list)
+        # By rank: a heap of first steps, and how many of them each product has.
+        self.waiting: defaultdict[int, list[Waiting]] = defaultdict(list)
         self.products: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self.changed: set[int] = set()  # ranks where a chain that waits may have got a place
-        self.numbers = count()  # of steps of equal priority the one that came first begins first
+        self.changed: set[int] = set()  # ranks at which a chain that waits may get a slot
+        self.numbers = count()  # of two first steps with equal priority, the one that asked first starts first
 
-    def expect(self, task: Placed) -> None:
-        """Note a task that makes what a chain has in the end, if it is one."""
-        where = task.placement
-        if task.key[0] == where.product:
-            self.results[_holder(where)].add(task.key)
+    def expect(self, key: Key, where: Placement) -> None:
+        """Note a task, which may make a result that a chain's slot is for: a block of C, or its mirror."""
+        if key[0] == where.product:
+            self.results[where.product, where.chain].add(key)
 
-    def admit(self, tasks: Iterable[Ranked]) -> list[Ranked]:
-        """Return those of `tasks`, and of earlier calls, that may begin: all but chains without a place."""
-        may: list[Ranked] = []
-        for ts, rank in tasks:
-            if isinstance(ts.run_spec, Product) and ts.run_spec.is_first:
-                heappush(self.waiting[rank], (ts.priority, next(self.numbers), ts))
-                self.products[rank][ts.run_spec.placement.product] += 1
-                self.changed.add(rank)
-            else:
-                may.append((ts, rank))
+    def ask(self, key: Key, where: Placement, rank: int, priority: tuple[Any, ...]) -> None:
+        """Let the first step of a chain wait for a slot; `admit` says when it has one."""
+        heappush(self.waiting[rank], Waiting(priority, next(self.numbers), key, where))
+        self.products[rank][where.product] += 1
+        self.changed.add(rank)
+
+    def admit(self, is_wanted: Callable[[str, Key], bool]) -> list[tuple[Key, Placement]]:
+        """Return the first steps that get a slot now, without those of tasks that nobody wants any more."""
+        admitted = []
         for rank in self.changed:
             waiting, products = self.waiting[rank], self.products[rank]
             while waiting:
-                ts = waiting[0][-1]
-                where = ts.run_spec.placement
+                _, _, key, where = waiting[0]
+                # Chains of later waves do not count: this one does not wait for them.
                 if bisect_right(self.orders[rank], where.order) >= self.most:
                     break
                 heappop(waiting)
                 products[where.product] -= 1
                 if not products[where.product]:
                     del products[where.product]
-                if ts.state != "forgotten":
-                    self._take(rank, _holder(where), where.order)
-                    may.append((ts, rank))
+                if is_wanted(where.product, key):
+                    self._take(rank, (where.product, where.chain), where.order)
+                    admitted.append((key, where))
         self.changed.clear()
-        return may
+        return admitted
 
-    def leave(self, task: Placed) -> set[str]:
-        """Note that what a task has made is let go, or never made; return the products whose chains wait for that."""
-        where, holder = task.placement, _holder(task.placement)
-        results = self.results.get(holder, set())
-        if task.key not in results:
-            return set()
-        results.discard(task.key)
+    def leave(self, key: Key, where: Placement) -> Iterable[str]:
+        """Note that a task's result is released, or will never be made; return the products that wait for its slot."""
+        holder = where.product, where.chain
+        results = self.results.get(holder)
+        if results is None or key not in results:
+            return ()
+        results.discard(key)
         if results:
-            return set()
+            return ()
         del self.results[holder]
-        freed = {where.grid.owner(where.i, where.j, where.batch, layer) for layer in range(where.grid.layers)}
-        for rank in freed:
+        owners = where.owners()
+        for rank in owners:
             self._give_back(rank, holder)
-        return self._change(freed)
+        return self._wake(owners)
 
-    def lift(self) -> set[str]:
-        """Let all begin: a client keeps blocks of C, which then do not leave. Return the products that waited."""
+    def lift(self) -> Iterable[str]:
+        """Bound no longer: a client keeps blocks of C, which do not leave then. Return the products that waited."""
         self.most = math.inf
-        return self._change(set(self.waiting))
+        return self._wake(set(self.waiting))
 
-    def _change(self, ranks: set[int]) -> set[str]:
+    def _wake(self, ranks: set[int]) -> Iterable[str]:
         self.changed |= ranks
         return {product for rank in ranks for product in self.products.get(rank, ())}
 
     def _take(self, rank: int, holder: Holder, order: int) -> None:
-        self._give_back(rank, holder)
+        self._give_back(rank, holder)  # a chain that starts again has one already
         self.taken[rank][holder] = order
         insort(self.orders[rank], order)
 
@@ -117,7 +122,3 @@ class Places:
         if order is not None:
             orders = self.orders[rank]
             del orders[bisect_left(orders, order)]
-
-
-def _holder(where: Placement) -> Holder:
-    return where.product, where.chain

@@ -11,7 +11,7 @@ from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.output import Output, Target
-from distmm.storage.replaceable import check_place, check_replaceable
+from distmm.storage.overwriting import check_place, check_replaceable
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 
 __all__ = [
@@ -64,7 +64,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Return the absolute path of the file or folder that an output is, and the dataset's name inside an HDF5 file.
+    """Return the absolute path of an output, and the dataset's name inside an HDF5 file.
 
     Raises
     ------
@@ -170,7 +170,7 @@ def create_output(
 
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
-    """Go on with an output that `create_output` has made at `draft`; what it is follows from what lies there."""
+    """Go on with an output that `create_output` has made at `draft`; its shape and type are read from the draft."""
     file, _ = locate(path)
     output = Output(file, draft, overwrite)
     if hdf5.split(file):

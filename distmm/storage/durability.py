@@ -1,4 +1,4 @@
-"""What makes files outlive a loss of power, and how two names change places at one moment."""
+"""Writes that outlive a loss of power (fsync), and the atomic exchange of two names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def fsync_tree(path: str) -> None:
 
 
 def exchange(one: str, other: str) -> bool:
-    """Have two names change places at one moment; False, and nothing is done, where system or file system cannot."""
+    """Exchange two names atomically; return False, with nothing done, where system or file system cannot."""
     rename = _renameat2()
     if rename is None:
         return False

@@ -1,6 +1,6 @@
 """Matrices that are plain bytes at an offset of a file: raw binary, and what ``.npy`` and HDF5 files hold.
 
-Many processes fill one such file, each its own blocks: no two write the same byte, and no library stands between.
+Many processes write to one such file. Each writes its own blocks, so that no two write the same byte.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync
 from distmm.storage.matrix import Matrix, check_dtype, modified, stamp_of, stripes
 from distmm.storage.output import Target
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
 
@@ -32,7 +32,7 @@ EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
 
 
 def split(path: str) -> tuple[str, str] | None:
-    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description; None for a path that is nothing like it."""
+    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description; None for any other path."""
     found = re.fullmatch(r"(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
     return None if found is None else (found[1], found[2])
 
@@ -110,7 +110,8 @@ class RawMatrix(FlatMatrix):
 def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:
     """Read a block of a mapped file, in the order of the file.
 
-    Plain reads, not the map: what cannot be read is an OSError here, where the map would kill the worker by SIGBUS.
+    It uses plain reads, not the memory map: an unreadable page is an OSError here, and would be a SIGBUS there, which
+    kills the worker.
     """
     if not stored.flags.c_contiguous:
         return read_rows(stored.T, cols, rows).T
@@ -129,7 +130,7 @@ def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[
 def read_into(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
     """Fill a block, whose rows are contiguous, from a matrix of `width` columns in C order at byte `offset` of a file.
 
-    Rows that follow one another in the file, but not in memory, are read with one call for a thousand of them.
+    Rows that are adjacent in the file but not in memory are read with one system call for a thousand rows.
     """
     start, line = offset + (row * width + column) * block.itemsize, width * block.itemsize
     if block.shape[1] < width:
@@ -159,7 +160,7 @@ def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
 def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
     """Write a block into a matrix of `width` columns, in C order, that begins at byte `offset` of a file.
 
-    Plain writes, not a map, as for reading: so a full disk is an OSError.
+    It uses plain writes, not a memory map, so that a full disk is an OSError.
     """
     block = np.ascontiguousarray(block)
     for i, line in enumerate([block] if block.shape[1] == width else block):

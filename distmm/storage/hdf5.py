@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
+from distmm.storage.hdf5_chunks import check_filters, read
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix, stamp_of
 from distmm.storage.output import Output
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split"]
 
@@ -50,7 +51,7 @@ def _open(file: str) -> h5py.File:
 def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
     """Return a dataset whose elements lie in this file; None if there is none of this name.
 
-    Links are followed by hand, because HDF5 opens whatever file an external link names, with this user's rights.
+    Links are followed here, one by one. HDF5 itself opens any file that an external link names, with the user's rights.
 
     Raises
     ------
@@ -107,6 +108,7 @@ class Hdf5Matrix(Matrix):
                 found = _dataset(opened, name)
                 if found is None:
                     raise InputError(f"{file}: no dataset {name!r}; it holds {', '.join(shapes) or 'none'}")
+                check_filters(f"{file}:{name}", found)
                 shape, dtype, chunks = found.shape, found.dtype, found.chunks
         except OSError as error:
             raise InputError(f"{file}: not a readable HDF5 file: {error}; copy or write it again") from error
@@ -126,7 +128,7 @@ class Hdf5Matrix(Matrix):
             found = _dataset(opened, self.dataset)
             if found is None:
                 raise OSError(f"there is no dataset {self.dataset} any more")
-            return np.asarray(found[rows, cols], dtype=self.dtype)
+            return np.asarray(read(found, rows, cols), dtype=self.dtype)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
@@ -152,8 +154,8 @@ def check_replaceable(path: str, dataset: str | None) -> None:
 def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
     """Write a file with one dataset, its space set aside in one piece, without data.
 
-    HDF5 allows one writing process, but such a dataset is plain bytes at an offset, and nothing else in the file
-    changes any more: the workers write there as into any file.
+    HDF5 allows one writing process. But such a dataset is plain bytes at an offset, and nothing else in the file
+    changes any more, so the workers write these bytes themselves.
     """
     if dtype.kind == "V":
         raise InputError(f"{output.path}: HDF5 files have no type {dtype}; write C to Zarr, or as another type")

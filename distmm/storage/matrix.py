@@ -95,7 +95,7 @@ class Matrix(ABC):
         return np.asarray(self[...], dtype=dtype)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Tell by what a changed matrix is recognised, as JSON; elements are not read for it.
+        """Return facts, as JSON, that differ once the matrix has changed; no elements are read.
 
         Formats add what they know: size and time of the file, or the hash of the metadata.
         """
@@ -108,9 +108,9 @@ class Matrix(ABC):
         return False
 
     def stamp(self) -> str | None:
-        """Tell by what any write to the files since is recognised; None where the store does not say.
+        """Return a hash that differs after any write to the files; None where the store does not tell.
 
-        It may change without a write, by a copy or a new name. `fingerprint` does not change then.
+        A copy or a rename may change it too. `fingerprint` does not change then.
         """
         return None
 
@@ -121,17 +121,17 @@ class Matrix(ABC):
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region, of steps 1, into parts of `most` bytes or less that threads may read at the same time.
 
-        None for what is better read in one go: compressed chunks, or by a library with a lock of its own.
+        None where one read is better: for compressed chunks, and for a library with a lock of its own.
         """
         return None
 
     def read_into(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Fill a block in C order with one of the `pieces`; to be followed, after the last one, by `check`."""
+        """Fill a block in C order with one of the `pieces`; call `check` after the last one."""
         with self._explained(rows, cols):
             self._fill(rows, cols, block)
 
     def check(self, rows: slice, cols: slice) -> None:
-        """Raise InputError if what was read of a region by `read_into` may not be of the matrix that was opened."""
+        """Raise InputError if `read_into` may have read a region from another matrix than the one that was opened."""
         with self._explained(rows, cols):
             self._check()
 
@@ -139,8 +139,8 @@ class Matrix(ABC):
     def _explained(self, rows: slice, cols: slice) -> Iterator[None]:
         """Say which region could not be read, and where.
 
-        The error of the library is in the text alone. Dask sends an error with those that it came from, and one that
-        cannot be restored, as Zarr's ArrayNotFoundError, would have the whole arrive as a mere Exception.
+        The library's error appears only in the text. Dask pickles an error together with its causes. If one of them
+        cannot be unpickled, as Zarr's ArrayNotFoundError cannot, the client gets a bare Exception instead.
         """
         try:
             yield
@@ -159,7 +159,7 @@ class Matrix(ABC):
         block[...] = self._read(rows, cols)
 
     def _check(self) -> None:
-        """Raise OSError if what was read may not be of this matrix; nothing where the reading itself tells."""
+        """Raise OSError if the data just read may be another matrix's; formats whose reads notice that do nothing."""
         return
 
     @abstractmethod
@@ -176,8 +176,8 @@ def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[sl
 def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice | int, ...]]:
     """Split a basic index into what storage reads and what is left to do in memory.
 
-    Storage formats know ascending slices only, so a descending slice is read upwards and turned round, and an integer
-    is read as one row or column and then dropped.
+    Storage formats take ascending slices only. So a descending slice is read in ascending order and reversed, and an
+    integer is read as one row or column, whose dimension is dropped.
 
     Returns
     -------
@@ -223,9 +223,10 @@ def modified(file: str) -> dict[str, Any]:
 
 
 def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Hash what a file system says of files when they change: times can be set back, but not that of the last change.
+    """Hash inode, size and times of files.
 
-    A file that takes the place of another has another number.
+    The time of modification can be set back; that of the last change (ctime) cannot. A file that replaces another one
+    has another inode.
     """
     found = hashlib.sha256()
     for name, facts in files:

@@ -12,7 +12,7 @@ from distmm.errors import InputError
 from distmm.storage.flat import FlatMatrix, FlatTarget
 from distmm.storage.matrix import check_dtype, check_shape, modified, stamp_of
 from distmm.storage.output import Output
-from distmm.storage.regular import check_regular
+from distmm.storage.regular_files import check_regular
 
 __all__ = ["NpyMatrix", "create", "reopen"]
 

@@ -69,7 +69,7 @@ class Output:
         return os.path.join(folder, f"{'.' * hidden}{stem}.{word}{suffix}")
 
     def commit(self) -> str:
-        """Give the draft its final name, which is on the disk then, and return it; can be repeated after a kill."""
+        """Give the draft its final name, sync that to the disk, and return it; it can be repeated after a kill."""
         old = f"{self.draft}.old"
         if not os.path.lexists(self.path):
             os.rename(self.draft, self.path)
@@ -79,14 +79,14 @@ class Output:
             os.replace(self.draft, self.path)
         elif exchange(self.draft, self.path):  # a folder cannot be renamed onto another one
             old = self.draft
-        else:  # the old one steps aside, and back if that fails
+        else:  # the old one is renamed, and renamed back if that fails
             os.rename(self.path, old)
             try:
                 os.rename(self.draft, self.path)
             except OSError:
                 os.rename(old, self.path)
                 raise
-        # The new name first: between the two, power may fail, and C has both names then rather than none.
+        # The new name is synced first: if power fails between the two, C has both names, not none.
         fsync(os.path.dirname(self.path))
         fsync(os.path.dirname(self.draft))
         if os.path.lexists(old):

@@ -1,4 +1,4 @@
-"""The files of a Zarr array: which of its chunks are there, and by what it is recognised that one has been written."""
+"""The files of a Zarr array: which chunks are there, and whether one has been written since."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from typing import Any, Self
 
 import numpy as np
 import zarr
+
+from distmm.storage.zarr_internals import chunk_names
 
 __all__ = ["Present", "files", "stamp_of_objects"]
 
@@ -44,7 +46,7 @@ class Present:
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
         """List the files that are there. Object stores are not listed: all of their files count as absent."""
         edges = stored.shards or stored.chunks
-        names = stored.metadata.encode_chunk_key((0, 0)).replace("0", "{}")
+        names = chunk_names(stored)
         high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
         there = set() if "://" in path else {inside for inside, _ in _entries(path)}
         absent = np.array([names.format(*at) not in there for at in itertools.product(range(high), range(wide))], bool)
@@ -85,7 +87,7 @@ def files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """List the same files; none is asked for its size, which would be a round trip each on a network's file system."""
+    """List the same files without their sizes, each of which costs a round trip on a network file system."""
     with os.scandir(folder) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             if entry.is_dir():

@@ -9,8 +9,8 @@ __all__ = ["hopeless", "summary"]
 
 Resource = dict[str, Any]
 
-# Reasons for which a container waits that are not cured by waiting. A registry that is down for a moment gives
-# ErrImagePull first and ImagePullBackOff only after a second failure.
+# Reasons of waiting containers that do not go away by themselves. A registry that is down for a moment gives
+# ErrImagePull first, and ImagePullBackOff only after a second failure.
 HOPELESS_WAITING = {
     "ImagePullBackOff": "its image cannot be pulled",
     "InvalidImageName": "its image has no valid name",
@@ -19,7 +19,7 @@ HOPELESS_WAITING = {
     "RunContainerError": "its container cannot be started",
 }
 
-# A worker that could not reach its scheduler yet ends and is started again once or twice; more is a fault of its own.
+# A worker that starts before its scheduler ends and is restarted, once or twice. More restarts are its own fault.
 MOST_RESTARTS = 3
 
 # Seconds for the operator to notice a job; it takes a few.
@@ -54,7 +54,7 @@ def hopeless(job: Resource, pods: list[Resource], events: list[Resource], waited
                 f"helm install --repo https://helm.dask.org --generate-name dask-kubernetes-operator"
             )
         return None
-    # Those of an earlier job of the same name stay for an hour. Times are ISO 8601 in UTC: they compare as text.
+    # Events of an earlier job of this name stay for an hour. Times are ISO 8601 in UTC: they compare as text.
     created = job["metadata"].get("creationTimestamp", "")
     events = [event for event in events if (event.get("lastTimestamp") or event.get("eventTime") or "~") >= created]
     return _refused(job["metadata"]["name"], events) or next(

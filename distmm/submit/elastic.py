@@ -7,20 +7,24 @@ is lost is asked for again. Where the whole allocation is wanted at once, and th
 from __future__ import annotations
 
 import os
+import re
 import shutil
-import subprocess
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dask
 from dask.utils import parse_bytes, parse_timedelta
+from pydantic import ValidationError
 
 from distmm.errors import InputError
-from distmm.submit import jobfile, pages
-from distmm.submit.schema import GPU_OPTIONS, Run, Slurm, Workers
-from distmm.tls import create, places, security
+from distmm.submit import dashboard_access, jobfile, slurm_queue
+from distmm.submit.schema import Run, Slurm, Workers
+from distmm.submit.slurm_queue import POLL_SECONDS
+from distmm.tls import certificate_paths, create, security
+from distmm.worker import gpu_worker_setup
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,9 +34,6 @@ __all__ = ["arguments", "connect", "start"]
 
 # Between two looks at the queue for nodes that are lost: one question to slurmctld, which serves the whole site.
 LOOK_SECONDS = 15.0
-
-# Slurm's commands try to reach slurmctld for 10 s (MessageTimeout), and then its backup.
-ANSWER_SECONDS = 60.0
 
 
 @contextmanager
@@ -57,11 +58,15 @@ def connect(
         run, machines, slurm = job.run, job.workers, job.slurm
     else:
         run, slurm = Run(), Slurm()
-        machines = Workers(
-            per_node=workers or 1, device="cpu" if device == "cpu" else "gpu", memory=memory_limit or Workers.memory
-        )
+        given = {"per_node": workers, "memory": memory_limit, "device": "cpu" if device == "cpu" else "gpu"}
+        try:
+            machines = Workers.model_validate({key: value for key, value in given.items() if value is not None})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            key, value = wrong["loc"][0], wrong["input"]
+            raise InputError(f"--cluster slurm: {key} {value!r} is not {jobfile.expected(wrong)}") from error
     switch = run.tls if tls == "none" else tls
-    certificates = places(switch, run.folder, run.name)
+    certificates = certificate_paths(switch, run.folder, run.name)
     if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
         create(certificates)
         switch = os.path.dirname(certificates["key"])
@@ -74,7 +79,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
 
     One process a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to each of 8 GPU
     workers. ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node.
-    What the job file leaves empty (partition, account) dask-jobqueue takes from its own configuration.
+    dask-jobqueue takes what the job file leaves empty (partition, account) from its own configuration.
     """
     gpu = workers.device == "gpu"
     dashboard = ":0" if run.dashboard == "all" else "127.0.0.1:0"
@@ -110,7 +115,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
     }
     if gpu:
         found["worker_command"] = "dask_cuda.cli"
-        found["worker_extra_args"] += GPU_OPTIONS
+        found["worker_extra_args"] += gpu_worker_setup.worker_options()
     if workers.transport == "ucx":
         found["protocol"] = "ucx"
     if security is not None:
@@ -140,7 +145,7 @@ def start(
     Raises
     ------
     InputError
-        Without dask-jobqueue or Slurm, and where no worker came in time.
+        Without dask-jobqueue or Slurm, for jobs that Slurm refuses or can never start, and where no worker came.
     """
     try:
         from dask_jobqueue import SLURMCluster
@@ -148,51 +153,86 @@ def start(
         raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
-    _check_slurm()
+    slurm_queue.check_answers()
     from distributed import Client
 
+    refusals: list[str] = []
+    made = arguments(run, workers, slurm, security) | {"job_cls": _reporting(SLURMCluster.job_cls, refusals)}
     with (
-        dask.config.set(pages.settings(run.dashboard, port="{port}")),
-        SLURMCluster(**arguments(run, workers, slurm, security)) as cluster,
+        dask.config.set(dashboard_access.settings(run.dashboard, port="{port}")),
+        SLURMCluster(**made) as cluster,
         Client(cluster) as client,
-        _kept(cluster, workers.nodes, run.restarts),
+        _replacing_lost_nodes(cluster, workers.nodes, run.restarts),
     ):
-        # Not adapt(): it retires workers as soon as tasks are few, with the blocks that they hold.
-        try:
-            cluster.scale(jobs=workers.nodes)
-            client.wait_for_workers(workers.count, timeout=timeout)
-        except RuntimeError as error:
-            raise InputError(f"Slurm refuses the workers' job: {error}") from error
-        except TimeoutError as error:
-            if not client.scheduler_info()["workers"]:
-                raise InputError(
-                    f"Slurm has started none of {workers.nodes} node(s) within {timeout:g} s: see squeue --me; "
-                    f"distmm submit waits in the queue instead"
-                ) from error
+        # Not adapt(): it retires workers, with the blocks that they hold, as soon as tasks are few.
+        cluster.scale(jobs=workers.nodes)
+        _wait(client, cluster, run, workers, timeout, refusals)
         yield client
 
 
-def _check_slurm() -> None:
-    """Refuse a Slurm that does not answer: dask-jobqueue would try again and again, and workers be waited for."""
-    asked = ["sinfo", "--noheader", "--format=%P"]
-    try:
-        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
-        said = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
-    except subprocess.TimeoutExpired:
-        said = f"no answer within {ANSWER_SECONDS:.0f} s"
-    if said:
-        raise InputError(
-            f"Slurm does not work here: {' '.join(asked)} says: {said}; is this a login node of a cluster, and is "
-            f"Slurm configured and running? Without it: --cluster local"
-        )
+def _reporting(job: Any, refusals: list[str]) -> Any:
+    """Return dask-jobqueue's class of jobs, which notes what sbatch said of a job that it refused.
+
+    dask-jobqueue submits in a callback of its event loop: there an error becomes a traceback in the log, and whoever
+    waits for the workers is not told.
+    """
+    from distributed.deploy.spec import ProcessInterface
+
+    class Job(job):  # type: ignore[misc]
+        async def start(self) -> None:
+            try:
+                await super().start()
+            except RuntimeError as error:
+                said = re.search(r"(?s)stderr:\n(.*\S)", str(error))
+                refusals.append(said[1].strip() if said else str(error))
+                await ProcessInterface.start(self)  # a job without a number is asked for again, as one that was lost
+
+    return Job
+
+
+def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: float, refusals: list[str]) -> None:
+    """Wait for all workers, at most `timeout` seconds.
+
+    Raises
+    ------
+    InputError
+        At once where Slurm refuses all jobs, where one can never start, and where one ends before any worker is there;
+        after `timeout` seconds if no worker has come.
+    """
+    ends = time.monotonic() + timeout
+    while True:
+        with suppress(TimeoutError):
+            client.wait_for_workers(workers.count, timeout=max(0.1, min(POLL_SECONDS, ends - time.monotonic())))
+            return
+        numbers = [job.job_id for job in dict(cluster.workers).values() if job.job_id]
+        queue = slurm_queue.entries(numbers) if numbers else []
+        there = bool(client.scheduler_info()["workers"])
+        reasons = [f"job {entry.number} can never start: {entry.reason}" for entry in queue if entry.can_never_start]
+        if not there:  # else another job is asked for, in place of one that has ended
+            log = run.folder if run.folder != Run().folder else "this folder"
+            reasons += [f"job {entry.number} {entry.end}; its log is in {log}" for entry in queue if entry.end]
+        if len(refusals) >= workers.nodes:  # a site may take some jobs of a user and refuse others
+            reasons.append(f"sbatch refuses: {refusals[0]}")
+        if reasons:
+            raise InputError(
+                f"{reasons[0]}. Each node is a job of its own, with {workers.per_node} worker(s), {workers.cpus} CPUs "
+                f"and {workers.memory} of memory: compare with sinfo, and change the job file's [workers] and [slurm]"
+            )
+        if time.monotonic() > ends:
+            if there:
+                return
+            raise InputError(
+                f"Slurm has started none of {workers.nodes} node(s) within {timeout:g} s: see squeue --me; "
+                f"distmm submit waits in the queue instead"
+            )
 
 
 @contextmanager
-def _kept(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
+def _replacing_lost_nodes(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
     """Ask again for nodes whose jobs have left the queue, at most `restarts` times in all.
 
-    Dask itself does so for adaptive clusters alone, and where a job has several workers not at all. A job that Slurm
-    has put back into the queue, or whose worker is being started again, is left to come back by itself.
+    Dask does so for adaptive clusters only, and never where a job has several workers. A job that Slurm has requeued,
+    or whose worker is being restarted, is left alone.
     """
     ended = threading.Event()
 
@@ -200,12 +240,10 @@ def _kept(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
         left = restarts
         while left and not ended.wait(LOOK_SECONDS):
             submitted = dict(cluster.workers)
-            queue = subprocess.run(
-                ["squeue", "--me", "--noheader", "--format=%A"], capture_output=True, text=True, check=False
-            )
-            if queue.returncode:  # slurmctld does not answer now
+            queue = slurm_queue.queued()
+            if queue is None:
                 continue
-            lost = [name for name, job in submitted.items() if job.job_id not in queue.stdout.split()][:left]
+            lost = [name for name, job in submitted.items() if job.job_id not in queue][:left]
             if lost:
                 left -= len(lost)
                 cluster.loop.add_callback(replace, lost)

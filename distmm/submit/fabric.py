@@ -1,6 +1,6 @@
 """Run on a node before workers start, to print protocol and interface to use.
 
-``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]``
+``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]``; batch scripts name this module.
 """
 
 from __future__ import annotations

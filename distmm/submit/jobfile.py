@@ -9,17 +9,26 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from distmm.errors import InputError
-from distmm.submit.schema import Job
+from distmm.submit.schema import Job, Table
 
 __all__ = ["Job", "load"]
 
+Places = dict[tuple[str, str], str]
+
 # A job file has some forty lines. The limit keeps a hostile one from costing time before it is looked at.
 MOST_BYTES = 64 * 1024
+
+TABLES: dict[str, Any] = {name: field.annotation for name, field in Job.model_fields.items()}
+
+# pydantic's names of the errors for values of another type, and what the value should have been.
+TYPES = {"string_type": "text in quotes", "int_type": "a whole number", "bool_type": "true or false"}
 
 
 def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
@@ -49,16 +58,15 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         line = re.search(r"at line (\d+)", str(error))
         raise InputError(f"{path}:{line[1] if line else 1}: not TOML: {error}") from error
-    source = Source(path, {place: f"{path}:{line}" for place, line in _lines(text).items()})
+    # Where each table, key "", and each key of a table was given.
+    places = {("", ""): str(path)} | {place: f"{path}:{line}" for place, line in _lines(text).items()}
     for change in changes:
-        _change(tables, source, change)
-    hints = get_type_hints(Job)
-    for name, table in tables.items():
-        if name not in hints or not isinstance(table, dict):
-            where = source.places.get((name, "")) or source.place("", name)
-            raise InputError(f"{where}: [{name}] is not a table of a job file; known are {', '.join(hints)}")
-    job = Job(**{name: _table(name, kind, tables.get(name, {}), source) for name, kind in hints.items()})
-    _check_together(job, source)
+        _change(tables, places, change)
+    tables.setdefault("product", {})
+    try:
+        job = Job.model_validate(tables)
+    except ValidationError as error:
+        raise InputError(_explained(error, places)) from error
     folder = path.resolve().parent
     if set(str(folder)) & set("\"\\'`") or not str(folder).isprintable():
         raise InputError(
@@ -66,18 +74,6 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
             f"batch scripts cannot hold; move the job file to another folder"
         )
     return _absolute(job, folder)
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where each table, key ``""``, and each key of a table was given."""
-
-    path: Path
-    places: dict[tuple[str, str], str]
-
-    def place(self, table: str, key: str) -> str:
-        """Return the place of a key, else of its table, else the file."""
-        return self.places.get((table, key)) or self.places.get((table, "")) or str(self.path)
 
 
 def _read(path: Path) -> str:
@@ -106,40 +102,51 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
     return lines
 
 
-def _change(tables: dict[str, Any], source: Source, change: str) -> None:
+def _change(tables: dict[str, Any], places: Places, change: str) -> None:
     """Set one key from the command line."""
     parts = re.fullmatch(r"(\w+)\.(\w+)=(.*)", change)
     if parts is None:
         raise InputError(f"--set {change}: write it as table.key=value, such as workers.nodes=4")
     table, name, value = parts.groups()
-    kind = get_type_hints(Job).get(table)
-    text = kind is not None and get_type_hints(kind).get(name) is str
-    plain = not text and re.fullmatch(r"-?[1-9]\d{0,14}|0|true|false", value)
+    field = TABLES[table].model_fields.get(name) if table in TABLES else None
+    is_text = field is not None and field.annotation is str
+    plain = not is_text and re.fullmatch(r"-?[1-9]\d{0,14}|0|true|false", value)
     entries = tables.setdefault(table, {})
     if isinstance(entries, dict):
         entries[name] = tomllib.loads(f"value = {value}")["value"] if plain else value
-    source.places[table, name] = f"--set {change}"
+    places[table, name] = f"--set {change}"
 
 
-def _table(name: str, kind: type, entries: dict[str, Any], source: Source) -> Any:
-    """Check one table against its class."""
-    known, hints = {f.name: f for f in fields(kind)}, get_type_hints(kind)
-    for entry, value in entries.items():
-        place = source.place(name, entry)
-        if entry not in known:
-            raise InputError(f"{place}: [{name}] has no key {entry!r}; known are {', '.join(known)}")
-        if type(value) is not hints[entry]:
-            word = {str: "text in quotes", int: "a whole number", bool: "true or false"}[hints[entry]]
-            raise InputError(f"{place}: {entry} = {_short(value)} is not {word}")
-        check = known[entry].metadata["check"]
-        # The default itself, mostly an empty text, is what leaving the key out means.
-        wrong = check(value) if check and value != known[entry].default else None
-        if wrong:
-            raise InputError(f"{place}: {entry} = {_short(value)} is not {wrong}")
-    missing = [entry for entry, f in known.items() if entry not in entries and f.default is MISSING]
-    if missing:
-        raise InputError(f"{source.place(name, '')}: [{name}] lacks {', '.join(missing)}")
-    return kind(**entries)
+def _explained(error: ValidationError, places: Places) -> str:
+    """Say where the first thing is that is wrong, and what should be there."""
+    first, *others = error.errors(include_url=False)
+    kind, at = first["type"], tuple(map(str, first["loc"]))
+    if not at:  # values that exclude each other: the type names the key
+        return f"{_place(places, *kind.split('.'))}: {first['msg']}"
+    table, key = (*at, "")[:2]
+    place = _place(places, table, key)
+    if table not in TABLES or not key:
+        place = places.get((table, "")) or _place(places, "", table)
+        return f"{place}: [{table}] is not a table of a job file; known are {', '.join(TABLES)}"
+    if kind == "extra_forbidden":
+        return f"{place}: [{table}] has no key {key!r}; known are {', '.join(TABLES[table].model_fields)}"
+    if kind == "missing":
+        missing = [str(one["loc"][1]) for one in (first, *others) if one["type"] == kind and one["loc"][0] == table]
+        return f"{place}: [{table}] lacks {', '.join(missing)}"
+    return f"{place}: {key} = {_short(first['input'])} is not {expected(first)}"
+
+
+def _place(places: Places, table: str, key: str) -> str:
+    """Return the place of a key, else of its table, else the file."""
+    return places.get((table, key)) or places.get((table, "")) or places["", ""]
+
+
+def expected(error: ErrorDetails) -> str:
+    """Say what the value of a key should have been."""
+    facts = error.get("ctx", {})
+    if error["type"] == "literal_error":
+        return f"one of {facts['expected']}".replace(" or ", ", ").replace("'", "")
+    return TYPES.get(error["type"]) or str(facts["error"])
 
 
 def _short(value: Any) -> str:
@@ -147,30 +154,13 @@ def _short(value: Any) -> str:
     return shown if len(shown) <= 60 else f"{shown[:57]}..."
 
 
-def _check_together(job: Job, source: Source) -> None:
-    """Refuse values that exclude each other."""
-    if job.seconds("grace") >= job.seconds("walltime"):
-        raise InputError(
-            f"{source.place('run', 'grace')}: grace = {job.run.grace} leaves nothing of walltime = {job.run.walltime}; "
-            f"a tenth of it is usual"
-        )
-    if job.run.tls != "none" and job.workers.transport == "ucx":
-        raise InputError(
-            f"{source.place('run', 'tls')}: UCX is not encrypted; leave out transport = 'ucx' (TLS over TCP is used) "
-            f"or tls"
-        )
-
-
 def _absolute(job: Job, folder: Path) -> Job:
     """Let relative paths start at the job file's folder."""
 
-    def absolute(path: str) -> str:
-        return path if "://" in path else str(folder / path)
+    def moved(table: Table, *keys: str) -> Table:
+        paths = {key: getattr(table, key) for key in keys}
+        found = {key: path if "://" in path else str(folder / path) for key, path in paths.items()}
+        return table.model_copy(update=found)
 
-    p, run = job.product, job.run
-    tls = run.tls if run.tls in ("none", "temporary") else absolute(run.tls)
-    return replace(
-        job,
-        product=replace(p, a=absolute(p.a), b=absolute(p.b), c=absolute(p.c)),
-        run=replace(run, folder=absolute(run.folder), tls=tls),
-    )
+    own = () if job.run.tls in ("none", "temporary") else ("tls",)
+    return job.model_copy(update={"product": moved(job.product, *"abc"), "run": moved(job.run, "folder", *own)})

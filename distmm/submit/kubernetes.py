@@ -43,7 +43,8 @@ def submit(job: Job) -> None:
         tls.check(certificates)
     _make_way(job)
     _kubectl(job, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
-    left = [policy]  # once more, as the job's own; it had to be there before the first pod
+    # The policy had to be there before the first pod. It is applied again with the job as its owner.
+    left = [policy]
     if certificates is not None:  # pods wait for it
         contents = {what: Path(path).read_text() for what, path in certificates.items()}
         left.append(manifests.secret(job, contents))
@@ -103,7 +104,7 @@ def follow(job: Job, say: Say) -> int:
             for line in lines[shown:]:
                 say(line)
             shown = len(lines)
-        # The pod itself, not the operator's word for it: that can stay Running (dask-kubernetes issue 975).
+        # The pod's own state: the operator's may stay Running (dask-kubernetes issue 975).
         if (code := _ended(runner)) is not None:
             return code
         events = _get(job, "events")["items"]

@@ -14,9 +14,10 @@ from dask.utils import parse_bytes, parse_timedelta
 
 from distmm import tls
 from distmm.errors import InputError
-from distmm.submit import pages
-from distmm.submit.schema import GPU_OPTIONS, Job
+from distmm.submit import dashboard_access
+from distmm.submit.schema import Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
+from distmm.worker import gpu_worker_setup
 
 __all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
 
@@ -60,7 +61,7 @@ def job(job: Job) -> list[Manifest]:
     command += ["--overwrite"] if product.overwrite else []
     runner = {
         **_pod(job, "client", command, SMALL),
-        # An error in the job file does not go away by itself: what can be resumed is submitted again.
+        # No restarts: an error in the job file stays, and a stopped job is submitted again.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.seconds("grace"),
         **_steady(job),
@@ -77,7 +78,7 @@ def cluster(job: Job) -> list[Manifest]:
 
 def certificates(job: Job) -> tls.Certificates | None:
     """Say where the certificates of a job are on this machine; None without TLS."""
-    return tls.places(job.run.tls, job.run.folder, job.run.name)
+    return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
 
 
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
@@ -88,7 +89,7 @@ def secret(job: Job, contents: dict[str, str]) -> Manifest:
 
 
 def owned(manifest: Manifest, job: Job, uid: str) -> Manifest:
-    """Return a manifest of what is removed with its owner, the DaskJob of that uid."""
+    """Return a manifest with the DaskJob of this uid as its owner, with which Kubernetes removes it."""
     owner = {"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": uid}
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
@@ -99,7 +100,7 @@ def dump(manifests: list[Manifest]) -> str:
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Repeats what occurs twice: anchors are hard to read in manifests."""
+    """Writes values that occur twice in full: anchors are hard to read in manifests."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -111,7 +112,7 @@ def _metadata(job: Job) -> Manifest:
 
 
 def _protocol(job: Job) -> str:
-    """UCX only where it was asked for: it does not pass every cluster's network of services."""
+    """Return the protocol: UCX only on request, as the network of services may not carry it."""
     return "tls" if job.run.tls != "none" else "ucx" if job.workers.transport == "ucx" else "tcp"
 
 
@@ -126,7 +127,7 @@ def _cluster_spec(job: Job) -> Manifest:
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
     worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
     if gpu:
-        worker += GPU_OPTIONS
+        worker += gpu_worker_setup.worker_options()
     else:
         worker += ["--nworkers", str(workers.per_node)]
     node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}
@@ -139,7 +140,7 @@ def _cluster_spec(job: Job) -> Manifest:
             "service": {
                 "type": "ClusterIP",
                 "selector": selector,
-                # By name: the operator's schema takes no number here.
+                # Ports by name: the operator's schema takes no number here.
                 "ports": [
                     {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
                     for name, port in SCHEDULER_PORTS.items()
@@ -166,7 +167,7 @@ def _pod(
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
         "OPENBLAS_NUM_THREADS": threads,
-        **pages.environment(job.run.dashboard),
+        **dashboard_access.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]

@@ -1,6 +1,6 @@
-"""The first thing that a batch job's client does: wait for its workers, say where the dashboard is, become the product.
+"""What the client of a batch job runs first: it waits for the workers, names the dashboard, and runs the product.
 
-``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``
+``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``; batch scripts and manifests name this module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import NoReturn
 import dask
 
 from distmm.errors import DistmmError, InputError
-from distmm.submit import pages
+from distmm.submit import dashboard_access
 
 __all__ = ["wait"]
 
@@ -78,7 +78,8 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
 
 
 def _dashboard(port: int) -> str:
-    if pages.INFO not in dask.config.get("distributed.scheduler.http.routes"):  # the same here as for the scheduler
+    # The batch script exports the same configuration to this process and to the scheduler.
+    if dashboard_access.INFO not in dask.config.get("distributed.scheduler.http.routes"):
         return "no dashboard"
     if "SLURM_JOB_ID" not in os.environ:
         return f"dashboard on port {port}"

@@ -1,123 +1,126 @@
-"""What a job file may say: a table a class, a key a field, each with its check and its default."""
+"""The schema of a job file: a table is a pydantic model, a key is a field with its type, its check and its default."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from contextlib import suppress
+from typing import Annotated, Any, Literal, Self
 
 from dask.utils import parse_bytes, parse_timedelta
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError
 
-__all__ = ["GPU_OPTIONS", "GPU_THREADS", "Job", "Kubernetes", "Product", "Run", "Slurm", "Workers"]
+from distmm.planning.precision import Precision
+from distmm.worker import gpu_worker_setup
 
-# Tasks at a time on a GPU: one product runs, the next is queued behind it without a gap, and the third brings blocks.
-GPU_THREADS = 3
-
-# Of ``dask cuda worker``: a pool of most of the GPU's memory, which a worker that replaces another one waits for.
-GPU_OPTIONS = (
-    *("--rmm-pool-size", "0.8"),
-    *("--set-rmm-allocator-for-libs", "cupy"),
-    *("--device-memory-limit", "0"),
-    *("--preload", "distmm.worker.gpu_memory"),
-)
-
-Check = Callable[[Any], str | None]  # says what a value should have been, None for a good one
+__all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Table", "Workers"]
 
 
-def _matching(pattern: str, what: str) -> Check:
-    return lambda value: None if re.fullmatch(pattern, value) else what
+def _check(holds: Callable[[Any], object], what: str) -> AfterValidator:
+    """Refuse a value for which a test does not hold or cannot be made; `what` ends "KEY = VALUE is not ..."."""
+
+    def checked(value: Any) -> Any:
+        with suppress(ValueError):
+            if holds(value):
+                return value
+        raise ValueError(what)
+
+    return AfterValidator(checked)
 
 
-def _one_of(*choices: str) -> Check:
-    return lambda value: None if value in choices else f"one of {', '.join(choices)}"
+def _matching(pattern: str, what: str) -> AfterValidator:
+    return _check(re.compile(pattern).fullmatch, what)
 
 
-def _at_least(least: int, most: int = 100_000) -> Check:
-    return lambda value: None if least <= value <= most else f"a number from {least} to {most}"
+def _from(least: int, most: int = 100_000) -> AfterValidator:
+    return _check(lambda value: least <= value <= most, f"a number from {least} to {most}")
 
 
-def _path(value: str) -> str | None:
-    """Refuse what could be read as an option or an expansion, and ways out of the folder that is named."""
-    if not value or value[0] in "-~" or not value.isprintable() or set(value) & set("\"\\'`"):
-        return "a path of printable characters without quotes or backslashes, that starts with neither - nor ~"
-    return "a path without .. (write it as an absolute path)" if ".." in re.split(r"[/\\:]", value) else None
+def _is_safe(path: str) -> bool:
+    """Whether no program or shell can read a path as an option or an expansion, and it does not lead upwards."""
+    return bool(
+        re.match("[^-~]", path)
+        and path.isprintable()
+        and not set(path) & set("\"\\'`")
+        and ".." not in re.split(r"[/\\:]", path)
+    )
 
 
-def _parsed(parse: Callable[[str], float], least: float, what: str) -> Check:
-    def check(value: str) -> str | None:
-        try:
-            return None if parse(value) >= least else what
-        except ValueError:
-            return what
-
-    return check
-
-
-PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"
+PATH_RULE = "a path of printable characters without .., quotes, backslashes, or - or ~ at its start: write it absolute"
 NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # a DNS label, a Slurm job name and a file name at once
-_name = _matching(NAME, "a name of at most 40 lower-case letters, digits and -, that starts with a letter")
-_size = _parsed(parse_bytes, 2**20, "a size of a megabyte or more, such as 480GB")
-_duration = _parsed(parse_timedelta, 1, "a time such as 90m or 12h")
-_word = _matching(r"[A-Za-z0-9_.,:+-]{1,200}", "letters, digits and _ . , : + - only")
-_constraint = _matching(r"[A-Za-z0-9_.,:*&|()\[\]-]{1,200}", "an expression of node features, without spaces")
-_image = _matching(r"[a-z0-9][A-Za-z0-9._:/@-]{0,400}", "an image such as registry/distmm:1.0 or distmm@sha256:...")
-_label = _matching(r"([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]*", "a label such as pool=gpu")
+NAME_RULE = "a name of at most 40 lower-case letters, digits and -, that starts with a letter"
+PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"
+NODES = r"[A-Za-z0-9_.,:*&|()\[\]-]{0,200}"
+IMAGE = r"[a-z0-9][A-Za-z0-9._:/@-]{0,400}"
+LABEL = r"|([A-Za-z0-9.-]+/)?[A-Za-z0-9._-]+=[A-Za-z0-9._-]*"
+
+# Where a pattern allows an empty text, that means the same as leaving the key out.
+Path = Annotated[str, _check(_is_safe, PATH_RULE)]
+Name = Annotated[str, _matching(NAME, NAME_RULE)]
+NameOrNone = Annotated[str, _matching(f"|{NAME}", NAME_RULE)]
+Size = Annotated[str, _check(lambda text: parse_bytes(text) >= 2**20, "a size of a megabyte or more, such as 480GB")]
+Duration = Annotated[str, _check(lambda text: parse_timedelta(text) >= 1, "a time such as 90m or 12h")]
+Word = Annotated[str, _matching(r"[A-Za-z0-9_.,:+-]{0,200}", "letters, digits and _ . , : + - only")]
+Constraint = Annotated[str, _matching(NODES, "an expression of node features, without spaces")]
+Image = Annotated[str, _matching(IMAGE, "an image such as registry/distmm:1.0 or distmm@sha256:...")]
+Label = Annotated[str, _matching(LABEL, "a label such as pool=gpu")]
+Kernel = Annotated[str, _matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them")]
+Blocks = Annotated[str, _matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192")]
+Plan = Annotated[str, _matching(PLAN, "a plan as distmm plan says it, such as g2x1x1 b8192x8192x8192 p1 w1 l2")]
+Interface = Annotated[str, _matching(r"[A-Za-z0-9_.-]{0,15}", "a network interface such as ib0")]
 
 
-def key(check: Check | None = None, default: Any = None) -> Any:
-    """Define one key of a table; without a default it is required."""
-    metadata = {"check": check}
-    return field(metadata=metadata) if default is None else field(default=default, metadata=metadata)
+class Table(BaseModel):
+    """What all tables have in common: no unknown keys, no conversion of types, no changes afterwards."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(Table):
     """``[product]``: what to compute; the options of ``distmm multiply``. Relative paths start at the job file."""
 
-    a: str = key(_path)
-    b: str = key(_path)
-    c: str = key(_path)
-    transa: bool = key(default=False)
-    transb: bool = key(default=False)
-    overwrite: bool = key(default=False)  # start over each time that the job is submitted
-    precision: str = key(_one_of("highest", "high", "medium", "ieee"), "highest")
-    check: str = key(_one_of("freivalds", "full", "none"), "freivalds")
-    kernel: str = key(_matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them"), "")
-    blocks: str = key(_matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192"), "")
-    plan: str = key(_matching(PLAN, "a plan as distmm plan says it, such as g2x1x1 b8192x8192x8192 p1 w1 l2"), "")
+    a: Path
+    b: Path
+    c: Path
+    transa: bool = False
+    transb: bool = False
+    overwrite: bool = False  # start over each time that the job is submitted
+    precision: Precision = "highest"
+    check: Literal["freivalds", "full", "none"] = "freivalds"
+    kernel: Kernel = ""
+    blocks: Blocks = ""
+    plan: Plan = ""
 
 
-@dataclass(frozen=True)
-class Run:
+class Run(Table):
     """``[run]``: the job itself, whatever runs it."""
 
-    name: str = key(_name, "distmm")
-    # On this machine there are no allocations: walltime, grace and restarts say nothing there.
-    walltime: str = key(_duration, "1h")  # of one allocation; the job goes on in the next
-    grace: str = key(_duration, "5m")  # the job is stopped this long before its walltime
-    restarts: int = key(_at_least(0), 100)
-    folder: str = key(_path, ".")  # for logs, scheduler file and certificates; all nodes must see it
-    tls: str = key(_path, "none")  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
-    dashboard: str = key(_one_of("localhost", "all", "none"), "localhost")  # who can open the pages of a submitted job
+    name: Name = "distmm"
+    # On this machine there are no allocations: walltime, grace and restarts mean nothing there.
+    walltime: Duration = "1h"  # of one allocation; the job goes on in the next
+    grace: Duration = "5m"  # the job is stopped this long before its walltime
+    restarts: Annotated[int, _from(0)] = 100
+    folder: Path = "."  # for logs, scheduler file and certificates; all nodes must see it
+    tls: Path = "none"  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
+    dashboard: Literal["localhost", "all", "none"] = "localhost"  # who can open the pages of a submitted job
 
 
-@dataclass(frozen=True)
-class Workers:
+class Workers(Table):
     """``[workers]``: machines. One worker a GPU; on CPU nodes, ``per_node`` workers with one thread each."""
 
-    nodes: int = key(_at_least(1), 1)
-    per_node: int = key(_at_least(1, 1024), 1)
-    device: str = key(_one_of("gpu", "cpu"), "gpu")
-    cpus: int = key(_at_least(1), 8)  # of a node
-    memory: str = key(_size, "64GB")  # of a node
-    transport: str = key(_one_of("auto", "ucx", "tcp"), "auto")
-    interface: str = key(_matching(r"[A-Za-z0-9_.-]{0,15}", "a network interface such as ib0"), "")
+    nodes: Annotated[int, _from(1)] = 1
+    per_node: Annotated[int, _from(1, 1024)] = 1
+    device: Literal["gpu", "cpu"] = "gpu"
+    cpus: Annotated[int, _from(1)] = 8  # of a node
+    memory: Size = "64GB"  # of a node
+    transport: Literal["auto", "ucx", "tcp"] = "auto"
+    interface: Interface = ""
 
     @property
     def threads(self) -> int:
         """Tasks at a time on one worker."""
-        return GPU_THREADS if self.device == "gpu" else 1
+        return gpu_worker_setup.THREADS if self.device == "gpu" else 1
 
     @property
     def count(self) -> int:
@@ -131,36 +134,33 @@ class Workers:
         return (total - min(total // 10, 8 * 10**9)) // self.per_node
 
 
-@dataclass(frozen=True)
-class Slurm:
+class Slurm(Table):
     """``[slurm]``: options of sbatch; empty ones are left to the site."""
 
-    partition: str = key(_word, "")
-    account: str = key(_word, "")
-    qos: str = key(_word, "")
-    reservation: str = key(_word, "")
-    constraint: str = key(_constraint, "")
-    gres: str = key(_word, "")  # instead of gpu:<per_node>, such as gpu:h200:8
-    exclusive: bool = key(default=False)
+    partition: Word = ""
+    account: Word = ""
+    qos: Word = ""
+    reservation: Word = ""
+    constraint: Constraint = ""
+    gres: Word = ""  # instead of gpu:<per_node>, such as gpu:h200:8
+    exclusive: bool = False
 
 
-@dataclass(frozen=True)
-class Kubernetes:
+class Kubernetes(Table):
     """``[kubernetes]``: where pods run and what they mount."""
 
-    namespace: str = key(_name, "default")
-    image: str = key(_image, "distmm:0.1.0")
-    claim: str = key(_name, "")  # PersistentVolumeClaim with the matrices
-    mount: str = key(_path, "/data")  # where pods see it
-    secret: str = key(_name, "")  # Secret whose entries become environment variables: an object store's keys
-    service_account: str = key(_name, "")
-    spot: str = key(_label, "")  # label and taint of nodes that may be taken away: workers run there too
-    node_label: str = key(_label, "")  # nodes for the workers
-    start_timeout: str = key(_duration, "10m")  # for pods that no node can take
+    namespace: Name = "default"
+    image: Image = "distmm:0.1.0"
+    claim: NameOrNone = ""  # PersistentVolumeClaim with the matrices
+    mount: Path = "/data"  # where pods see it
+    secret: NameOrNone = ""  # Secret whose entries become environment variables: an object store's keys
+    service_account: NameOrNone = ""
+    spot: Label = ""  # label and taint of nodes that may be taken away: workers run there too
+    node_label: Label = ""  # nodes for the workers
+    start_timeout: Duration = "10m"  # for pods that no node can take
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Table):
     """A checked job file.
 
     Attributes
@@ -170,17 +170,29 @@ class Job:
     """
 
     product: Product
-    run: Run = field(default_factory=Run)
-    workers: Workers = field(default_factory=Workers)
-    slurm: Slurm = field(default_factory=Slurm)
-    kubernetes: Kubernetes = field(default_factory=Kubernetes)
+    run: Run = Run()
+    workers: Workers = Workers()
+    slurm: Slurm = Slurm()
+    kubernetes: Kubernetes = Kubernetes()
 
-    def seconds(self, key: str) -> int:
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        """Refuse values that exclude each other; the error's type is the key at which it is reported."""
+        if self.seconds("grace") >= self.seconds("walltime"):
+            facts = {"grace": self.run.grace, "walltime": self.run.walltime}
+            message = "grace = {grace} leaves nothing of walltime = {walltime}; a tenth of it is usual"
+            raise PydanticCustomError("run.grace", message, facts)
+        if self.run.tls != "none" and self.workers.transport == "ucx":
+            message = "UCX is not encrypted; leave out transport = 'ucx' (TLS over TCP is used) or tls"
+            raise PydanticCustomError("run.tls", message)
+        return self
+
+    def seconds(self, key: Literal["walltime", "grace"]) -> int:
         """Return ``[run]`` ``walltime`` or ``grace`` in seconds."""
         return int(parse_timedelta(getattr(self.run, key)))
 
     def command(self) -> list[str]:
-        """Return the arguments of ``distmm`` that compute the product, or go on with it, without those that say where.
+        """Return the arguments of ``distmm`` that compute the product or resume it, without the cluster's options.
 
         ``--overwrite`` is not among them: it starts over, which is for the first start of a job only.
         """

@@ -12,25 +12,10 @@ from pathlib import Path
 from distmm import tls
 from distmm.errors import InputError
 from distmm.submit.schema import Job
+from distmm.submit.slurm_queue import ENDED, NEVER, POLL_SECONDS
 from distmm.submit.slurm_script import RESUMABLE, render
 
 __all__ = ["follow", "submit"]
-
-# Each look is one question to slurmctld, which serves the whole site.
-POLL_SECONDS = 2.0
-
-# Reasons for which a pending job never starts, whatever is freed (squeue, JOB REASON CODES): what it asks for is not
-# there or not allowed, or is more than any one job may have.
-NEVER = re.compile(
-    "AccountNotAllowed|BadConstraints|InvalidAccount|InvalidQOS|PartitionConfig|PartitionInactive|PartitionNodeLimit|"
-    r"PartitionTimeLimit|QOSNotAllowed|ReservationDeleted|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
-)
-
-# States in which a job has ended (squeue, JOB STATE CODES); some twenty others come and go before.
-ENDED = {
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
-    "PREEMPTED", "REVOKED", "TIMEOUT",
-}  # fmt: skip
 
 Say = Callable[[str], None]
 
@@ -51,7 +36,7 @@ def submit(job: Job, *, python: str | None = None) -> str:
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
     folder = Path(job.run.folder)
-    certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
+    certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +99,7 @@ def follow(job: Job, number: str, say: Say) -> int:
 
 
 def _exit_code(state: str, pair: str) -> int:
-    """Make one code of Slurm's state and its ``code:signal``."""
+    """Return one exit code for Slurm's state and its ``code:signal``."""
     code = int(pair.split(":")[0])
     if state == "COMPLETED":
         return code

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from dask.utils import parse_bytes
 
 from distmm import tls
-from distmm.submit import pages
-from distmm.submit.schema import GPU_OPTIONS, Job
+from distmm.submit import dashboard_access
+from distmm.submit.schema import Job
+from distmm.worker import gpu_worker_setup
 
 __all__ = ["render"]
 
@@ -19,10 +20,10 @@ SCRIPT = """\
 #!/bin/bash
 {directives}
 
-# One allocation: srun starts the scheduler, the workers and the client in it. Before the walltime (or a preemption)
-# Slurm sends USR1 to this script alone, which stops the client; the client keeps all finished blocks and
-# exits with 75, and the job requeues itself until C is done. scancel ends it for good, with all finished blocks kept:
-# submit it again to go on.
+# One allocation, in which srun starts the scheduler, the workers and the client. Before the walltime (or a preemption)
+# Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
+# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
+# it again to go on.
 set -uo pipefail
 umask 077
 python={python}
@@ -30,13 +31,13 @@ folder={folder}
 run=$folder/{name}-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
 scheduler_file=$run.scheduler.json
 
-# Stealing ignores placement, and all tasks of a dead worker are suspects (Dask's limit is 3).
+# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING__DISTRIBUTED=warning
 export OMP_NUM_THREADS={threads} OPENBLAS_NUM_THREADS={threads} MKL_NUM_THREADS={threads} NUMBA_NUM_THREADS={threads}
 {exports}
-# UCX where GPUs and its Python package are there, TCP elsewhere; InfiniBand's interface where there is one.
+# UCX if there are GPUs and its Python package, else TCP; the InfiniBand interface if there is one.
 fabric=$("$python" -m distmm.submit.fabric {fabric}) || exit 2
 read -r protocol interface <<<"$fabric"
 network=(--protocol "$protocol" ${{interface:+--interface "$interface"}})
@@ -56,7 +57,7 @@ srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-t
     {worker_options} &
 workers=$!
 
-# Waits until {count} worker(s) are there, prints how to reach the dashboard, and becomes the product.
+# Waits for {count} worker(s), prints how to reach the dashboard, and then runs the product.
 "${{one[@]}}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
     {command} --cluster "$scheduler_file"{overwrite} &
 client=$!
@@ -64,35 +65,35 @@ client=$!
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() {{ kill -0 "$1" 2>/dev/null; }}
-# To the step itself: srun answers a TERM of its own by killing what it started.
+# TERM goes to the step itself: srun would kill what it started.
 stop_client() {{
     step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {{print $2}}')
     [ -n "$step" ] || return
-    scancel --signal=TERM "$step" 2>/dev/null    # reports an error even where it signalled; a second TERM would kill
+    scancel --signal=TERM "$step" 2>/dev/null    # fails even if it has signalled; a second TERM would kill
     stopped=yes
 }}
 
-# Until the first of them ends: without scheduler or workers the client would wait for ever.
+# Waits until the first of them ends: without scheduler or workers the client would wait for ever.
 stopped=
 while alive "$client" && alive "$workers" && alive "$scheduler"; do
     if [ -n "$warned" ] && [ -z "$stopped" ]; then
         stop_client
     fi
-    sleep 1 & wait $!    # in the background, or the signal would be heard a second late
+    sleep 1 & wait $!    # in the background, so that a signal interrupts the wait
 done
 lost=
 if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
     echo "distmm: the $lost ended before the product; why is said above"
 fi
-scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all steps that are left; there may be none
+scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all remaining steps, if any
 wait "$client"
 code=$?
 [ -z "$lost" ] || code={resumable}
 wait "$workers" "$scheduler"
 rm -f "$scheduler_file"
 
-# A job that is preempted with a time of grace gets TERM in all steps, and would not come back if it ended by itself.
+# A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
 preempted() {{
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
@@ -129,10 +130,10 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         Text for ``sbatch``. Every value that comes from the job file is quoted.
     """
     workers, gpu = job.workers, job.workers.device == "gpu"
-    certificates = tls.places(job.run.tls, job.run.folder, job.run.name)
+    certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     address = {"localhost": "127.0.0.1:0", "all": ":0", "none": "127.0.0.1:0"}[job.run.dashboard]
     no_pages = "--no-dashboard " if job.run.dashboard == "none" else ""
-    variables = {**pages.environment(job.run.dashboard), **tls.environment(certificates)}
+    variables = {**dashboard_access.environment(job.run.dashboard), **tls.environment(certificates)}
     exports = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
     return SCRIPT.format(
         directives="\n".join(_directives(job)),
@@ -152,11 +153,11 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         worker="cuda worker" if gpu else "worker",
         worker_threads=workers.threads,
         memory=workers.memory_each,
-        worker_options=(shlex.join(GPU_OPTIONS) if gpu else f"--nworkers {workers.per_node}"),
+        worker_options=(shlex.join(gpu_worker_setup.worker_options()) if gpu else f"--nworkers {workers.per_node}"),
         count=workers.count,
         patience=PATIENCE_SECONDS,
         command=_command(job),
-        # A restart goes on with what the first start has left.
+        # Only the first start begins anew; a restart resumes.
         overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
         restarts=job.run.restarts,

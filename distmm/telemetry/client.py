@@ -1,4 +1,7 @@
-"""The client's side of telemetry: start it, ask how far a product is, fetch all that is known of it."""
+"""The client's side of telemetry: start it, ask how far a product is, fetch its record.
+
+The first product on a cluster starts it. Where it does not start, or fails later, products go on without it.
+"""
 
 from __future__ import annotations
 
@@ -6,25 +9,30 @@ from distributed import Client, Scheduler
 
 from distmm.all_workers import everywhere
 from distmm.telemetry import worker
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["bytes_moved", "figures", "install", "read"]
+__all__ = ["bytes_moved", "figures", "figures_on", "install", "read"]
 
 
 def install(client: Client) -> None:
-    """Start telemetry on a cluster; nothing happens where it is there already."""
-    client.register_plugin(Telemetry())
+    """Start telemetry on a cluster, unless it runs there already. A failure is logged, and not raised."""
+    with tolerated("telemetry"):
+        client.register_plugin(Telemetry())
 
 
 def bytes_moved(client: Client) -> int:
-    """Bytes of blocks that workers have received from one another since `install`, which the first call does."""
+    """Bytes of blocks that workers have received from one another since `install`, which the first call does.
+
+    0 for workers without telemetry.
+    """
     install(client)
     return sum(everywhere(client, worker.received_bytes).values())
 
 
 def figures(client: Client, product: str) -> Figures | None:
-    """How far a product is; None for one that the scheduler does not know.
+    """Return how far a product is; None for one that the scheduler does not know, and without telemetry.
 
     Parameters
     ----------
@@ -34,14 +42,22 @@ def figures(client: Client, product: str) -> Figures | None:
     """
 
     def ask(dask_scheduler: Scheduler) -> Figures | None:
-        telemetry = dask_scheduler.plugins.get(Telemetry.name)
-        return telemetry.figures(product) if telemetry else None
+        return figures_on(dask_scheduler, product)
 
     return client.run_on_scheduler(ask)  # type: ignore[no-any-return]
 
 
+def figures_on(scheduler: Scheduler, product: str) -> Figures | None:
+    """Return what `figures` does. Runs on the scheduler."""
+    telemetry = scheduler.plugins.get(Telemetry.name)
+    with tolerated("the progress of products"):
+        if telemetry is not None:
+            return telemetry.figures(product)  # type: ignore[no-any-return]
+    return None
+
+
 def read(client: Client, product: str) -> Record | None:
-    """Everything that is known of a product, with the latest figures of all workers; None for an unknown one."""
+    """Return the record of a product, with the latest figures of all workers; None for one that is not known."""
     statements = client.run(worker.statement, on_error="ignore")
 
     def ask(dask_scheduler: Scheduler) -> Record | None:

@@ -1,7 +1,7 @@
-"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its panes for the labextension.
+"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its plots for JupyterLab.
 
-It is there wherever `distmm.telemetry.scheduler.Telemetry` is: from a client's first product on, or from the start
-with ``dask scheduler --preload distmm.telemetry.preload``.
+`distmm.telemetry.scheduler.Telemetry` adds them: with a client's first product, or from the start with
+``dask scheduler --preload distmm.telemetry.preload``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
-from tornado.ioloop import IOLoop
 
-from distmm.telemetry import theme, units
+from distmm.telemetry import dashboard_server, theme, units
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -25,10 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
-PAGE = "/distmm"
-PANES = {"/individual-distmm-blocks": "blocks"} | {
-    f"/individual-distmm-{quantity}": quantity for quantity in ("rate", "memory", "transfers")
-}
+# The figures of the page, each of which is a plot of its own for JupyterLab too.
+PLOTS = ("blocks", "rate", "memory", "transfers")
 
 # Milliseconds between two updates, and with more workers than `MANY`: a page of 256 workers is 60 kB an update.
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
@@ -38,44 +35,9 @@ SHOWN_INCIDENTS = 4
 
 
 def install(scheduler: Scheduler) -> None:
-    """Add page and panes to a scheduler's dashboard; nothing happens where it has none, or has them already."""
-    server = getattr(scheduler, "http_application", None)
-    if server is None or not server.applications:
-        return  # before Bokeh is imported, which takes a second
-    try:
-        from bokeh.server.tornado import BokehTornado
-        from distributed.dashboard.core import BokehApplication
-        from distributed.dashboard.scheduler import template_variables
-    except ImportError:
-        return  # Bokeh is not there, or too old for Dask: then there is no dashboard
-    dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
-    if not dashboards or any(PAGE in app.app_paths for app in dashboards):
-        return
-    documents: dict[str, Callable[..., None]] = {PAGE: _page}
-    documents |= {path: functools.partial(_pane, name) for path, name in PANES.items()}
-    variables = template_variables(scheduler)  # one a scheduler, and shared by all pages
-    variables["pages"].insert(1, PAGE.strip("/"))
-    variables["plots"] += [{"url": path.strip("/"), "name": f"distmm {name}"} for path, name in PANES.items()]
-    prefix = dashboards[0].prefix
-    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
-    server.add_application(application)
-    application.initialize(IOLoop.current())
-    application.start()
-    # The labextension asks here for the panes that it can show, and Dask's own answer knows only its own.
-    path = f"{prefix.rstrip('/')}/individual-plots.json"
-    server.add_handlers(".*", [(path, _panes_handler(), {"dask_server": scheduler})])
-
-
-def _panes_handler() -> type[Any]:
-    from distributed.http.scheduler.info import IndividualPlots
-
-    class Panes(IndividualPlots):
-        """Dask's list of panes, with ours."""
-
-        def write(self, chunk: dict[str, str]) -> None:
-            super().write(chunk | {f"Distmm {name.title()}": path for path, name in PANES.items()})
-
-    return Panes
+    """Add the page ``/distmm``, and each of its figures as a plot of its own, to a scheduler's dashboard."""
+    plots = {f"distmm {name}": functools.partial(_plot, name) for name in PLOTS}
+    dashboard_server.add_pages(scheduler, "distmm", _page, plots)
 
 
 def _records(scheduler: Scheduler) -> dict[str, Record]:
@@ -88,9 +50,8 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     """Build the page: figures of the product on top, the grid of C and the bars below."""
     from bokeh.layouts import column, row
     from bokeh.models import Div, Select
-    from distributed.dashboard.components.scheduler import env
 
-    from distmm.telemetry.panes import QUANTITIES, Bars, Blocks
+    from distmm.telemetry.dashboard_figures import QUANTITIES, Bars, Blocks
 
     newest = "the newest product"
     choice = Select(value=newest, options=[newest], width=320, title="", stylesheets=[FIELD])
@@ -123,31 +84,27 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
             name="distmm",
         )
     )
-    doc.title = "Dask: distmm"
-    doc.template = env.get_template("simple.html")
-    doc.template_variables.update(extra)
+    dashboard_server.dress(doc, "distmm", extra, bar=True)
     _keep_up(scheduler, doc, update, panes)
 
 
-def _pane(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     """Build one figure alone, filling the pane."""
-    from distmm.telemetry.panes import Bars, Blocks
+    from distmm.telemetry.dashboard_figures import Bars, Blocks
 
     sizing = {"sizing_mode": "stretch_both", "name": f"distmm-{name}"}
     pane = Blocks(**sizing) if name == "blocks" else Bars(name, **sizing)
     doc.add_root(pane.root)
-    doc.title = f"Dask: distmm {name}"
+    dashboard_server.dress(doc, f"distmm {name}", extra, bar=False)
     _keep_up(
         scheduler, doc, lambda: pane.update(next(reversed(_records(scheduler).values()), None), time.time()), [pane]
     )
 
 
 def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Any]) -> None:
-    """Show the present state, then again and again, in the colours that the reader's browser asks for."""
+    """Update the panes now and periodically, in the colour scheme of the reader's browser."""
     from bokeh.models import CustomJS
-    from distributed.dashboard.components.scheduler import BOKEH_THEME
 
-    doc.theme = BOKEH_THEME
     update()
     doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
     arguments = {"figures": [pane.root for pane in panes], "light": theme.LIGHT, "dark": theme.DARK}
@@ -156,8 +113,8 @@ def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], pa
 
 FIELD = ".bk-input { background-color: var(--distmm-bar, #fff); color: var(--distmm-ink, #000); }"
 
-# The dashboard itself knows light only. Figures are drawn on canvases, which no style sheet reaches: their colours are
-# set here, by what the browser prefers, or by ?theme=dark in the address (JupyterLab's theme is its own).
+# Dask's dashboard has a light theme only. Style sheets do not reach figures, which are canvases. So their colours are
+# set here, by the browser's preference or by ?theme=dark in the address (JupyterLab has a theme of its own).
 COLOUR = """
 const asked = new URLSearchParams(location.search).get("theme");
 const prefers = matchMedia("(prefers-color-scheme: dark)");

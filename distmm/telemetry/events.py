@@ -1,7 +1,7 @@
-"""What happens to a product while it runs: a handful of facts, each said once.
+"""Events: what happens to a product while it runs.
 
-The scheduler's plugin (`distmm.telemetry.scheduler`) states them, a `distmm.telemetry.record.Record` adds them up, and
-dashboard, Prometheus, progress and report read that record. All times are seconds since 1970 by the scheduler's clock.
+The scheduler's plugin (`distmm.telemetry.scheduler`) makes them and `distmm.telemetry.record.Record` sums them up.
+Dashboard, Prometheus, progress and report read that record. Times are seconds since 1970 by the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from dataclasses import dataclass
 
 __all__ = ["TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Left", "Run", "Sample", "Transfer"]
 
-# Topic of Dask's structured events under which jobs say what the scheduler cannot see: dictionaries with "event" and
-# "job". "begin" ("path", "kept": blocks on disk) and "wave" ("product") tell which products are one; "certified" and
-# "certificate-failure" ("i", "j") tell of checks.
+# Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
+# "job". "begin" ("path", and "kept": blocks on disk) and "wave" ("product") say which products belong to a job;
+# "certified" and "certificate-failure" ("i", "j") are the results of checks.
 TOPIC = "distmm-job"
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A step of a chain was computed: by whom, from when to when."""
+    """A worker computed a step of a chain."""
 
     chain: int
     step: int
@@ -38,7 +38,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A step has to run again: its result was lost with a worker (`finished`), or a run of it ended without one."""
+    """A step has to run again: its result was lost with a worker (`finished`), or it ended without a result."""
 
     time: float
     chain: int
@@ -56,7 +56,7 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A step was given up: it failed for good, or nobody wants its result any more (`error` is empty then)."""
+    """A step was given up: it failed for good, or nobody wants its result any more, and then `error` is empty."""
 
     time: float
     chain: int
@@ -66,7 +66,7 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as NVML sees it: bytes in use by all processes, bytes in all, fraction of the time that a kernel ran."""
+    """A GPU as NVML sees it: bytes that all processes use, bytes of memory, fraction of time with a kernel running."""
 
     used: int
     total: int
@@ -75,7 +75,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a heartbeat says: bytes in blocks since the product came, in the process, received for it, and the GPU."""
+    """A heartbeat: bytes of blocks beyond those before the product, of the process, and received for the product."""
 
     time: float
     worker: str

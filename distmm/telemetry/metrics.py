@@ -1,7 +1,7 @@
 """Prometheus series, on the ``/metrics`` of scheduler and workers. Each series has one home, so that sums are right.
 
-The scheduler tells what it knows of products (operations, blocks, failures), each worker what it knows of itself
-(bytes received, kernel seconds, its GPU). Nothing is counted here: the figures are those of the records.
+The scheduler has the series of products (operations, blocks, failures). Each worker has those of itself (bytes
+received, kernel seconds, its GPU). Nothing is counted here: all figures come from the records.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
 
 
 class _Collector:
-    """All schedulers and workers of this process: Prometheus' registry, which Dask serves, is one a process."""
+    """Collects from all schedulers and workers of this process, which share one Prometheus registry."""
 
     def __init__(self) -> None:
         self.sources: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -1,4 +1,4 @@
-"""``dask scheduler --preload distmm.telemetry.preload``: page and series are there before the first product."""
+"""``dask scheduler --preload distmm.telemetry.preload``: page and series exist before the first product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A product's progress: a live line on terminals and in notebooks, plain lines now and then in a file or a pipe."""
+"""A product's progress: a live line on terminals and in notebooks, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
 
 
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
-    """Show the progress of a product that has been started, until it is done; interrupting only ends the showing.
+    """Show the progress of a product that has been started, until it is done. An interrupt ends the display only.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
 
 
 def describe(f: Figures) -> str:
-    """Rate so far, time left, and what went wrong, in one line."""
+    """Say the rate so far, the time left and what went wrong, in one line."""
     if not f.done:
         return "starting"
     parts = [units.scaled(f.rate, "FLOP/s")]
@@ -116,7 +116,7 @@ def _progress(**options: Any) -> Progress:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a Jupyter kernel, which shows what is displayed; IPython on a terminal does not."""
+    """Whether this is a Jupyter kernel, which shows rich output; IPython on a terminal does not."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
@@ -136,7 +136,7 @@ def _bar(console: Console) -> Iterator[Report]:
 
 @contextmanager
 def _cell() -> Iterator[Report]:
-    """Below a notebook's cell, through IPython's own display: rich's live display would need ipywidgets."""
+    """Show it below a notebook's cell by IPython's display: rich's live display needs ipywidgets."""
     from IPython.display import display
 
     bar = _progress(console=Console(force_jupyter=True), auto_refresh=False)

@@ -1,4 +1,4 @@
-"""What is known of one product: the sum of its events. Pure, and small enough to travel from scheduler to client."""
+"""The sum of a product's events. Pure, and small enough to be sent from scheduler to client."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import numpy as np
 
 from distmm.planning.plan import Plan
 from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
-from distmm.telemetry.pace import Pace
+from distmm.telemetry.time_left import Pace
 
 __all__ = ["Figures", "Incident", "Lane", "Record"]
 
-# Seconds, and runs, over which a worker's present rate is taken: long enough to smooth tasks, short enough to be news.
+# Seconds, and runs, over which a worker's present rate is taken.
 RECENT_SECONDS, RECENT_RUNS = 10.0, 64
 
-# Samples of memory kept for each worker: beyond, every second one goes. 256 workers fill 4 MB.
+# Samples of memory for each worker; beyond it, every second one is dropped. 256 workers fill 4 MB.
 MOST_SAMPLES = 512
 
-# Runs and transfers kept for the timeline: 20 MB. A plan has as many tasks as workers can be served with, far fewer.
+# Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
 MOST_RUNS = 200_000
 
 # Incidents kept for display: the first ones tell what happened.
@@ -35,8 +35,8 @@ MOMENT_SECONDS = 5.0
 class Figures(NamedTuple):
     """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
 
-    `left` is seconds, at the rate of late (see `distmm.telemetry.pace`); for a job until the last block is checked and
-    on the disk.
+    `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
+    checked and on the disk.
     """
 
     done: int
@@ -203,7 +203,7 @@ class Record:
         return self.lanes.setdefault(worker, Lane())
 
     def want(self, chain: int, step: int, owner: str) -> None:
-        """Take a step into the account: it has come to the scheduler."""
+        """Count a step that has come to the scheduler."""
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
         self.lane(owner)
@@ -211,7 +211,7 @@ class Record:
 
     @property
     def expected(self) -> np.ndarray:
-        """Steps that are to be done, shape (chains, steps): those that came, and those of waves that are to come."""
+        """Steps that are to be done, shape (chains, steps): those that have come, and those of later waves."""
         to_come = ~self.resumed & (self.source == np.arange(self.chains))
         return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
 
@@ -258,7 +258,7 @@ class Record:
         return self.pace.left(now, to_come) + self.afterwards if to_come else 0.0
 
     def add(self, event: Event) -> None:
-        """Take an event into the account."""
+        """Count an event."""
         match event:
             case Run():
                 self._run(event)
@@ -310,7 +310,7 @@ class Record:
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
 
     def _tell(self, time: float, what: str) -> None:
-        """Note an incident, once for all that follow within a moment: a worker takes many steps with it."""
+        """Note an incident; equal ones within a moment count as one, since a lost worker interrupts many steps."""
         for incident in self.incidents[-3:]:
             if incident.what == what and time - incident.time < MOMENT_SECONDS:
                 incident.count += 1

@@ -1,7 +1,7 @@
 """The report of one product: a single HTML file without scripts or links, for a mail or an archive.
 
-It shows a record (`distmm.telemetry.record`): who worked when, at which rate, with how much memory and how many bytes
-moved, each beside what the plan said; what went wrong; and what the check of C found.
+It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate, memory and bytes moved beside those of
+the plan; what went wrong; and what the check of C found.
 """
 
 from __future__ import annotations
@@ -12,14 +12,18 @@ from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import dask
 import distributed
 import numpy as np
 
-from distmm.telemetry import charts, theme, units
+from distmm.telemetry import theme, units
 from distmm.telemetry.record import Lane, Record
 from distmm.versions import VERSION
+
+if TYPE_CHECKING:
+    from distmm.telemetry.charts import Interval
 
 __all__ = ["html", "write"]
 
@@ -51,6 +55,8 @@ def write(path: str | Path, record: Record, *, title: str = "", certificate: Row
 
 def html(record: Record, *, title: str = "", certificate: Rows = ()) -> str:
     """Return the report of a product as one HTML document; for the parameters see `write`."""
+    from distmm.telemetry import charts  # and matplotlib, half a second that a product without a report need not wait
+
     begin, lanes = (
         record.started or record.submitted,
         sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0])),
@@ -115,9 +121,9 @@ def _summary(record: Record) -> list[tuple[str, str]]:
 
 def _activity(
     record: Record, begin: float, seconds: float, lanes: list[tuple[str, Lane]]
-) -> list[tuple[str, list[charts.Interval], list[charts.Interval], float | None]]:
-    runs: defaultdict[str, list[charts.Interval]] = defaultdict(list)
-    transfers: defaultdict[str, list[charts.Interval]] = defaultdict(list)
+) -> list[tuple[str, list[Interval], list[Interval], float | None]]:
+    runs: defaultdict[str, list[Interval]] = defaultdict(list)
+    transfers: defaultdict[str, list[Interval]] = defaultdict(list)
     for run in record.runs:
         runs[run.worker].append((run.start - begin, run.stop - begin))
     for transfer in record.transfers:
@@ -195,8 +201,7 @@ table {{ border-collapse: collapse; }}
 th, td {{ text-align: left; vertical-align: top; padding: .15em 1.5em .15em 0; }}
 th {{ font-weight: 600; color: var(--muted); white-space: nowrap; }}
 svg {{ width: 100%; display: block; }}
-svg text {{ font: 12px system-ui, sans-serif; fill: var(--muted); }}
-.grid {{ stroke: var(--line); stroke-width: 1; }}
+svg {{ font-family: system-ui, sans-serif; }}
 footer, p.note {{ color: var(--muted); font-size: .87em; }}
 @media print {{ svg, table {{ break-inside: avoid; }} }}
 </style>

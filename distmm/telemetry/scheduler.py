@@ -1,6 +1,6 @@
-"""Scheduler plugin: states what happens to products as events, and keeps the record of each.
+"""Scheduler plugin: turns what happens to products into events, and keeps the record of each product.
 
-It only listens. Placement, priority and release are the business of `distmm.scheduler.plugin`.
+It only listens: `distmm.scheduler.plugin` decides what runs where. Dask logs what its handlers raise and goes on.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
-from distmm.graph.layer import Product
+from distmm.graph.dask_tasks import ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, targets
+from distmm.telemetry import dashboard, metrics, prometheus_targets
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
+from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
 
@@ -39,7 +40,13 @@ TO_DO = ("waiting", "no-worker", "queued", "processing")
 
 
 class Telemetry(SchedulerPlugin):
-    """The records of the last products on one scheduler, the newest last."""
+    """The records of the last products on one scheduler, the newest last.
+
+    Attributes
+    ----------
+    records : dict
+        By product, or by job.
+    """
 
     name = "distmm-telemetry"
     idempotent = True
@@ -64,11 +71,15 @@ class Telemetry(SchedulerPlugin):
             self.add_worker(scheduler, worker.address)
         self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
         self._sampling.start()
-        metrics.expose(self)
-        dashboard.install(scheduler)
-        targets.install(scheduler)
-        reporter = WorkerTelemetry()
-        await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
+        with tolerated("/metrics of the scheduler"):
+            metrics.expose(self)
+        with tolerated("the page of the dashboard"):
+            dashboard.install(scheduler)
+        with tolerated("the list of workers for Prometheus"):
+            prometheus_targets.install(scheduler)
+        with tolerated("telemetry on workers"):
+            reporter = WorkerTelemetry()
+            await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -93,7 +104,7 @@ class Telemetry(SchedulerPlugin):
         if start not in ("released", "processing") and finish != "forgotten":
             return  # a result that is let go, a task that is sent to its worker: most transitions
         ts = self.scheduler.tasks.get(key)
-        if ts is None or not isinstance(ts.run_spec, Product):
+        if ts is None or not isinstance(ts.run_spec, ProductTask):
             return
         now, task = time.time(), ts.run_spec
         record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
@@ -121,7 +132,7 @@ class Telemetry(SchedulerPlugin):
             if not record.done[chain, step] and not record.ended:
                 record.add(Dropped(now, chain, step, ""))
 
-    def _wanted(self, task: Product, now: float) -> Record | None:
+    def _wanted(self, task: ProductTask, now: float) -> Record | None:
         """Note that a step is to be done; open the record of its product with the first one."""
         product = self._key(task)
         record = self.records.get(product)
@@ -139,7 +150,7 @@ class Telemetry(SchedulerPlugin):
             arrays.add(task.key[0])
         return record
 
-    def _key(self, task: Product) -> str:
+    def _key(self, task: ProductTask) -> str:
         """Name of the record that a task belongs to."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
@@ -150,7 +161,7 @@ class Telemetry(SchedulerPlugin):
         columns = len(plan.blocking.n)
         return Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
 
-    def _owner(self, task: Product) -> str:
+    def _owner(self, task: ProductTask) -> str:
         """Name of the worker that is to run a task."""
         placing = self.scheduler.plugins.get(PlacementPlugin.name)
         ranks = placing.ranks if placing else ()
@@ -235,7 +246,7 @@ class Telemetry(SchedulerPlugin):
         return self.names.get(address, address.rpartition("//")[2])
 
 
-def _place(record: Record, task: Product) -> tuple[int, int]:
+def _place(record: Record, task: ProductTask) -> tuple[int, int]:
     """Chain and step of a task."""
     where = task.placement
     return record.chain(where.batch, where.i, where.j), where.step

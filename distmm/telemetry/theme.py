@@ -1,4 +1,4 @@
-"""Colours that mean the same on the dashboard page and in the report, on light and on dark ground."""
+"""Colours of the dashboard's page and the report, for light and dark backgrounds."""
 
 from __future__ import annotations
 

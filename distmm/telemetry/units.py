@@ -1,4 +1,4 @@
-"""Figures as people read them: decimal prefixes, three digits, a unit; and names in the order they expect."""
+"""Figures as people read them (three digits, decimal prefix, unit), and names in natural order."""
 
 from __future__ import annotations
 

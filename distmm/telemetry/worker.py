@@ -1,7 +1,7 @@
-"""Worker plugin: what only the worker knows, sent along with its heartbeats and shown on its ``/metrics``.
+"""Worker plugin: sends what only the worker knows with its heartbeats, and shows it on its ``/metrics``.
 
-Bytes are counted as blocks arrive, by the array that they belong to, so that those of a product can be compared with
-the plan's bound, to the byte, whatever else the cluster does.
+It counts bytes as blocks arrive, by the array that they belong to. So the bytes of one product can be compared with the
+plan's bound, to the byte, whatever else the cluster does.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
-from distmm.graph.layer import Product
+from distmm.graph.dask_tasks import ProductTask
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
+from distmm.telemetry.faults import tolerated
 
 __all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes", "statement"]
 
 # Name of the entry in a heartbeat's metrics.
 METRIC = "distmm"
 
-# Arrays whose bytes go into a heartbeat, those of the last transfers: a product has four (A, B, C and its steps).
+# A heartbeat tells the bytes of this many arrays, those received last. A product has four: A, B, C and its steps.
 KEPT = 16
 
-# Transfers that a worker tells of for a report.
+# Transfers of one worker that a report shows.
 MOST_TRANSFERS = 10_000
 
 
 def own_gpu(worker: Worker) -> Device | None:
     """Read the GPU that dask-cuda gave this worker, through NVML; None on CPU workers.
 
-    Other workers see GPUs too, all the same one: what they would report is not theirs.
+    A worker that dask-cuda did not start may see GPUs too. All such workers see the same one, which belongs to none.
     """
     if not any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values()):
         return None
@@ -40,7 +41,7 @@ def own_gpu(worker: Worker) -> Device | None:
         return None
     now, fixed = nvml.real_time(), nvml.one_time()
     if now["memory-used"] is None or fixed["memory-total"] is None:
-        return None  # a device that does not tell, such as a MIG slice without permission
+        return None  # NVML does not say, for instance of a MIG slice without permission
     return Device(now["memory-used"], fixed["memory-total"], (now["utilization"] or 0) / 100)
 
 
@@ -50,7 +51,7 @@ class WorkerTelemetry(WorkerPlugin):
     Parameters
     ----------
     gpu : callable, optional
-        Reads the worker's GPU; None for what has none.
+        Reads the worker's GPU; returns None for a worker that has none.
     """
 
     name = "distmm-telemetry"
@@ -66,7 +67,8 @@ class WorkerTelemetry(WorkerPlugin):
         """Report with every heartbeat."""
         self.worker = worker
         worker.metrics[METRIC] = heartbeat
-        metrics.expose(self)
+        with tolerated("/metrics of a worker"):
+            metrics.expose(self)
 
     def teardown(self, worker: Worker) -> None:
         """Report no more."""
@@ -80,7 +82,7 @@ class WorkerTelemetry(WorkerPlugin):
         ts = self.worker.state.tasks[key]
         if start == "flight":
             self._receive(_array(key), ts.nbytes or 0)
-        elif isinstance(ts.run_spec, Product):
+        elif isinstance(ts.run_spec, ProductTask):
             for entry in ts.startstops:
                 if entry["action"] == "compute":  # tasks overlap where products are queued ahead
                     self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))
@@ -127,9 +129,10 @@ def heartbeat(worker: Worker) -> dict[str, Any]:
 def received_bytes(dask_worker: Worker) -> int:
     """Return the bytes of blocks that this worker has received from its peers. Runs on workers (``client.run``).
 
-    As the plugin has counted them: Dask's own log of transfers keeps the last 1000.
+    The plugin counts them, because Dask's log of transfers keeps only the last 1000. Without the plugin they are 0.
     """
-    return int(dask_worker.plugins[WorkerTelemetry.name].received_total)
+    plugin = dask_worker.plugins.get(WorkerTelemetry.name)
+    return 0 if plugin is None else int(plugin.received_total)
 
 
 def statement(dask_worker: Worker) -> dict[str, Any]:

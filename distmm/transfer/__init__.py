@@ -1,11 +1,10 @@
-"""Arrays in the memory of the client's process, which workers on the same machine read and write where they lie.
+"""Memory that several processes share: arrays of the client, shared segments, memory-mapped files, write leases.
 
-A NumPy array given to `distmm.matmul` on a local cluster does not travel through the scheduler: its blocks go from
-where they lie to the workers. `lent` says which array and which part, `lease` how long it may be written, `segments`
-is memory made to be shared, `attach` reads and writes any other memory, `device` takes it to a GPU and back.
+A NumPy array that is given to `distmm.matmul` on a local cluster does not travel through the scheduler: workers read
+its blocks from the client's memory. README.md names the modules.
 """
 
-from distmm.transfer.client_array import TOPIC, Lent, has_gaps, lend, release
+from distmm.transfer.client_array import TOPIC, ClientArray, has_gaps, release, share
 from distmm.transfer.shared_memory import drop_freed, empty
 
-__all__ = ["TOPIC", "Lent", "drop_freed", "empty", "has_gaps", "lend", "release"]
+__all__ = ["TOPIC", "ClientArray", "drop_freed", "empty", "has_gaps", "release", "share"]

@@ -1,11 +1,14 @@
-"""An array of the client as its workers see it: indexed to read a block, assigned to to write one."""
+"""An array in the memory of the client's process, as workers on the same machine read and write it.
+
+It is indexed to read a block, and assigned to to write one. It knows host memory only: `distmm.worker.gpu_copies`
+copies its parts to and from GPUs.
+"""
 
 from __future__ import annotations
 
 import math
 import os
 import socket
-import threading
 import weakref
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
@@ -20,28 +23,24 @@ from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.transfer import process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
-from distmm.worker.worker_slots import beside_products
 
-__all__ = ["TOPIC", "Lent", "has_gaps", "lend", "release", "whole"]
+__all__ = ["TOPIC", "ClientArray", "has_gaps", "release", "share"]
 
 # Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
 SMALLEST = 1 << 20
 
-# Topic of Dask's events under which the scheduler names the operands of products that it has forgotten.
+# Topic of Dask's events. In it the scheduler names the operands of products that it has forgotten.
 TOPIC = "distmm-forgotten"
-
-# Of the blocks that are on their way from the GPU so many are copied at a time.
-_storing = threading.BoundedSemaphore(2)
 
 
 @dataclass(frozen=True)
-class Lent:
+class ClientArray:
     """An array, or a part of one, in the memory of process `pid`.
 
     Attributes
     ----------
     name : str
-        Under which its owner keeps it alive; "" if others see to that.
+        The owner keeps the array alive under this name; "" if others keep it alive.
     pid, address
         Where its first element is.
     shape, strides, dtype
@@ -49,12 +48,12 @@ class Lent:
     segment : Segment or None
         Shared memory that it lies in.
     proof : tuple of int and bytes
-        An address of that process, and the random bytes that are there: who reads these reads that process's memory,
-        and not that of another one which has its number on another machine.
+        An address in that process, and the random bytes there. Process numbers repeat on other machines: a worker that
+        reads these bytes reads that process's memory and no other's.
     owner : numpy.ndarray or None
         The array; None in other processes.
     lease : Lease or None
-        Without it, who writes must know by other means that the memory is still there.
+        Writers hold it. Without one, a writer must know by other means that the memory is still there.
     """
 
     name: str
@@ -67,6 +66,13 @@ class Lent:
     proof: tuple[int, bytes]
     owner: np.ndarray | None = field(default=None, compare=False, repr=False)
     lease: Lease | None = None
+
+    @classmethod
+    def of(cls, array: np.ndarray, name: str = "") -> ClientArray:
+        """Describe a whole array of this process."""
+        address, secret = array.__array_interface__["data"][0], process_memory.secret()
+        where = name, os.getpid(), address, array.shape, array.strides, array.dtype
+        return cls(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
@@ -87,50 +93,48 @@ class Lent:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
 
+    @property
+    def is_local(self) -> bool:
+        """Whether its memory is this process's own."""
+        return self.pid == os.getpid() and self.proof[1] == process_memory.secret().tobytes()
+
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Read a block: a view in the process that owns it, else a copy."""
         part = self.part(index)
-        here = part.here()
-        if here is not None:
-            return here
-        part, swapped = part.by_rows()
+        view = part.local_view()
+        if view is not None:
+            return view
+        part, swapped = part.with_contiguous_rows()
         block = np.empty(part.shape, part.dtype)
-        if block.size:
-            process_memory.read(part.pid, part.rows(), block.ctypes.data)
+        part.read_into(block)
         return block.swapaxes(-1, -2) if swapped else block
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
-        """Write a block of host or GPU memory; with a lease, only while it lasts."""
+        """Write a block of host memory; with a lease, only while it lasts."""
         part = self.part(index)
-        if hasattr(block, "__cuda_array_interface__"):
-            from distmm.worker import gpu_copies
-
-            with beside_products("store"), _storing, self._writing():
-                gpu_copies.download(part, block)
+        view = part.local_view()
+        if view is not None:
+            with self.writing():
+                view[...] = block
             return
-        here = part.here()
-        if here is not None:
-            with self._writing():
-                here[...] = block
-            return
-        part, swapped = part.by_rows()
+        part, swapped = part.with_contiguous_rows()
         block = np.ascontiguousarray(np.swapaxes(block, -1, -2) if swapped else block, part.dtype)
         if block.shape != part.shape:
             raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
-        if block.size:
-            with self._writing():
-                process_memory.write(part.pid, part.rows(), block.ctypes.data)
+        with self.writing():
+            part.write_from(block)
 
-    def _writing(self) -> AbstractContextManager[None]:
+    def writing(self) -> AbstractContextManager[None]:
+        """Hold the lease, if there is one, while something is written.
+
+        Raises
+        ------
+        OSError
+            If the lease has ended.
+        """
         return nullcontext() if self.lease is None else self.lease.writing()
 
-    def to_device(self, index: tuple[slice, ...]) -> Any:
-        """Read a block into GPU memory, as a CuPy array."""
-        from distmm.worker import gpu_copies
-
-        return gpu_copies.upload(self.part(index))
-
-    def part(self, index: tuple[slice, ...]) -> Lent:
+    def part(self, index: tuple[slice, ...]) -> ClientArray:
         """Return a contiguous range of each dimension.
 
         Raises
@@ -138,26 +142,26 @@ class Lent:
         InputError
             In a process that cannot reach the array.
         """
-        if self.pid != os.getpid():
+        if not self.is_local:
             _check_reach(self.pid, self.proof)
-        ranges = [range(*place.indices(n)) for place, n in zip(index, self.shape, strict=True)]
+        ranges = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
         if any(r.step != 1 for r in ranges):
             raise IndexError(f"{index}: blocks are ranges of step 1")
         offset = sum(r.start * s for r, s in zip(ranges, self.strides, strict=True))
         return replace(self, address=self.address + offset, shape=tuple(map(len, ranges)))
 
-    def here(self) -> np.ndarray | None:
-        """Return it as an array, in the process that owns it and where it is empty."""
+    def local_view(self) -> np.ndarray | None:
+        """Return it as a NumPy array if this process owns it or it is empty; None otherwise."""
         if self.nbytes == 0:
             return np.empty(self.shape, self.dtype)
-        if self.pid != os.getpid():
+        if not self.is_local:
             return None
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
         owner = self.owner if self.owner is not None else _kept[self.name] if self.name else None
         view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps: the interface has no name for bfloat16
 
-    def by_rows(self) -> tuple[Lent, bool]:
+    def with_contiguous_rows(self) -> tuple[ClientArray, bool]:
         """Return it with its last dimension contiguous, and whether the last two were exchanged for that."""
         if self.strides[-1] == self.dtype.itemsize or self.shape[-1] <= 1:
             return self, False
@@ -172,25 +176,41 @@ class Lent:
             starts = starts[..., None] + np.arange(n) * stride
         return starts.ravel(), self.shape[-1] * self.dtype.itemsize
 
+    def read_into(self, target: np.ndarray) -> None:
+        """Copy its elements to a C-contiguous array of the same shape; its own rows are contiguous."""
+        view = self.local_view()
+        if view is not None:
+            process_memory.copy(target, view)
+        else:
+            process_memory.read(self.pid, self.rows(), target.ctypes.data)
+
+    def write_from(self, source: np.ndarray) -> None:
+        """Copy a C-contiguous array of the same shape into it; its own rows are contiguous."""
+        view = self.local_view()
+        if view is not None:
+            process_memory.copy(view, source)
+        else:
+            process_memory.write(self.pid, self.rows(), source.ctypes.data)
+
 
 @dataclass(frozen=True)
 class _Memory:
-    """What NumPy asks for a view, which keeps this object alive and so its memory, unless others see to that."""
+    """What NumPy makes a view of. The view keeps this object, and so the owner's memory, alive."""
 
     owner: np.ndarray | None
     __array_interface__: dict[str, Any]
 
 
-_kept: dict[str, np.ndarray] = {}  # arrays that products on the way may still read
+_kept: dict[str, np.ndarray] = {}  # arrays that submitted products may still read
 
 
 def release(names: Iterable[str]) -> None:
-    """Keep arrays no longer that were lent under these names; other names are none of ours."""
+    """Stop keeping the arrays that were shared under these names; unknown names are ignored."""
     for name in names:
         _kept.pop(name, None)
 
 
-def lend(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> Lent | None:
+def share(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
     """Let the workers of a cluster on this machine use an array of this process.
 
     Parameters
@@ -199,16 +219,16 @@ def lend(array: np.ndarray, client: Client, name: str | None = None, writable: b
         Copied only if neither of its last two dimensions is contiguous.
     client : distributed.Client
     name : str, optional
-        Under which the array is kept alive from when it is sent until `release`; by default its owner sees to that.
+        The array is kept alive under this name from when it is sent until `release`; by default the caller does so.
     writable : bool
         Workers will write to it, so that a copy will not do.
 
     Returns
     -------
-    Lent or None
-        None for a small array, one of foreign byte order or (to be written) with gaps between elements; and where a
-        worker cannot reach this process's memory: on another machine, of another user, or forbidden by the system. To
-        be written, where the system has no file for a `Lease`.
+    ClientArray or None
+        None for an array that is small or of foreign byte order, and where a worker cannot reach this process's memory:
+        on another machine, of another user, or forbidden by the system. Of an array to be written also None if it has
+        gaps between elements, or if the system has no file for a `Lease`.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
@@ -218,7 +238,7 @@ def lend(array: np.ndarray, client: Client, name: str | None = None, writable: b
         if writable:
             return None
         array = np.ascontiguousarray(array)
-    return whole(array, name or "")
+    return ClientArray.of(array, name or "")
 
 
 def has_gaps(array: np.ndarray) -> bool:
@@ -226,16 +246,9 @@ def has_gaps(array: np.ndarray) -> bool:
     return all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True))
 
 
-def whole(array: np.ndarray, name: str = "") -> Lent:
-    """Describe a whole array of this process."""
-    address, secret = array.__array_interface__["data"][0], process_memory.secret()
-    where = name, os.getpid(), address, array.shape, array.strides, array.dtype
-    return Lent(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
-
-
 @lru_cache(maxsize=64)
 def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
-    """Refuse to read or write where another process's memory may be; what is raised is not kept in the cache."""
+    """Refuse memory that this process cannot reach, or that may be another process's; errors are not cached."""
     if not process_memory.can_read(pid, *proof):
         raise InputError(
             f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}: all workers reached "

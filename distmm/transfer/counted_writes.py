@@ -1,9 +1,16 @@
-"""Tasks that write into an array: no longer than the call lasts that asked for it."""
+"""The writes of one run, counted in every process: when the run has ended, none of its tasks writes any more.
+
+A *run* is one call with `out=`, or one run of a job. Cancelling a task does not stop it once a worker has begun it. So
+tasks name their run when they begin to write. A process that has been told of the run's end begins no write of it, and
+can say when those that it has begun are done.
+
+Memory of the client is not counted but leased (`distmm.transfer.write_lease`), which holds for lost workers too.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -15,66 +22,90 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 
-__all__ = ["Target"]
+__all__ = ["Run", "Target"]
 
-# Seconds between two looks at the workers, each of which costs a round trip.
-POLL_SECONDS = 0.05
+_running: Counter[str] = Counter()  # by run: the writes that this process has begun and not finished
+_ended: set[str] = set()  # runs that were stopped before their end; 100 bytes each
+_changed = threading.Condition()
 
-_running: Counter[str] = Counter()  # calls, and how many blocks this process is writing for each
-_ended: set[str] = set()  # calls that were interrupted: 100 bytes each
-_looking = threading.Lock()
+
+@dataclass(frozen=True)
+class Run:
+    """One run by its id, which is random and never used again."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def check(self) -> None:
+        """Raise `RuntimeError` if this process has been told that the run has ended."""
+        if self.id in _ended:
+            raise RuntimeError("the call has ended: nothing more is written into its out")
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Count a write.
+
+        Raises
+        ------
+        RuntimeError
+            If the run has ended; nothing may be written then.
+        """
+        with _changed:
+            self.check()
+            _running[self.id] += 1
+        try:
+            yield
+        finally:
+            with _changed:
+                _running[self.id] -= 1
+                if not _running[self.id]:
+                    del _running[self.id]
+                _changed.notify_all()
+
+    def end(self, client: Client | None, seconds: float | None = None) -> None:
+        """Let no process begin a write of this run, and wait for the writes that have begun.
+
+        A worker that the scheduler has lost cannot be told. It finishes the block that it is writing.
+
+        Parameters
+        ----------
+        client : distributed.Client or None
+            Whose workers write; None: threads of this process do.
+        seconds : float, optional
+            How long to wait; by default without a bound.
+        """
+        try:
+            if client is None:
+                _end(self.id, seconds)
+            else:
+                everywhere(client, _end_on_worker, self.id, seconds)
+        except BaseException as error:
+            where = "this process" if client is None else "workers"
+            error.add_note(f"out is not at rest: {where} may still write the blocks that are begun")
+            raise
 
 
 @dataclass(frozen=True)
 class Target:
-    """An array as the tasks of one call write to it.
-
-    Every process counts the writes that are under way, and begins none when it has been told that the call has ended.
-    """
+    """An array as the tasks of one run write to it."""
 
     array: Any
-    call: str = field(default_factory=lambda: uuid.uuid4().hex)
+    run: Run = field(default_factory=Run)
 
     def __setitem__(self, index: Any, block: Any) -> None:
-        with _writing(self.call):
+        with self.run.writing():
             self.array[index] = block
 
     def __dask_tokenize__(self) -> str:
-        return self.call
-
-    def end(self, client: Client | None) -> None:
-        """Let nobody begin to write any more, and wait for those who do: workers of `client`, or threads here.
-
-        A worker that the scheduler has lost cannot be asked; it writes the block to its end that it has begun.
-        """
-        writing: list[str] = ["workers"]
-        try:
-            while writing:
-                left = {"this process": _end(self.call)} if client is None else everywhere(client, _end, self.call)
-                writing = [place for place, blocks in left.items() if blocks]
-                time.sleep(POLL_SECONDS if writing else 0)
-        except BaseException as error:
-            error.add_note(f"out is not at rest: {', '.join(writing)} may still write the blocks that are begun")
-            raise
+        return self.run.id
 
 
-@contextmanager
-def _writing(call: str) -> Iterator[None]:
-    with _looking:
-        if call in _ended:
-            raise RuntimeError("the call has ended: nothing more is written into its out")
-        _running[call] += 1
-    try:
-        yield
-    finally:
-        with _looking:
-            _running[call] -= 1
-            if not _running[call]:
-                del _running[call]
+def _end(run: str, seconds: float | None) -> None:
+    """Let this process begin no write of a run, and wait for those that it has begun."""
+    with _changed:
+        _ended.add(run)
+        _changed.wait_for(lambda: not _running[run], seconds)
 
 
-def _end(call: str) -> int:
-    """Count the blocks that this process is writing for a call, and let it begin no more. Runs on workers."""
-    with _looking:
-        _ended.add(call)
-        return _running[call]
+async def _end_on_worker(run: str, seconds: float | None) -> None:
+    """Do so on a worker, whose event loop goes on meanwhile."""
+    await asyncio.to_thread(_end, run, seconds)

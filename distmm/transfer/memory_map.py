@@ -1,4 +1,4 @@
-"""Memory maps of whole files, which workers map again: pickled as it is, `numpy.memmap` becomes a copy of the data."""
+"""Memory maps of whole files: workers map the files again, because a pickled `numpy.memmap` is a copy of the data."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["MappedFile", "is_mapped"]
 def is_mapped(source: Any) -> bool:
     """Whether `source` is a memory map of a whole array with the same elements as its file.
 
-    Changes to a copy-on-write map (mode "c") are in this process's memory alone, as is a file that has lost its name:
-    such a map is an array like others.
+    Changes to a copy-on-write map (mode "c") are in this process's memory alone, and so is a file that has lost its
+    name. Such maps are treated as arrays in memory.
     """
     whole = isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
     return whole and source.mode != "c" and _has_its_name(source)
 
 
 def _has_its_name(source: np.memmap) -> bool:
-    """Whether the file that is mapped is the one of that name; so it is where the system (Linux) does not tell."""
+    """Whether the mapped file still has that name; assumed where the system does not tell (only Linux does)."""
     assert source.filename is not None
     address = source.ctypes.data
     try:
@@ -42,7 +42,7 @@ def _has_its_name(source: np.memmap) -> bool:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file that workers map when they read it, as long as it is the one that was there at the call.
+    """A file that workers map when they read it, if it is still the file that was mapped at the call.
 
     Attributes
     ----------
@@ -101,7 +101,8 @@ class MappedFile:
         return np.array(whole[index], order="K", subok=False)
 
     def _check(self, now: tuple[int, int, int]) -> None:
-        # A file that is changed in place is still the operand; a copy on another machine has another number.
+        # A file that was changed in place is still the operand. A copy on another machine has another number, and the
+        # same size and time of change.
         if now[0] != self.identity[0] and now[1:] != self.identity[1:]:
             raise InputError(
                 f"{self.filename} is another file than at the call (file number {self.identity[0]}, {self.identity[1]} "

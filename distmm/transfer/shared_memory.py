@@ -1,7 +1,7 @@
-"""Memory made to be shared: `empty` for the user, maps of it in workers that own GPUs, pinned for those.
+"""Shared memory segments: `empty` makes them for the user, and workers that own GPUs map and pin them.
 
-Workers without GPUs read it as any other memory of the client: a map would count as theirs, and Dask pauses and kills
-workers that seem to hold too much.
+Workers without GPUs read them as any other memory of the client. A map would count as memory of the worker, and Dask
+pauses and kills workers that seem to hold too much.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from distributed import Client, Worker
 from numpy.typing import DTypeLike
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, owns_gpu
 from distmm.errors import InputError
 from distmm.transfer import process_memory
 
@@ -27,7 +27,17 @@ __all__ = ["Segment", "behind", "drop_freed", "empty", "pinned"]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file without a name in the memory of process `pid`; other processes open it through that process."""
+    """A file without a name in the memory of process `pid`; other processes open it by that process's descriptor.
+
+    Attributes
+    ----------
+    pid, fd
+        Owner, and its file descriptor.
+    inode : int
+        Identifies the file: the descriptor may be that of another file later.
+    address, nbytes
+        Where the owner has mapped it.
+    """
 
     pid: int
     fd: int
@@ -37,7 +47,7 @@ class Segment:
 
     @property
     def path(self) -> str:
-        """Where other processes find it."""
+        """Path by which other processes open it."""
         return f"/proc/{self.pid}/fd/{self.fd}"
 
     def is_there(self) -> bool:
@@ -52,18 +62,25 @@ _ours: dict[int, Segment] = {}  # made by this process, by inode
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Client | None = None) -> np.ndarray:
-    """Return an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
+    """Make an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
 
-    Their GPUs copy blocks from and to it by themselves, several times as fast as from and to other memory: the place
-    for operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of it
+    GPUs copy blocks from and to such memory by themselves, several times as fast as other memory. Use it for the
+    operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of the array
     share the memory.
 
     Parameters
     ----------
     shape : int or tuple of int
+        Shape of the array.
     dtype : data-type
+        Type of its elements.
     client : distributed.Client, optional
-        Cluster whose workers pin the memory now; by default each does at its first block.
+        Cluster whose workers pin the memory now; by default each worker does so at its first block.
+
+    Returns
+    -------
+    numpy.ndarray
+        Its memory is given back when the last view of it is gone.
 
     Raises
     ------
@@ -121,11 +138,11 @@ class _Map:
 
 
 _maps: dict[Segment, _Map] = {}
-_mapping = threading.Lock()  # two tasks of a worker may meet a new segment at the same time
+_mapping = threading.Lock()  # two tasks of a worker may use a new segment at the same time
 
 
 def pinned(segment: Segment) -> int:
-    """Return where a segment lies in this process; the first call maps it and pins it for the process's GPU.
+    """Return the address of a segment in this process; the first call maps it and pins it for the process's GPU.
 
     Raises
     ------
@@ -139,12 +156,12 @@ def pinned(segment: Segment) -> int:
 
 
 def drop_freed() -> None:
-    """Unmap what its owner has freed. A worker does so every second: a map keeps the memory from the system."""
+    """Unmap segments whose owner has freed them. Workers do so every second: a map keeps the memory allocated."""
     with _mapping:
         for segment in [segment for segment in _maps if not segment.is_there()]:
             del _maps[segment]
 
 
 def _pin(segment: Segment, dask_worker: Worker) -> None:
-    if any(type(plugin).__module__.startswith("dask_cuda") for plugin in dask_worker.plugins.values()):
+    if owns_gpu(dask_worker):
         pinned(segment)

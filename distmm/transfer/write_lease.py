@@ -1,7 +1,7 @@
-"""The right of other processes to write into this one's memory: it ends with the call that gave it.
+"""Leases: other processes may write into this one's memory until the call that allowed it ends.
 
-Writers hold a lock of a file without a name, which the system takes from processes that die. So the end of a call is
-sure that nobody writes any more, also no worker that the scheduler has lost and that nobody can ask.
+Writers hold a lock of a file without a name. The system releases the locks of processes that die. So when a lease has
+ended nobody writes any more, not even a worker that the scheduler has lost and that nobody can ask.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["Lease"]
 
 @dataclass(frozen=True)
 class Lease:
-    """A file in the memory of process `pid`: it has one byte while writers may begin, and none afterwards.
+    """A file in the memory of process `pid`: one byte long while writers may begin, empty afterwards.
 
     Attributes
     ----------
     pid, fd
-        Where other processes find it.
+        Owner, and its file descriptor, by which other processes open the file.
     identity : tuple of int
-        Device and inode: the number of a closed file may soon be that of another.
+        Device and inode: the descriptor may be that of another file later.
     """
 
     pid: int
@@ -33,20 +33,20 @@ class Lease:
 
     @classmethod
     def begin(cls) -> Lease:
-        """Let processes that know of this lease write."""
+        """Make a lease, under which other processes may write."""
         fd = os.memfd_create("distmm-lease")
         os.write(fd, b"1")
         return cls(os.getpid(), fd, _identity(os.fstat(fd)))
 
     def end(self) -> None:
-        """Let nobody begin to write any more, and wait for those who do."""
+        """Refuse new writers, and wait for those that are writing."""
         os.ftruncate(self.fd, 0)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         os.close(self.fd)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Write meanwhile, in any process.
+        """Hold the lease while something is written, in any process.
 
         Raises
         ------
@@ -54,7 +54,7 @@ class Lease:
             If the lease has ended.
         """
         path = f"/proc/{self.pid}/fd/{self.fd}"
-        ended = f"the call that lent the memory of process {self.pid} has ended: nothing more is written there"
+        ended = f"the call that shared the memory of process {self.pid} has ended: nothing more is written there"
         try:
             if _identity(os.stat(path)) != self.identity:
                 raise OSError(ended)

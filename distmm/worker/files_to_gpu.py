@@ -1,8 +1,8 @@
-"""From files to this worker's GPU: threads read pieces into pinned memory, from which the device takes them.
+"""Reads of files into this worker's GPU: threads read pieces into pinned memory, and the device copies them.
 
-One thread reads 2 GB/s of files that are in the page cache into new memory, and the device takes less than 10 GB/s from
-memory that is not pinned, where a product of bfloat16 wants 14 GB/s of A and B, and its host link has 55. Into memory
-that is there already a thread reads 4 GB/s or more, and while the device copies one buffer it fills another.
+A bfloat16 product reads A and B at 14 GB/s, and the GPU's host link has 55. One thread reads files in the page cache
+into new memory at 2 GB/s only, and the device copies memory that is not pinned at less than 10 GB/s. Here each thread
+reads into memory that exists already, at 4 GB/s or more, and fills one buffer while the device copies another.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from distmm.worker import gpu
 
 __all__ = ["BUFFER", "Source", "upload"]
 
-# Bytes of a pinned buffer, of which each thread has two: a chunk of 4096 x 4096 bfloat16 numbers.
+# Bytes of a pinned buffer: a chunk of 4096 x 4096 bfloat16 numbers. Each thread has two.
 BUFFER = 32 << 20
 
 
 @runtime_checkable
 class Source(Protocol):
-    """What can be read in pieces: see `distmm.storage.Matrix`."""
+    """A matrix that can be read in pieces, such as `distmm.storage.Matrix`."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -33,19 +33,19 @@ class Source(Protocol):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Of the elements."""
+        """Type of the elements."""
 
     def __getitem__(self, key: Any) -> np.ndarray:
         """Read a region."""
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
-        """Cut a region."""
+        """Cut a region into pieces of at most `most` bytes; None if it cannot be read in pieces."""
 
     def read_into(self, rows: slice, cols: slice, block: np.ndarray) -> None:
         """Read a piece."""
 
     def check(self, rows: slice, cols: slice) -> None:
-        """Look, after the last piece of a region, whether it was still the same file."""
+        """Check, after the last piece of a region, that it came from one file that was not replaced."""
 
 
 @cache
@@ -57,7 +57,7 @@ _local = threading.local()
 
 
 def _next_buffer() -> tuple[Any, Any]:
-    """Return one of this thread's two pinned buffers, and the event of the copy from it that was last asked for."""
+    """Return one of this thread's two pinned buffers, and the event that ends the last copy from it."""
     import cupy
 
     if not hasattr(_local, "buffers"):
@@ -87,22 +87,22 @@ def upload(source: Source, index: tuple[slice, ...]) -> Any:
     with gpu.working("upload") as stream:
         block = cupy.empty((rows.stop - rows.start, cols.stop - cols.start), source.dtype)
 
-        def bring(piece: tuple[slice, slice]) -> None:
+        def read(piece: tuple[slice, slice]) -> None:
             i, j = piece
             with cupy.cuda.Device(number):
-                buffer, taken = _next_buffer()
-                taken.synchronize()
+                buffer, copied = _next_buffer()
+                copied.synchronize()
                 staged: np.ndarray = np.ndarray((i.stop - i.start, j.stop - j.start), source.dtype, buffer)
                 source.read_into(i, j, staged)
-                place = block[i.start - rows.start : i.stop - rows.start, j.start - cols.start : j.stop - cols.start]
-                _copy(place, staged, stream)
-                taken.record(stream)
+                target = block[i.start - rows.start : i.stop - rows.start, j.start - cols.start : j.stop - cols.start]
+                _copy(target, staged, stream)
+                copied.record(stream)
 
-        futures = [_readers().submit(bring, piece) for piece in pieces]
+        futures = [_readers().submit(read, piece) for piece in pieces]
         try:
             for future in futures:
                 future.result()
-        finally:  # on an error too: the others copy to this block's memory
+        finally:  # on an error too: the other threads copy to this block's memory
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -110,12 +110,12 @@ def upload(source: Source, index: tuple[slice, ...]) -> Any:
     return block
 
 
-def _copy(place: Any, staged: np.ndarray, stream: Any) -> None:
+def _copy(target: Any, staged: np.ndarray, stream: Any) -> None:
     """Start the copy of a pinned matrix to a part of a block."""
     from cupy.cuda import runtime
 
     height, width = staged.shape[0], staged.shape[1] * staged.itemsize
-    pitch = place.strides[0] if height > 1 else width  # the stride of a single row means nothing
+    pitch = target.strides[0] if height > 1 else width  # the stride of a single row means nothing
     runtime.memcpy2DAsync(
-        place.data.ptr, pitch, staged.ctypes.data, width, width, height, runtime.memcpyHostToDevice, stream.ptr
+        target.data.ptr, pitch, staged.ctypes.data, width, width, height, runtime.memcpyHostToDevice, stream.ptr
     )

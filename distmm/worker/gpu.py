@@ -1,8 +1,8 @@
-"""What tasks need of the worker's GPU: streams, operands prepared once, and a way out when its memory is full.
+"""The worker's GPU as tasks use it: streams, operands that are prepared once, another try when its memory is full.
 
-Every kind of work has a non-blocking stream of its own in the process, so that copies and products overlap, and waits
-for its own end by an event. Work that several threads put on one stream follows without a gap: with two tasks at a
-time on a GPU, the next product is queued while one runs.
+A process has one non-blocking stream for each kind of work, so that copies and products overlap. Each task waits for
+its own end by an event. What several threads put on one stream runs without a gap: with two tasks at a time on a GPU,
+the next product is queued while one runs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = TypeVar("Result")
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
 PAUSES = (0.0, 0.1, 1.0)
 
-# Seconds without a product after which prepared operands are dropped. They are as large as the operands (17 GB a GPU at
+# Seconds without a product after which prepared operands are freed. They are as large as the operands (17 GB a GPU at
 # n = 65536 on two), and making them again takes milliseconds.
 IDLE_SECONDS = 2.0
 
@@ -44,10 +44,10 @@ def _stream(work: Work, device: int) -> Any:
 
 @contextmanager
 def working(work: Work) -> Iterator[Any]:
-    """Put what the block asks of CuPy and of kernels on the stream for this work; at the end, wait until it is done.
+    """Run what the ``with`` block asks of CuPy and of kernels on the stream for this work, and wait for its end.
 
-    It starts after what has been put on the default stream: blocks that other libraries made there may not be complete
-    when their task returns, and a non-blocking stream would not wait for them.
+    The work starts after all that is on the default stream by then. Blocks that other libraries made there may not be
+    complete when their task returns, and a non-blocking stream does not wait for them by itself.
 
     Yields
     ------
@@ -68,17 +68,17 @@ def working(work: Work) -> Iterator[Any]:
 
 
 class Prepared:
-    """Operands in a kernel's own format, made once a block and kept while the block is there and much used.
+    """Operands in a kernel's own format: made once for each block, kept while the block exists and is used often.
 
-    A block of A takes part in every product of its row; splitting it into float16 halves, say, takes a few per cent of
-    one product. A block is known by identity: Dask keeps one object for each block on a worker.
+    A block of A takes part in every product of its row. To split it into float16 halves, say, takes a few per cent of
+    one product. Blocks are told apart by identity: Dask keeps one object for each block on a worker.
     """
 
     def __init__(self) -> None:
-        # In the order of their last use: the first one is the first to go.
+        # In the order of their last use: the first one is freed first.
         self._kept: dict[tuple[int, object], tuple[weakref.ref[Any], Any]] = {}
         self._used = 0.0  # when, by the monotonic clock
-        self._making = threading.Lock()  # products begin side by side, with the same blocks
+        self._making = threading.Lock()  # products that begin at the same time use the same blocks
 
     def get(self, block: Any, form: object, prepare: Callable[[Any], Any], most: float = math.inf) -> Any:
         """Return ``prepare(block)``, or what it returned before for this block and `form`.
@@ -90,7 +90,7 @@ class Prepared:
             What is made of it; hashable.
         prepare : callable
         most : int
-            Elements of blocks whose prepared forms are kept at most, those of this one included, which is kept.
+            Keep the prepared forms of at most so many elements of blocks. This block counts, and is always kept.
         """
         key = id(block), form
         with self._making:
@@ -104,8 +104,8 @@ class Prepared:
         return operand
 
     def _make_room(self, most: float) -> None:
-        """Forget what was used longest ago, until the blocks of the others have at most so many elements."""
-        kept = self._kept.copy()  # which at any time may lose what is garbage
+        """Free what was used longest ago, until the blocks that are left have at most so many elements."""
+        kept = self._kept.copy()  # the original loses entries at any time, when blocks become garbage
         sizes = {key: 0 if (block := known()) is None else block.size for key, (known, _) in kept.items()}
         there = sum(sizes.values())
         for key, size in sizes.items():
@@ -115,17 +115,17 @@ class Prepared:
             there -= size
 
     def _drop(self, key: tuple[int, object], gone: weakref.ref[Any]) -> None:
-        # Without the lock: garbage is collected in any thread, at any time. The entry may by now be a new block's.
+        # Without the lock: garbage is collected in any thread, at any time. The entry may belong to a new block by now.
         if self._kept.get(key, (None,))[0] is gone:
             self._kept.pop(key, None)
 
     def drop_idle(self) -> None:
-        """Forget all if no product has asked for a while: other work on the GPU may need the memory."""
+        """Free all if no product has asked for a while: other work on the GPU may need the memory."""
         if self._kept and time.monotonic() - self._used > IDLE_SECONDS:
             self.clear()
 
     def clear(self) -> None:
-        """Forget all, so that their memory can be used."""
+        """Free all."""
         self._kept.clear()
 
     def __len__(self) -> int:
@@ -133,11 +133,11 @@ class Prepared:
 
 
 def _alias(block: Any) -> Any:
-    """Return another array in the same memory: an operand that keeps it does not keep the block itself."""
+    """Return another array in the same memory: an operand that refers to it does not keep the block itself alive."""
     import cupy
 
     if not isinstance(block, cupy.ndarray):
-        return block  # copied to the device anyway
+        return block  # a kernel copies it to the device, and does not refer to it
     return cupy.ndarray(block.shape, block.dtype, block.data, block.strides)
 
 
@@ -146,6 +146,12 @@ prepared = Prepared()  # of this process
 
 def retrying(work: Callable[[], Result], what: str) -> Result:
     """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again.
+
+    Parameters
+    ----------
+    work : callable
+    what : str
+        What needs the memory, for the message.
 
     Raises
     ------
@@ -177,7 +183,7 @@ def namespace(block: Any) -> Any:
 
 
 def device_name() -> str:
-    """Name of the worker's GPU, as its maker calls it."""
+    """Return the product name of the worker's GPU."""
     import cupy
 
     name: bytes = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.runtime.getDevice())["name"]

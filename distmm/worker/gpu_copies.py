@@ -1,7 +1,7 @@
-"""From the client's memory to this worker's GPU and back, on streams of their own, beside the products.
+"""Copies between the client's memory and this worker's GPU, on streams of their own, while products run.
 
-Pinned memory the GPU reads and writes by itself. Any other goes through two pinned buffers a block: while the device
-copies one, threads fill or empty the other.
+The GPU reads and writes pinned memory by itself. All other memory goes through two pinned staging buffers a block:
+while the device copies one, threads fill or empty the other.
 """
 
 from __future__ import annotations
@@ -14,66 +14,66 @@ from typing import Any
 
 import numpy as np
 
-from distmm.transfer import process_memory, shared_memory
-from distmm.transfer.client_array import Lent, whole
+from distmm.transfer import shared_memory
+from distmm.transfer.client_array import ClientArray
 from distmm.worker import gpu
 
-__all__ = ["download", "fetch", "pieces", "upload"]
+__all__ = ["download", "fetch", "pieces", "to_host", "upload"]
 
-# Bytes of a staging buffer: the device takes 1.2 ms for it, a hundred times what it takes to start a copy.
+# Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times what it takes to start a copy.
 STAGE = 64 << 20
 
-MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D takes
+MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
 
 
-def upload(part: Lent) -> Any:
+def upload(part: ClientArray) -> Any:
     """Return a CuPy copy of a part of the client's array, in its order."""
     import cupy
 
-    flat, swapped = part.by_rows()
+    flat, swapped = part.with_contiguous_rows()
     with _buffers(flat) as buffers, gpu.working("upload") as stream:
         block = cupy.empty(flat.shape, flat.dtype)
         for host, device in _matrices(flat, block):
             if not buffers:
                 _to_device(device, _pinned(host), host.strides[0], stream)
                 continue
-            for rows, place, staged, idle in _in_turn(host, buffers):
-                idle.synchronize()  # the device has taken what was in the buffer
-                process_memory.read(rows.pid, rows.rows(), staged.ctypes.data)
-                _to_device(device[place], staged.ctypes.data, staged.strides[0], stream)
+            for rows, region, staged, idle in _staged(host, buffers):
+                idle.synchronize()  # the device has copied what was in the buffer
+                rows.read_into(staged)
+                _to_device(device[region], staged.ctypes.data, staged.strides[0], stream)
                 idle.record(stream)
     return block.swapaxes(-1, -2) if swapped else block
 
 
-def download(part: Lent, block: Any) -> None:
+def download(part: ClientArray, block: Any) -> None:
     """Copy a CuPy block into a part of the client's array."""
     import cupy
 
     if block.shape != part.shape:
         raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
-    flat, swapped = part.by_rows()
+    flat, swapped = part.with_contiguous_rows()
     with _buffers(flat) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
         for host, device in _matrices(flat, block):
             if not buffers:
                 _to_host(_pinned(host), host.strides[0], device, stream)
                 continue
-            waiting = None
-            for rows, place, staged, full in _in_turn(host, buffers):
-                _to_host(staged.ctypes.data, staged.strides[0], device[place], stream)
+            last = None
+            for rows, region, staged, full in _staged(host, buffers):
+                _to_host(staged.ctypes.data, staged.strides[0], device[region], stream)
                 full.record(stream)
-                if waiting is not None:  # the rows before, while the device copies these
-                    _write(*waiting)
-                waiting = rows, staged, full
-            if waiting is not None:
-                _write(*waiting)
+                if last is not None:  # the rows before these, while the device copies these
+                    _write(*last)
+                last = rows, staged, full
+            if last is not None:
+                _write(*last)
 
 
 def pieces(block: np.ndarray) -> Iterator[Any]:
-    """Yield some rows after the other of a block ``(m, n)`` in host memory, as CuPy arrays."""
+    """Yield a block ``(m, n)`` of host memory as CuPy arrays of some rows each, from the first row to the last."""
     height = max(1, STAGE // max(1, block.shape[1] * block.itemsize))
     for first in range(0, len(block), height):
-        yield upload(whole(block[first : first + height]))
+        yield upload(ClientArray.of(block[first : first + height]))
 
 
 def fetch(block: Any) -> np.ndarray:
@@ -82,26 +82,33 @@ def fetch(block: Any) -> np.ndarray:
     if out.ndim < 2 or out.nbytes < STAGE:
         block.get(out=out)
     else:
-        download(whole(out), block)
+        download(ClientArray.of(out), block)
     return out
 
 
-def _matrices(host: Lent, device: Any) -> Iterator[tuple[Lent, Any]]:
-    """Pair the matrices of a stack in the client's memory and in GPU memory; none if they are empty."""
+def to_host(block: Any) -> Any:
+    """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
+    if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
+        return block
+    return fetch(block)
+
+
+def _matrices(host: ClientArray, device: Any) -> Iterator[tuple[ClientArray, Any]]:
+    """Yield each matrix of a stack, in the client's memory and in GPU memory; nothing if they are empty."""
     for index in np.ndindex(host.shape[:-2]) if host.nbytes else ():
         offset = sum(i * s for i, s in zip(index, host.strides, strict=False))
         matrix = replace(host, address=host.address + offset, shape=host.shape[-2:], strides=host.strides[-2:])
         yield matrix, device[index]
 
 
-def _is_pinned(host: Lent) -> bool:
-    """Whether the device may copy it by itself: its rows are in a segment, ascending, as far apart as CUDA allows."""
+def _is_pinned(host: ClientArray) -> bool:
+    """Whether the GPU can copy it by itself: rows of a segment, in ascending order, with a pitch that CUDA accepts."""
     width = host.shape[-1] * host.dtype.itemsize
     return host.segment is not None and (host.shape[-2] == 1 or width <= host.strides[-2] <= MOST_PITCH)
 
 
-def _pinned(host: Lent) -> int:
-    """Where memory of a segment lies in this process."""
+def _pinned(host: ClientArray) -> int:
+    """Return the address in this process of memory in a segment."""
     assert host.segment is not None
     return shared_memory.pinned(host.segment) + host.address - host.segment.address
 
@@ -130,10 +137,12 @@ _idle: list[Buffers] = []
 
 
 @contextmanager
-def _buffers(host: Lent) -> Iterator[Buffers]:
-    """Lend two pinned buffers, or none for what is pinned; to be entered before the stream, which waits at its end.
+def _buffers(host: ClientArray) -> Iterator[Buffers]:
+    """Reserve two pinned staging buffers; none for pinned memory.
 
-    They are kept for the next block: tasks that leave their slots run in new threads.
+    Enter this context before the stream's, whose end waits for the copies from and to the buffers.
+
+    The buffers are kept for the next block, and not by thread: tasks that release their slots run in new threads.
     """
     if _is_pinned(host):
         yield []
@@ -152,18 +161,18 @@ def _buffers(host: Lent) -> Iterator[Buffers]:
         _idle.append(pair)
 
 
-def _in_turn(host: Lent, buffers: Buffers) -> Iterator[tuple[Lent, tuple[slice, slice], np.ndarray, Any]]:
-    """Cut a matrix into ranges of rows, or parts of long ones, each with one of the buffers and its event."""
+def _staged(host: ClientArray, buffers: Buffers) -> Iterator[tuple[ClientArray, tuple[slice, slice], np.ndarray, Any]]:
+    """Cut a matrix into ranges of rows, or parts of long rows, and give each a buffer, in turn, and its event."""
     width = min(host.shape[1], STAGE // host.dtype.itemsize)
     height = max(1, STAGE // (width * host.dtype.itemsize))
-    places = itertools.product(range(0, host.shape[0], height), range(0, host.shape[1], width))
-    for turn, (row, column) in enumerate(places):
-        place = slice(row, row + height), slice(column, column + width)
-        part = host.part(place)
+    corners = itertools.product(range(0, host.shape[0], height), range(0, host.shape[1], width))
+    for turn, (row, column) in enumerate(corners):
+        region = slice(row, row + height), slice(column, column + width)
+        part = host.part(region)
         buffer, event = buffers[turn % 2]
-        yield part, place, np.ndarray(part.shape, part.dtype, buffer), event
+        yield part, region, np.ndarray(part.shape, part.dtype, buffer), event
 
 
-def _write(rows: Lent, staged: np.ndarray, full: Any) -> None:
+def _write(rows: ClientArray, staged: np.ndarray, full: Any) -> None:
     full.synchronize()
-    process_memory.write(rows.pid, rows.rows(), staged.ctypes.data)
+    rows.write_from(staged)

@@ -1,7 +1,7 @@
-"""Preload of GPU workers: wait until the memory that their pool takes is free.
+"""The memory pool of a GPU worker: its size, and a preload that waits until the memory for it is free.
 
-A worker that follows one that was killed starts within a few seconds; the driver may need longer to take the memory of
-the dead process back. A pool that finds too little ends the worker, and the nanny does not start another one.
+A worker that replaces a killed one starts within a few seconds; the driver may need longer to take back the memory of
+the dead process. If the pool finds too little memory the worker ends, and its nanny does not start another one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import time
 from distributed import Worker
 from distributed.diagnostics import nvml
 
-__all__ = ["dask_setup"]
+from distmm.worker.dask_internals import pending_plugins
+
+__all__ = ["dask_setup", "pool_bytes"]
 
 logger = logging.getLogger(__name__)
 
@@ -23,14 +25,14 @@ POLL_SECONDS = 0.1
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Wait for the memory of the worker's pool. Dask calls it before the plugins of the worker, of which one makes it.
+    """Wait for the memory of the worker's pool. Dask calls this before it sets up the plugin that makes the pool.
 
     Raises
     ------
     MemoryError
         If the memory is not free in time.
     """
-    wanted = max((_pool_bytes(plugin) for plugin in worker._pending_plugins), default=0)
+    wanted = max((_wanted_bytes(plugin) for plugin in pending_plugins(worker)), default=0)
     if not wanted:
         return
     ends = time.monotonic() + PATIENCE_SECONDS
@@ -43,7 +45,7 @@ async def dask_setup(worker: Worker) -> None:
         await asyncio.sleep(POLL_SECONDS)
 
 
-def _pool_bytes(plugin: object) -> int:
+def _wanted_bytes(plugin: object) -> int:
     """Bytes of the pool that a plugin of dask-cuda is going to make."""
     size = getattr(plugin, "initial_pool_size", None)
     if size is None:
@@ -54,5 +56,17 @@ def _pool_bytes(plugin: object) -> int:
 
 
 def _free_bytes() -> int:
-    """Bytes of the GPU that nobody uses, by NVML, which needs no context."""
+    """Bytes of the GPU that nobody uses, by NVML, which needs no CUDA context."""
     return int(nvml.one_time()["memory-total"] - nvml.real_time()["memory-used"])
+
+
+def pool_bytes() -> int | None:
+    """Size of RMM's pool on this GPU; None where CuPy allocates from the device itself."""
+    try:
+        import rmm
+    except ImportError:
+        return None
+    resource = rmm.mr.get_current_device_resource()
+    while not hasattr(resource, "pool_size") and hasattr(resource, "upstream_mr"):
+        resource = resource.upstream_mr  # below what logs or counts allocations
+    return int(resource.pool_size()) if hasattr(resource, "pool_size") else None

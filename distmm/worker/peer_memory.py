@@ -1,8 +1,8 @@
-"""Memory of dead workers on this host, which UCX would keep from the GPU for as long as the living ones run.
+"""GPU memory of dead workers of this host: unmapped by the others, because UCX keeps it mapped.
 
-UCX maps the pool of each worker that it fetches from, and keeps it mapped (``cuIpcOpenMemHandle``; openucx/ucx issue
-11753, UCX 1.21): the GPU of a worker that was killed has no memory for the one in its place. The driver counts how
-often a process has opened a pool, and opening one that is open gives the address that it has. So workers that meet open
+UCX maps the pool of each worker that it fetches from, and never unmaps it (``cuIpcOpenMemHandle``; openucx/ucx issue
+11753, UCX 1.21). The GPU of a worker that was killed then has no memory for the worker that replaces it. The driver
+counts how often a process has opened a pool; to open an open pool returns its address. So the workers of a host open
 each other's pools, and when a process is gone the others close its pool twice: for themselves and for UCX.
 """
 
@@ -16,15 +16,15 @@ from typing import Any
 
 from distributed import Worker
 from distributed.comm import get_address_host
-from distributed.protocol.pickle import dumps
 
-from distmm.pid import born, machine
+from distmm.pid import machine, start_time
+from distmm.worker.dask_internals import run_on_workers
 
 __all__ = ["Peers", "pool_handle"]
 
 logger = logging.getLogger(__name__)
 
-# Looks at which a process must be gone before its pool is closed: transfers that it had begun have failed by then.
+# A process must be gone at so many looks before its pool is closed: transfers that it had begun have failed by then.
 LOOKS = 3
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, as UCX opens pools
@@ -37,29 +37,34 @@ class Peers:
     ----------
     worker : distributed.Worker
     pool : bytes
-        What other processes open this one's pool with.
+        The handle with which other processes open this one's pool.
     """
 
     def __init__(self, worker: Worker, pool: bytes) -> None:
         self.worker = worker
-        self.addresses: dict[int, int] = {}  # process -> where its pool is here
-        self.missing: dict[int, int] = {}  # process that is gone -> looks at which it was
-        self.card = {"machine": machine(), "pid": os.getpid(), "pool": pool}
+        self.addresses: dict[int, int] = {}  # by process: where its pool is mapped here
+        self.missing: dict[int, int] = {}  # by process that is gone: looks at which it was
+        self.identity = {"machine": machine(), "pid": os.getpid(), "pool": pool}
 
     async def introduce(self, plugin: str) -> None:
-        """Meet the other workers of this host that have `plugin` already: each answers with its own card."""
-        message = {"op": "run", "function": dumps(_meet), "args": dumps((plugin, self.card))}
-        here = [get_address_host(self.worker.address)]
-        replies = await self.worker.scheduler.broadcast(msg=message, hosts=here, on_error="ignore")
-        for reply in replies.values():
-            if reply["status"] == "OK" and reply["result"] is not None:
-                self.open(**reply["result"])
+        """Exchange identities with the other workers of this host that have `plugin` already."""
+        try:
+            replies = await run_on_workers(
+                self.worker, get_address_host(self.worker.address), _exchange, plugin, self.identity
+            )
+            identities = [reply["result"] for reply in replies.values() if reply["status"] == "OK"]
+        except Exception:  # a worker that ends, or another version of Dask: products do not need to know
+            logger.warning("other workers of this host are unknown: their memory may stay in use", exc_info=True)
+            return
+        for identity in identities:
+            if identity is not None:
+                self.open(**identity)
 
     def open(self, machine: str, pid: int, pool: bytes) -> None:
         """Open the pool of another process of this machine."""
         from cupy.cuda import runtime
 
-        if machine != self.card["machine"] or pid == self.card["pid"] or pid in self.addresses:
+        if machine != self.identity["machine"] or pid == self.identity["pid"] or pid in self.addresses:
             return
         try:
             self.addresses[pid] = runtime.ipcOpenMemHandle(pool, LAZY_PEER_ACCESS)
@@ -70,19 +75,19 @@ class Peers:
         """Unmap the pools of processes that are gone. Called again and again, on the worker's event loop."""
         from cupy.cuda import runtime
 
-        for pid in [pid for pid in self.addresses if born(pid) is None]:
+        for pid in [pid for pid in self.addresses if start_time(pid) is None]:
             self.missing[pid] = self.missing.get(pid, 0) + 1
             if self.missing[pid] == LOOKS:
                 del self.missing[pid]
-                # In a thread: to close is to wait for all that the GPU does, and the event loop answers others.
+                # In a thread: closing waits for all work of the GPU, and the event loop must answer others meanwhile.
                 about = self.addresses.pop(pid), runtime.getDevice()
                 threading.Thread(target=_close, args=about, name="distmm-close-pool", daemon=True).start()
 
 
 def pool_handle() -> bytes | None:
-    """Return what other processes open this one's pool with; None where GPU memory cannot be shared (MIG).
+    """Return the handle with which other processes open this one's pool; None where it cannot be shared (MIG).
 
-    It is that of any memory from the pool.
+    Any memory of the pool has the pool's handle.
     """
     import rmm
     from cupy.cuda import runtime
@@ -94,20 +99,20 @@ def pool_handle() -> bytes | None:
         return None
 
 
-def _meet(plugin: str, card: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:
-    """Take another worker's card, and give one's own. Runs on workers."""
+def _exchange(plugin: str, identity: dict[str, Any], dask_worker: Worker) -> dict[str, Any] | None:
+    """Take another worker's identity, and return this worker's own. Runs on workers."""
     peers: Peers | None = getattr(dask_worker.plugins.get(plugin), "peers", None)
     if peers is None:
         return None
-    peers.open(**card)
-    return peers.card
+    peers.open(**identity)
+    return peers.identity
 
 
 def _close(address: int, device: int) -> None:
     from cupy.cuda import runtime
 
     runtime.setDevice(device)  # of this thread
-    runtime.deviceSynchronize()  # what is still being copied from there
+    runtime.deviceSynchronize()  # copies from there may still run
     runtime.ipcCloseMemHandle(address)
     with suppress(runtime.CUDARuntimeError):  # UCX has not mapped it
         runtime.ipcCloseMemHandle(address)

@@ -1,8 +1,8 @@
-"""Tasks that leave their worker's slot to the next one, while they only wait for a copy or for a disk.
+"""Slots of a worker, released by tasks that only wait for a copy or a disk.
 
-A GPU worker has few slots (three), so that the next product is queued while one runs and no more blocks of C are there
-than planned. Loads that held slots kept products from being queued: of a bfloat16 product of n = 65536 from host memory
-the GPU stood still a fifth of the time (61 ms a panel, 49 of arithmetic), though its link was busy for a third.
+A GPU worker has few slots (`distmm.worker.gpu_worker_setup.THREADS`), so that the next product is queued while one runs
+and no more blocks of C are there than planned. Loads that kept their slots delayed products: in a bfloat16 product of
+n = 65536 from host memory a panel took 61 ms, 49 of them arithmetic, while the host link was busy for a third of it.
 """
 
 from __future__ import annotations
@@ -15,39 +15,40 @@ from contextlib import contextmanager
 from typing import Literal
 
 from distributed import secede
-from distributed.metrics import context_meter
-from distributed.utils import thread_state
 
-__all__ = ["beside_products"]
+from distmm.worker import dask_internals
+
+__all__ = ["slot_released"]
 
 Kind = Literal["load", "store", "write"]
 
-_running: Counter[Kind] = Counter()  # tasks of this process that are without a slot
+_running: Counter[Kind] = Counter()  # tasks of this process that have released their slots
 _entering = threading.Lock()
 
 
 @contextmanager
-def beside_products(kind: Kind, most: float = math.inf) -> Iterator[None]:
+def slot_released(kind: Kind, most: float = math.inf) -> Iterator[None]:
     """Let the worker begin another task meanwhile, if this is a task of a worker.
 
     Parameters
     ----------
     kind : {"load", "store", "write"}
     most : int
-        Of this kind and process at a time; those beyond keep their slot, so that products wait for them.
+        At most so many tasks of this kind and process go on without a slot; the others keep theirs, so that products
+        wait for them.
     """
     with _entering:
-        leaves = getattr(thread_state, "key", None) is not None and _running[kind] < most
-        _running[kind] += leaves
+        releases = dask_internals.in_task() and _running[kind] < most
+        _running[kind] += releases
     try:
-        if leaves:
-            # The worker's event loop begins the next task in the context of the one that leaves, and adds to it what
+        if releases:
+            # The worker's event loop begins the next task in the context of the one that secedes, and adds to it what
             # measures that task: after 2,000 blocks each message and each measurement went to 2,962 callbacks, 21 ms
             # and 80 kB a block.
-            with context_meter.clear_callbacks():
+            with dask_internals.without_task_meters():
                 secede()
         yield
     finally:
-        if leaves:
+        if releases:
             with _entering:
                 _running[kind] -= 1

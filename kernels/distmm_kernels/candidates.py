@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
-from distmm_kernels.mma_tiles import tilings
-from distmm_kernels.tiling import TILINGS, Tiling
+from distmm_kernels.tiles.mma_tiles import tilings
+from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
 __all__ = ["CANDIDATES", "SIZES", "Candidate", "rate", "seconds"]
 
@@ -29,7 +29,7 @@ class Candidate:
     granule
         The kernel's own; None if it promises no bits.
     tile
-        Rows and columns of C that one thread block owns: what sticks out of C is worked on in vain.
+        Rows and columns of C that one thread block owns; the part of a tile beyond C is computed in vain.
     loads
         Loads from global memory for one element of C; None for a kernel whose threads load nothing themselves.
     capabilities
@@ -289,7 +289,7 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "guvectorized": {name: (0.0075,) * len(SIZES) for name in TILINGS},
     }
 }
-# A GPU that nobody has measured chooses as this one: its kernels stand in the same order for the same reasons.
+# A GPU that has not been measured uses the rates of this one: the reasons for their order are the same.
 _MEASURED = (9, 0)
 _COPY = 4.2e12  # bytes a second, read and written, by a copy within an H200
 

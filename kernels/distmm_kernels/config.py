@@ -1,4 +1,4 @@
-"""What one block product is: its sizes, the type of its operands, and the type it is accumulated in."""
+"""A block product: its sizes, the type of its operands, and the type that it is accumulated in."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
 # Types of operands that are narrower than what their products are accumulated in; tensor cores take them as they are.
 NARROW: tuple[np.dtype[Any], ...] = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("int8"))
 
-# Every kernel of today computes in the operands' own IEEE type, so each of the four is met by all of them.
+# What each promises: README.md, "How a kernel is chosen".
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
 # Rows and columns of what one thread block owns of C: 32 is a warp's width, and 32 x 32 the most threads of a block.

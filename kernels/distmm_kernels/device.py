@@ -1,4 +1,4 @@
-"""What there is to compute on: this machine's CPU, and the NVIDIA GPUs that all the libraries needed can use.
+"""Devices: this machine's CPU, and the NVIDIA GPUs that all needed libraries can use.
 
 Nothing here creates a CUDA context: the driver is only asked for names and sizes.
 """
@@ -110,7 +110,7 @@ def _driver_devices() -> tuple[tuple[Device, ...], int]:
     try:
         from cuda.bindings import driver
     except ImportError as error:
-        raise _NoGpuError(f"no GPU can be looked for, {error}: type pip install numba-cuda") from error
+        raise _NoGpuError(f"GPUs cannot be searched for ({error}): type pip install numba-cuda") from error
 
     def ask(call: Any, *arguments: Any) -> Any:
         status, *answer = call(*arguments)

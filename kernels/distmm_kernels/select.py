@@ -1,4 +1,4 @@
-"""Choose the kernel: one predicate that says why one cannot be used, one score, a reason that can be printed.
+"""Choose the kernel: a predicate says why one cannot be used, a score ranks the others, and both can be printed.
 
 Pure: the device is an argument, and a kernel's module is imported only once it is chosen.
 """
@@ -102,7 +102,8 @@ def _choose(problem: Problem, device: Device, precision: str, reproducible: bool
         legal = [c for c in unasked if why_not(c, problem, device, precision, reproducible=reproducible) is None]
         if not legal:
             raise ValueError(
-                f"no kernel for {problem} on {device} promises the same bits for any cuts of k: do not ask"
+                f"no kernel for {problem} on {device} promises the same bits for any cuts of k: "
+                "leave out reproducible=True"
             )
         return min(legal, key=lambda candidate: _seconds(candidate, problem, device, reproducible))
     legal = [c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None]

@@ -26,7 +26,7 @@ from distmm import clusters
 from distmm.bench import matrices
 from distmm.bench.cases import element
 from distmm.bench.cublasxt import Xt
-from distmm.bench.on_cluster import count_allocations, kernel_alone, peak_bytes, start_counting
+from distmm.bench.dask_programs import count_allocations, kernel_alone, peak_bytes, start_counting
 from distmm.telemetry import client as telemetry
 from distmm.transfer import shared_memory
 

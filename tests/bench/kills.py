@@ -180,8 +180,9 @@ def _unfinished(dask_scheduler: Scheduler) -> list[str]:
         for ts in dask_scheduler.tasks.values()
         if ts.state not in ("memory", "released", "forgotten") and not ts.waiting_on
     ]
-    windows = dask_scheduler.plugins[PlacementPlugin.name].windows
-    steps = [f"{name}: left {dict(window.left)}, held {sorted(window.held)}" for name, window in windows.items()]
+    products = dask_scheduler.plugins[PlacementPlugin.name].products.products
+    looks = {name: product.lookahead for name, product in products.items()}
+    steps = [f"{name}: left {dict(look.unfinished)}, held {sorted(look.held)}" for name, look in looks.items()]
     return [f"workers: {list(dask_scheduler.workers)}", *waiting[:20], *steps]
 
 

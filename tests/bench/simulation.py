@@ -3,7 +3,7 @@
 What is real: Dask's scheduler with distmm's plugin, Dask's worker state machines (which task next, what to fetch from
 whom), the plan and its graph. What is virtual: time, the links and the kernels, whose figures are those of a `Machine`.
 
-    python tests/bench/simulation.py                      # the table of distmm/README.md
+    python tests/bench/simulation.py                      # the table of tests/bench/README.md
     python tests/bench/simulation.py --gpus 64 --size 200000 --dtype float16
 """
 
@@ -33,7 +33,8 @@ from rich.console import Console
 
 from distmm import matmul
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG
-from distmm.graph.layer import Product, ProductLayer
+from distmm.graph.dask_tasks import ProductTask
+from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Problem, accumulator_dtype
 from distmm.planning.plan import Plan, make_plan
@@ -260,7 +261,7 @@ class Simulation:
     def task(self, spec: Any) -> tuple[bool, float, int, int]:
         """Whether a task is a product, its virtual seconds, the bytes of its result, and others that it needs."""
         blocking, item = self.plan.blocking, self.plan.problem.dtype.itemsize
-        if isinstance(spec, Product):
+        if isinstance(spec, ProductTask):
             where = spec.placement
             area = blocking.m[where.i] * blocking.n[where.j]
             depth = sum(blocking.k[p] for p in blocking.steps[where.step])

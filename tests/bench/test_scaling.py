@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from distmm.bench import Case, Experiment, Results, Row, efficiency, matrices, run, weak_size
 from distmm.bench.cases import KERNEL, TYPES, element
-from distmm.bench.child import Task, median
+from distmm.bench.measuring_process import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
 from distmm.errors import InputError

@@ -1,4 +1,4 @@
-"""The simulation on few GPUs; `tests/bench/simulation.py` makes the table of distmm/README.md."""
+"""The simulation on few GPUs; `tests/bench/simulation.py` makes the table of tests/bench/README.md."""
 
 from __future__ import annotations
 

@@ -248,6 +248,22 @@ def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, mon
         assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('[slurm]\npartition = "nowhere"\n', "sbatch refuses: .*invalid partition"),
+        ('[slurm]\npartition = "short"\n', "job [0-9]+ can never start: Partition(TimeLimit|Config)"),
+    ],
+)
+def test_elastic_workers_that_can_never_come_are_not_waited_for(
+    slurm: Path, job_file: Path, change: str, said: str
+) -> None:
+    job_file.write_text(JOB + change)
+    with pytest.raises(InputError, match=said), clusters.connect(f"slurm:{job_file}"):
+        pass
+    until(lambda: not _queue(), "jobs are left in the queue")
+
+
 def _queue() -> set[str]:
     return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
 

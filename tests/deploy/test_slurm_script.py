@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import dask
 import pytest
 
-from distmm.submit import elastic, fabric, jobfile, pages, ready, slurm, slurm_script
+from distmm.errors import InputError
+from distmm.submit import dashboard_access, elastic, fabric, jobfile, ready, slurm_queue, slurm_script
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -64,7 +66,7 @@ def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
     monkeypatch.setenv("SLURM_SUBMIT_HOST", "login")
     monkeypatch.setattr(ready.socket, "gethostname", lambda: "gpu3")
     for switch, expected in (("localhost", "ssh -N -L 8787:127.0.0.1:4242 -J login gpu3, "), ("none", "no dashboard")):
-        with dask.config.set(pages.settings(switch)):
+        with dask.config.set(dashboard_access.settings(switch)):
             assert expected in ready._dashboard(4242)
 
 
@@ -143,9 +145,21 @@ def test_ucx_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, t
     "reason", ["PartitionTimeLimit", "QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"]
 )
 def test_what_no_single_job_may_have_never_starts(reason: str) -> None:
-    assert slurm.NEVER.fullmatch(reason)
+    assert slurm_queue.NEVER.fullmatch(reason)
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"])
 def test_what_ends_with_other_jobs_is_waited_for(reason: str) -> None:
-    assert not slurm.NEVER.fullmatch(reason)
+    assert not slurm_queue.NEVER.fullmatch(reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"memory_limit": "lots"}, "memory 'lots' is not a size of a megabyte or more"),
+        ({"workers": 5000}, "per_node 5000 is not a number from 1 to 1024"),
+    ],
+)
+def test_options_of_elastic_workers_are_checked_as_those_of_a_job_file(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said), elastic.connect("slurm", **options):
+        pass

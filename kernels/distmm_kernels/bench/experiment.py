@@ -15,9 +15,9 @@ from distmm_kernels.bench.timing import cuda_seconds, rotation, wall_seconds
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.reference import triple_loop
+from distmm_kernels.reference.matrices import matrix
+from distmm_kernels.reference.products import triple_loop
 from distmm_kernels.select import CANDIDATES, select, why_not
-from distmm_kernels.testing import matrix
 
 __all__ = ["run"]
 

@@ -1,4 +1,4 @@
-"""What a product costs the host: microseconds of a call, and the first product of a new process."""
+"""Host time of a product: microseconds of a call, and the first product of a new process."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def call_microseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
         a, b = kernel.prepare_a(a), kernel.prepare_b(b)
         kernel.multiply(a, b, None)
         fastest = float("inf")
-        for _ in range(5):  # the device falls behind after some hundred calls, and then calls wait for it
+        for _ in range(5):  # after some hundred calls the launch queue is full, and calls wait for the device
             start = time.perf_counter()
             for _ in range(CALLS // 5):
                 kernel.multiply(a, b, None, wait=False)

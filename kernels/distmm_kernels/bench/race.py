@@ -1,4 +1,4 @@
-"""Our kernels next to cuBLAS: the same products, in turns, so that both meet the GPU in the same state.
+"""Our kernels next to cuBLAS: the same products, in turns, so that the GPU is in the same state for both.
 
 A GPU under load lowers its clock to stay within its power limit, and how far depends on what ran before. So each
 contestant of a heat runs once in each round, in shuffled order, after a short pause: the first milliseconds after it
@@ -19,13 +19,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels import complex_twin, residue_twin
 from distmm_kernels.bench.host import call_microseconds, first_milliseconds
 from distmm_kernels.bench.peers import peer
 from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.reference import complex_twin, residue_twin
 from distmm_kernels.select import select
 
 __all__ = ["HEATS", "SIZES", "Heat", "race"]

@@ -62,7 +62,7 @@ class Run:
 
 @dataclass
 class Results:
-    """All runs of a race and where it was held.
+    """All runs of a race, and the device that it ran on.
 
     Attributes
     ----------

@@ -1,1 +1,1 @@
-"""Device functions that several kernels share."""
+"""What runs on the GPU: kernels, and the instructions that they are made of."""

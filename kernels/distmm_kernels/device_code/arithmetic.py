@@ -1,8 +1,8 @@
 """One step of an inner product, with the same bits wherever in k the loop is cut.
 
-A real float takes one fused multiply-add and a complex number four, written out so that no compiler decides which
-product is rounded first. Integers are cast back at once, since Numba would widen int32 to int64 and pay for 64-bit
-multiplications whose upper half is dropped.
+A real float takes one fused multiply-add, a complex number four. They are written out, so that the compiler does not
+decide which product is rounded first. Integers are cast back at once: Numba would widen int32 to int64, and multiply 64
+bits whose upper half is dropped.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, from_dtype
+
+from distmm_kernels.device_code.emit import cuda, from_dtype, inlined
 
 __all__ = ["multiply_add"]
 
@@ -34,7 +35,4 @@ def multiply_add(dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], Any]:
         return number(complex(re, im))
 
     step = {"i": integer, "f": real, "c": complex_}[str(dtype.kind)]
-    # inlined by Numba itself: a call would be compiled for the current device, and there may be none
-    inlined = cuda.jit(device=True, inline="always")
-    device_function: Callable[[Any, Any, Any], Any] = inlined(step)
-    return device_function
+    return inlined(step)

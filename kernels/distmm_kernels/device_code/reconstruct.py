@@ -1,44 +1,47 @@
-"""Make float64 numbers of their residues, and add them to C.
+"""Compute float64 numbers from their residues, and add them to C.
 
-Three sums of residues by parts of their weights, 42 bits each, are exact in float64, and so is what remains of them
-when a multiple of P is taken away: rounding happens once, where the parts are put together, and once where C is added.
+Weights are split into three parts of 42 bits. The sums of residues times each part are exact in float64, and stay exact
+when a multiple of P is subtracted. So a number is rounded once, where its parts are added, and once where C is added.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
 
-from llvmlite import ir
-from numba import cuda, types
-
-from distmm_kernels.compiler import Source
-from distmm_kernels.device_code.llvm import intrinsic
-from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
+from distmm_kernels.device_code.emit import (
+    F64,
+    I32,
+    I64,
+    assembly,
+    constant,
+    cuda,
+    inlined,
+    instruction,
+    intrinsic,
+    types,
+)
 from distmm_kernels.device_code.residues import read_double, store_double
-from distmm_kernels.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
-from distmm_kernels.residues import COLUMNS, THREADS
+from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.residues import COLUMNS, THREADS
+from distmm_kernels.launch.compiler import Source
 
 __all__ = ["integer", "load_factor", "reconstruct", "store_pair"]
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
-I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 
 load_factor = instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)
 store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 
 
-def _sums(context, builder, signature, values):
-    """Three exact sums for each of four columns: a word holds their residues, as they come out of the tensor cores."""
+def _sums(builder, address, step):
+    """Write three exact sums for each of four columns, whose residues lie in one word."""
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
-    address, step = values
     words = []
     for _ in WEIGHTS:
         # OFFSET more than the residue, so that no byte is negative
         words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
         address = builder.add(address, step)
-    zero = ir.Constant(F64, 0.0)
+    zero = constant(F64, 0.0)
     results = []
     for column in range(COLUMNS):
         sums = [zero] * len(UNITS)
@@ -46,16 +49,14 @@ def _sums(context, builder, signature, values):
             byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
             # the bits of 2^52 + byte; a conversion would take four times as long
             bits = builder.or_(builder.zext(byte, I64), I64((1023 + 52) << 52))
-            residue = builder.fsub(builder.bitcast(bits, F64), ir.Constant(F64, 2.0**52 + OFFSET))
-            parts = [ir.Constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
+            residue = builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
+            parts = [constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
             sums = [builder.fma(residue, part, total) for part, total in zip(parts, sums, strict=True)]
         results += sums
-    return context.make_tuple(builder, signature.return_type, results)
+    return results
 
 
-sums_of_four: Callable[..., Any] = intrinsic(
-    _sums, of_arity(2, lambda *_: types.UniTuple(f64, len(UNITS) * COLUMNS)(u64, u64))
-)
+sums_of_four = intrinsic(_sums, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
 """sums_of_four(address, step): of the residues of four neighbours, modulus by modulus ``step`` bytes apart."""
 
 to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
@@ -64,7 +65,7 @@ _inverse = f64(1 / PRODUCT)
 _high, _middle, _low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
 def integer(first, second, third):
     """Return the integer between -P/2 and P/2 that three sums make, rounded."""
     quotient = to_nearest(first * _inverse)
@@ -83,7 +84,7 @@ def reconstruct(adds: bool) -> Source:
     def added(x, c):
         return read_double(c) + x if adds else x
 
-    number, plus = integer, cuda.jit(device=True, inline="always")(added)
+    number, plus = integer, inlined(added)
 
     def kernel(
         residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,

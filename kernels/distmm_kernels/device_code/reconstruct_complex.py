@@ -10,21 +10,16 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import cuda, types
-
-from distmm_kernels.compiler import Source
-from distmm_kernels.device_code.llvm import intrinsic
-from distmm_kernels.device_code.ptx import assembly, of_arity
+from distmm_kernels.device_code.emit import F64, I32, I64, assembly, constant, cuda, inlined, intrinsic, types
 from distmm_kernels.device_code.reconstruct import integer, load_factor, store_pair
 from distmm_kernels.device_code.residues import read_double
-from distmm_kernels.moduli import MODULI, OFFSET, UNITS, WEIGHTS, digits
-from distmm_kernels.residues import COLUMNS, FORMS, THREADS
+from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
+from distmm_kernels.launch.compiler import Source
 
 __all__ = ["reconstruct", "remainder_multiplier"]
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
-I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
 
 WORDS = FORMS[2] * len(MODULI)
 SHIFT = 24
@@ -35,27 +30,26 @@ def remainder_multiplier(modulus: int) -> int:
     return -(-(1 << SHIFT) // modulus)
 
 
-def _load(context, builder, signature, values):
+def _load(builder, address, step):
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
-    address, step = values
     words = []
     for _ in range(WORDS):
         # OFFSET more than the residue, so that no byte is negative
         words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
         address = builder.add(address, step)
-    return context.make_tuple(builder, signature.return_type, words)
+    return words
 
 
-words_of_four: Callable[..., Any] = intrinsic(_load, of_arity(2, lambda *_: types.UniTuple(u32, WORDS)(u64, u64)))
+words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
 """words_of_four(address, step): residues of four neighbours, product by product and modulus by modulus."""
 
 
 def _sums_of(column: int) -> Callable[..., Any]:
     """Make ``(words)``: three exact sums for the real part of one of the four neighbours, and three for the other."""
 
-    def code(context, builder, signature, values):
+    def write(builder, words):
         def byte(index):
-            word = builder.extract_value(values[0], index)
+            word = builder.extract_value(words, index)
             return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
 
         def residue(value, modulus):
@@ -63,9 +57,9 @@ def _sums_of(column: int) -> Callable[..., Any]:
             rest = builder.sub(value, builder.mul(quotient, I32(modulus)))
             # the bits of 2^52 + rest; a conversion would take four times as long
             bits = builder.or_(builder.zext(rest, I64), I64((1023 + 52) << 52))
-            return builder.fsub(builder.bitcast(bits, F64), ir.Constant(F64, 2.0**52 + OFFSET))
+            return builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
 
-        sums = [ir.Constant(F64, 0.0)] * (2 * len(UNITS))
+        sums = [constant(F64, 0.0)] * (2 * len(UNITS))
         for index, (modulus, weight) in enumerate(zip(MODULI, WEIGHTS, strict=True)):
             first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
             # each byte has OFFSET more than its residue, and so shall have what comes of them; multiples of the modulus
@@ -73,12 +67,12 @@ def _sums_of(column: int) -> Callable[..., Any]:
             real = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
             both = builder.add(first, second)
             imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
-            parts = [ir.Constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
+            parts = [constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
             factors = [residue(real, modulus)] * len(UNITS) + [residue(imaginary, modulus)] * len(UNITS)
             sums = [builder.fma(*each) for each in zip(factors, parts * 2, sums, strict=True)]
-        return context.make_tuple(builder, signature.return_type, sums)
+        return sums
 
-    return intrinsic(code, of_arity(1, lambda *_: types.UniTuple(f64, 2 * len(UNITS))(types.UniTuple(u32, WORDS))))
+    return intrinsic(write, (types.UniTuple(u32, WORDS),), (f64,) * (2 * len(UNITS)))
 
 
 def reconstruct(adds: bool) -> Source:
@@ -86,7 +80,6 @@ def reconstruct(adds: bool) -> Source:
 
     Grid and parameters are those of the kernel for real numbers; residues are ``(products, moduli, rows, columns)``.
     """
-    inlined = cuda.jit(device=True, inline="always")
 
     def added(x, c):
         return read_double(c) + x if adds else x

@@ -1,10 +1,10 @@
-"""A thread owns 8 x 16 elements of C in registers: what it loads from shared memory serves 8 or 16 multiply-adds.
+"""A thread owns 8 x 16 elements of C in registers, so each element loaded from shared memory serves 8 or 16 products.
 
 `tiled` needs two loads from shared memory for one multiply-add, and waits for them. Here a step of k is an outer
-product: 8 elements of A and 16 of B, six vector loads in all, give 128 multiply-adds, and the loads of the next step
-are under way meanwhile. Tiles lie in shared memory with k first. They come as asynchronous copies of 16 bytes, a few
-stages ahead and past the registers, so that next to nothing but multiply-adds is left for the threads to do. For that
-`prepare` brings operands into memory with k first. `distmm_kernels.tiling` computes which thread does what.
+product: six vector loads bring 8 elements of A and 16 of B, which give 128 multiply-adds. The loads of the next step
+overlap with them. Tiles lie in shared memory with k first. Asynchronous copies of 16 bytes, which bypass registers,
+bring them a few stages ahead, so that threads execute little else than multiply-adds. `prepare` brings operands into
+memory with k first for that. `distmm_kernels.tiles.tiling` computes which thread does what.
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import config, cuda, from_dtype, int32, int64, types
 from numpy import uint32
 
-from distmm_kernels.compiler import Source
-from distmm_kernels.device_code import unrolled
-from distmm_kernels.device_code.unrolled import address, close_stage, copy, copy_along_k, load, store, wait_for_stages
-from distmm_kernels.tiling import Tiling
+from distmm_kernels.device_code import simulated, unrolled
+from distmm_kernels.device_code.emit import SIMULATED, cuda, from_dtype, inlined, types
+from distmm_kernels.launch.compiler import Source
+from distmm_kernels.tiles.tiling import Tiling
 
 __all__ = ["register_tiled", "source", "source_of"]
 
@@ -27,7 +26,10 @@ __all__ = ["register_tiled", "source", "source_of"]
 # down this many rows of tiles before they go on to the next column of tiles. 4 to 64 differ by under 3 % on an H200.
 GROUP = uint32(16)
 
-ALIGNMENT = None if config.ENABLE_CUDASIM else 16  # of shared memory, for vectors; the simulator refuses the argument
+int32, int64 = types.int32, types.int64
+operations: Any = simulated if SIMULATED else unrolled
+
+ALIGNMENT = None if SIMULATED else 16  # of shared memory, for vectors; the simulator refuses the argument
 
 
 # Static shared memory of a block ends here; more must be asked for at the launch.
@@ -35,7 +37,7 @@ MOST_STATIC = 48 * 1024
 
 
 def register_tiled(
-    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = unrolled.multiply
+    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = operations.multiply
 ) -> Callable[..., None]:
     """Make the kernel ``(a, b, c, d)`` for a dtype.
 
@@ -52,21 +54,21 @@ def register_tiled(
         Makes the steps of a tile, as `unrolled.multiply` does.
     """
     number = from_dtype(dtype)
-    place = tiling.place if config.ENABLE_CUDASIM else cuda.jit(device=True, inline="always")(tiling.place)
+    place = tiling.place if SIMULATED else inlined(tiling.place)
     rows, columns, depth, stages = tiling.rows, tiling.columns, tiling.depth, tiling.stages
     (share_a, beside_a, start_a, copy_a), (share_b, beside_b, start_b, copy_b) = (_operand(tiling, i) for i in (0, 1))
-    close, wait = close_stage(), wait_for_stages(stages - 2)
+    close, wait = operations.close_stage(), operations.wait_for_stages(stages - 2)
     last_step = depth // tiling.step - 1
     parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
     begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
-    load_c, store_d = load(tiling.outputs(1)), store(tiling.outputs(width), width)
+    load_c, store_d = operations.load(tiling.outputs(1)), operations.store(tiling.outputs(width), width)
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
-    if dynamic_bytes(tiling):  # then both arrays are all that the launch gives, and B's tiles lie behind A's
+    if dynamic_bytes(tiling):  # then both arrays are the launch's dynamic shared memory, and B's tiles lie behind A's
         all_a, all_b, first_b = 0, 0, int32(all_a)
     outputs, operands = tiling.thread_rows * tiling.thread_columns, 2 * tiling.operands
-    # unsigned: Numba gives signed divisions Python's rounding, and mixes int64 with uint64 into floats
+    # unsigned: Numba rounds signed divisions as Python does, and converts int64 with uint64 to floats
     warp_size, warp_rows, vector = uint32(32), uint32(tiling.warp_rows), uint32(tiling.vector)
     warp_height, warp_width = (
         uint32(tiling.warp[0] * tiling.thread_rows),
@@ -108,7 +110,8 @@ def register_tiled(
         else:
             read_a, read_b = i, j + first_b
 
-        # the thread's vectors of the operands; beyond the last column it reads that: what comes of it is not stored
+        # the thread's vectors of the operands; beyond the last column it reads the last one, and the results are not
+        # stored
         k_a, i_a, into_a = share_a(thread)
         k_b, j_b, into_b = share_b(thread)
         into_b += first_b
@@ -142,7 +145,7 @@ def register_tiled(
             free = now
             now = int32(now + one) if now < last else first
             wait()
-            cuda.syncthreads()  # the next tiles are complete, and nobody reads these any more
+            cuda.syncthreads()  # the next tiles are complete, and no thread reads the old ones any more
             multiply_last(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
 
@@ -154,7 +157,7 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
 
     ``share(thread)`` gives the step of k and the row of A, or column of B, that the thread's first vector begins at,
     and its place in the tile. ``beside(i, size)`` gives the row or column to read in place of one that may lie beyond
-    the last. Then `unrolled.address` and `unrolled.copy`.
+    the last. The other two are those of `unrolled.address` and `unrolled.copy`.
     """
     lanes, pitch, vector = uint32(tiling.lanes(operand)), int32(tiling.pitch(operand)), uint32(tiling.vector)
 
@@ -174,12 +177,10 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
 
     copies = tiling.copies(operand), tiling.pitch(operand)
     if tiling.along_k[operand]:
-        made, moves = (share_along_k, any_of), (address(0), copy_along_k(*copies))
+        made, moves = (share_along_k, any_of), (operations.address(0), operations.copy_along_k(*copies))
     else:
-        made, moves = (share, last_or), (address(), copy(*copies, tiling.vector))
-    if config.ENABLE_CUDASIM:
-        return *made, *moves
-    return *(cuda.jit(device=True, inline="always")(function) for function in made), *moves
+        made, moves = (share, last_or), (operations.address(), operations.copy(*copies, tiling.vector))
+    return *(function if SIMULATED else inlined(function) for function in made), *moves
 
 
 def dynamic_bytes(tiling: Tiling) -> int:
@@ -188,7 +189,7 @@ def dynamic_bytes(tiling: Tiling) -> int:
 
 
 def source(dtype: str, tiling: Tiling, width: int) -> Source:
-    """Return what `distmm_kernels.binary` compiles."""
+    """Return what `distmm_kernels.launch.binary` compiles."""
     return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
 
 

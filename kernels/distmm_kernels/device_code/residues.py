@@ -1,6 +1,6 @@
 """Kernels that split float64 operands into residues: two passes over the operand, one over the result.
 
-A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads looks at `ROWS` rows and `STRETCH` of k. Where k
+A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads reads `ROWS` rows and `STRETCH` of k. Where k
 is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
 
 All have the same parameters, unsigned and of 64 bits: the addresses of the operand, of the memory that receives its
@@ -10,11 +10,11 @@ each; bytes from one granule's residues to the next ones', and from one line to 
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
 A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A
-granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices:
-products of those make a complex product, since sums of residues lose nothing.
+granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices.
+Products of these make a complex product, since sums of residues lose nothing.
 
-Sums are rounded in one order, whichever way the operand lies: the scale, and with it every bit of a product, depends on
-them. `distmm_kernels.residue_twin` does the same in NumPy.
+Squares are added in the same order for each layout of the operand, since the scale, and with it every bit of a product,
+depends on their sum. `distmm_kernels.reference.residue_twin` does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -22,22 +22,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llvmlite import ir
-from numba import cuda, types
-
-from distmm_kernels.compiler import Source
-from distmm_kernels.device_code.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
-from distmm_kernels.device_code.llvm import intrinsic
-from distmm_kernels.device_code.ptx import assembly, instruction, of_arity
-from distmm_kernels.device_code.split import add_global, warp_sum
-from distmm_kernels.formats import GRANULE, SHARE
-from distmm_kernels.moduli import LIMIT, MODULI, byte_weights, multiplier, start
-from distmm_kernels.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.device_code.copies.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
+from distmm_kernels.device_code.copies.split import add_global, warp_sum
+from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
+from distmm_kernels.emulation.formats import GRANULE, SHARE
+from distmm_kernels.emulation.moduli import LIMIT, MODULI, byte_weights, multiplier, start
+from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.launch.compiler import Source
 
 __all__ = ["find_factors", "split", "sum_squares"]
 
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
-I32, I64 = ir.IntType(32), ir.IntType(64)
 
 SIGNATURE = types.void(*[u64] * 16)
 PUT = {
@@ -87,8 +82,7 @@ def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., N
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     put = assembly(PUT[neighbours], [], [I64, I32], ["l", "r"])
 
-    def code(context, builder, signature, values):
-        to, step, *numbers = values
+    def write(builder, to, step, *numbers):
         words = []
         for number in numbers:
             biased = builder.xor(number, I64(1 << 63))
@@ -105,9 +99,8 @@ def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., N
                 packed = builder.xor(packed, builder.shl(residue, I32(8 * i)))
             put(builder, [to, packed])
             to = builder.add(to, step)
-        return context.get_dummy_value()
 
-    return intrinsic(code, of_arity(2 + neighbours, lambda *_: types.void(u64, u64, *[i64] * neighbours)))
+    return intrinsic(write, (u64, u64, *[i64] * neighbours))
 
 
 def _packed(weights: tuple[int, ...]) -> int:
@@ -124,7 +117,7 @@ def _placed(parts: int) -> Any:
     def of_pairs(at, along):
         return (u64(at) >> u64(1)) * along + (u64(at) & u64(1)) * u64(8)
 
-    return cuda.jit(device=True, inline="always")(of_numbers if parts == 1 else of_pairs)
+    return inlined(of_numbers if parts == 1 else of_pairs)
 
 
 def _fours(parts: int) -> Any:
@@ -139,10 +132,26 @@ def _fours(parts: int) -> Any:
             load_double(address + place(3, along), i32(left > i32(3))),
         )
 
-    return cuda.jit(device=True, inline="always")(four)
+    return inlined(four)
 
 
-@cuda.jit(device=True, inline="always")
+@inlined
+def _tile_of_block(rows, k, first_matrix):
+    """Return lane and warp of the thread, and the part of the operand that its block reads.
+
+    That is the first of `ROWS` rows, the number of the stretch, the matrix, the first step of k and the count of steps.
+    """
+    thread = u32(cuda.threadIdx.x)
+    lane, warp = thread & u32(31), thread >> u32(5)
+    wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
+    down = u32(cuda.blockIdx.x) // wide
+    base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
+    matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+    steps = i32(min(k - first, u64(STRETCH)))
+    return lane, warp, base, down, matrix, first, steps
+
+
+@inlined
 def _squares(x):
     return ((square(x[0]) + square(x[1])) + square(x[2])) + square(x[3])
 
@@ -156,16 +165,10 @@ def sum_squares(along_k: bool, parts: int = 1) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
-        down = u32(cuda.blockIdx.x) // wide
-        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
-        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
+        lane, warp, base, down, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
         stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
         start = source + matrix * between + place(first, along)
         to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
-        steps = i32(min(k - first, u64(STRETCH)))
         if along_k:
             for i in range(ROWS_EACH):
                 row = base + warp * u32(ROWS_EACH) + u32(i)
@@ -231,7 +234,6 @@ def split(along_k: bool, parts: int = 1) -> Source:
     forms = FORMS[parts]
     write = _write_residues(MODULI, 4 // parts)
     place, four = _placed(parts), _fours(parts)
-    inlined = cuda.jit(device=True, inline="always")
 
     def weight_of(x, y, least, there):
         small = y < least and y > -least
@@ -245,13 +247,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        wide = (u32(rows) + u32(ROWS - 1)) // u32(ROWS)
-        down = u32(cuda.blockIdx.x) // wide
-        base = (u32(cuda.blockIdx.x) - down * wide) * u32(ROWS)
-        matrix, first = u64(cuda.blockIdx.z) + first_matrix, u64(down) * u64(STRETCH)
-        steps = i32(min(k - first, u64(STRETCH)))
+        lane, warp, base, _, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
         granule, granules = first // u64(wide_granule), (k + u64(wide_granule - 1)) // u64(wide_granule)
         whole = (granule + u64(1)) * u64(wide_granule) < k
         length = u32(min(k - granule * u64(wide_granule), u64(wide_granule)))
@@ -295,7 +291,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 weight += weigh(x[2], y[2], bound, left > i32(2)) + weigh(x[3], y[3], bound, left > i32(3))
                 weight = warp_sum(weight)
                 if lane == u32(0) and weight != u32(0):
-                    # it only grows, so whoever adds to it may judge
+                    # the weight only grows, so any block that adds to it may raise the guard
                     weight += add_global(memory + weights + own * u64(4), weight)
                     if weight > length:
                         raise_guards(flags, granule, RANGE)

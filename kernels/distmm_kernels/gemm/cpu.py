@@ -1,4 +1,4 @@
-"""The CPU kernel: BLAS for floating point, and tiles of our own for integers, which no BLAS has."""
+"""The CPU kernel: BLAS for floating point, and tiles of our own for integers, which BLAS does not multiply."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ class CpuKernel(Kernel):
         if self.dtype.kind == "i":  # packed tile by tile, whatever the strides
             return block if block.flags.aligned else block.copy()
         if not block.flags.aligned:
-            # A buffer that came over a network. Order "K" keeps a transpose one: BLAS adds the terms of small blocks in
-            # another order for the other order of storage, and bits would depend on where a block came from.
+            # This buffer came over a network. Order "K" keeps a transpose as it is: for small blocks BLAS adds terms in
+            # an order that depends on the order of storage, and bits must not depend on where a block came from.
             block = block.copy(order="K")
         return block if _blas_can_read(block) else np.ascontiguousarray(block)
 

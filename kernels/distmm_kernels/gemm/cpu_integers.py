@@ -7,8 +7,8 @@ lets the compiler vectorise over the columns. A 64-bit number is split into sign
 
 whose first product is one instruction of any vector unit (32 x 32 -> 64 bits), and whose cross terms need only 32 bits.
 The high half is zero exactly where a number fits in 32 bits, so tiles of such numbers, the common ones, skip the cross
-terms. A vector multiplication of 64-bit numbers serves no better. AVX2 has none; AVX-512's, vpmullq, is three of these
-in one, and on recent cores it waits for the last writer of its destination. Compilers work around that only where they
+terms. A vector multiplication of 64-bit numbers is no faster. AVX2 has none. AVX-512's, vpmullq, takes as long as three
+of these, and on recent cores it has a false dependency on its destination. Compilers work around that only where they
 know the core; where LLVM did not, as in a virtual machine, vpmullq ran at a quarter of its speed.
 """
 
@@ -34,7 +34,7 @@ TILE_M, TILE_N, TILE_K = 128, 512, 64
 
 
 def accumulate(a: Array, b: Array, d: Array) -> None:
-    """Add ``a @ b`` to ``d`` modulo 2^bits, the tiles of ``d`` shared out over the pool.
+    """Add ``a @ b`` to ``d`` modulo 2^bits; the threads of the pool share the tiles of ``d``.
 
     Parameters
     ----------
@@ -64,10 +64,10 @@ def accumulate(a: Array, b: Array, d: Array) -> None:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor | None:
-    """One pool for the process: however many Dask threads call at once, no more than its threads compute.
+    """Return the one pool of the process: no more threads compute, however many Dask threads call at once.
 
-    OMP_NUM_THREADS bounds it as it bounds BLAS. Dask's nanny sets that to 1, since the workers are the parallelism
-    there; then each caller computes in its own thread. Numba's own threading layers are not used: the default one
+    OMP_NUM_THREADS bounds it as it bounds BLAS. Dask's nanny sets that to 1, since workers run in parallel; then each
+    caller computes in its own thread. Numba's own threading layers are not used: the default one
     without TBB or OpenMP, workqueue, aborts the process when two threads call it at once.
     """
     wanted = os.environ.get("OMP_NUM_THREADS", "")
@@ -107,7 +107,8 @@ def _add_tile(a, b, d):
         a_is_wide = _pack(a[:, k0:k1], a_low, a_high)
         b_is_wide = _pack(b[k0:k1], b_low, b_high)
         steps = (k1 - k0 + 3) // 4 * 4
-        a_low[:, k1 - k0 : steps] = 0  # what the tile before left there; the same for b would change nothing
+        # clear what the last tile left there; b needs no such step, since these zeros of a are its factors
+        a_low[:, k1 - k0 : steps] = 0
         a_high[:, k1 - k0 : steps] = 0
         _add_packed(a_low, b_low, total, steps)
         if a_is_wide:

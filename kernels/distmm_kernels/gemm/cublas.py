@@ -7,7 +7,7 @@ import os
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel
+from distmm_kernels.launch.launches import CudaKernel
 
 __all__ = ["CublasKernel"]
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
-from distmm_kernels.mma_tiles import tilings
-from distmm_kernels.tiling import Tiling, tiling_for
-from distmm_kernels.vectors import has_vectors, in_vectors
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
+from distmm_kernels.tiles.mma_tiles import tilings
+from distmm_kernels.tiles.tiling import Tiling, tiling_for
 
 __all__ = ["DmmaKernel"]
 

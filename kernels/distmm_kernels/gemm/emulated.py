@@ -1,8 +1,8 @@
-"""float32 products on tensor cores that multiply 11 bits: three products of halves, each granule of k by what suits it.
+"""float32 products on tensor cores that multiply 11 bits: three products of halves, or another way for each granule.
 
-``A B = A_low B_high + A_high B_low + A_high B_high``: the halves are those of `distmm_kernels.formats`. The Hopper
+``A B = A_low B_high + A_high B_low + A_high B_high``, with the halves of `distmm_kernels.emulation.formats`. The Hopper
 kernel adds the products, and takes the sum out of the tensor cores every stage, since those truncate. float16 halves
-are twice as fast as TF32 ones, and right for numbers of like size; where a guard says otherwise, the granule takes
+are twice as fast as TF32 ones, and accurate for numbers of similar size. Where a guard is raised, the granule takes
 another way:
 
 1. float16 halves with scales;
@@ -20,17 +20,17 @@ import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.splits import Found, Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
-from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
-from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import Found, Parts, Piece, as_stack, splitter
-from distmm_kernels.tensor_map import MatrixStack
+from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 
-# A chain of fewer multiply-adds has a smaller error than the split: twins.py, N(0, 1) and U(0, 1)
+# A shorter chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
 SHORTEST = 256
 
 MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
@@ -80,7 +80,7 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
-            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         return _expected(k, self.first)
@@ -110,9 +110,9 @@ class Fp16x3Kernel(GuardedKernel):
             c = d
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
-        """Return how many granules to multiply at once: more than one where one leaves processors without work.
+        """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.
 
-        Only float16 halves, whose products do not start from C, and are added to it one by one: with the same bits.
+        Only float16 halves: their products do not start from C, and are added to it in order, with the same bits.
         """
         if k < 2 * GRANULE:
             return 1
@@ -147,19 +147,19 @@ class Fp16x3Kernel(GuardedKernel):
         c = self._loadable(c)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:
-            to, added = MatrixStack.of(d), None if c is None else MatrixStack.of(c)
+            to, added = Stack.for_tensor_map(d), None if c is None else Stack.for_tensor_map(c)
             scales = Scales(a.scales, 0, b.scales, 0)
             self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
             return
         for index in np.ndindex(batch[:-1]):
-            to, added = MatrixStack.of(d[index]), None if c is None else MatrixStack.of(c[index])
+            to, added = Stack.for_tensor_map(d[index]), None if c is None else Stack.for_tensor_map(c[index])
             mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
             scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
             gemm = self._gemm(left[0], right[0], to, c is not None)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: MatrixStack, adds: bool) -> HopperGemm:
-        key = a.format.name, to[1:4], a.k_major, b.k_major, adds
+    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> HopperGemm:
+        key = a.format.name, to.shape, a.k_major, b.k_major, adds
         if key not in self._gemms:
             columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
             tile = HopperTile(
@@ -178,7 +178,7 @@ class Fp16x3Kernel(GuardedKernel):
 
 
 class Tf32x3Kernel(Fp16x3Kernel):
-    """Halves in TF32: half as fast, and right for nearly any numbers."""
+    """Halves in TF32: half as fast, and accurate for nearly any numbers."""
 
     name = "tf32x3"
     form = TF32_PAIR
@@ -198,5 +198,8 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
     for size, place in zip(own, (*index, 0), strict=True):
         first = first * size + (place if size > 1 else 0)
     number = own[-1]
-    hi, lo = (part._replace(address=part.address + first * part.step, matrices=number) for part in (piece.hi, piece.lo))
+    hi, lo = (
+        Stack(part.address + first * part.step, (number, *part.shape[1:]), part.strides, part.itemsize)
+        for part in (piece.hi, piece.lo)
+    )
     return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)

@@ -1,4 +1,4 @@
-"""Products whose granules of k go one way where their numbers allow it, and another where a guard says otherwise.
+"""Products that multiply each granule of k in a fast way, or in an accurate one where a guard of it is raised.
 
 A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
 """
@@ -12,11 +12,11 @@ from typing import Any
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.splits import Found
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.select import select
-from distmm_kernels.splits import Found
 
 __all__ = ["GuardedKernel", "GuardedOperand", "Way"]
 
@@ -54,7 +54,7 @@ class GuardedOperand:
 
 
 class GuardedKernel(AlignedKernel):
-    """A kernel adds the ways that are expected, the way of a guarded granule, and the chain of granules."""
+    """A subclass says which way it expects, which one a guarded granule takes, and how granules are added."""
 
     granule = GRANULE
 
@@ -73,12 +73,12 @@ class GuardedKernel(AlignedKernel):
 
     @abstractmethod
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array) -> None:
-        """Add granule after granule; all but the first to what is in D already, element by element."""
+        """Add granule after granule: the first to C, each other one to D."""
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
         expected = self._expected(a.shape[-1])
-        # While the guards are on their way, the product that they nearly always allow is begun: nobody waits. If one
-        # is raised after all, D is computed again; C is still there.
+        # The guards may not have arrived yet. Do not wait: begin the product that they nearly always allow. If one is
+        # raised after all, compute D again from C, which is unchanged.
         begun = not (a.found.here and b.found.here)
         if begun:
             self._chain(expected, a, b, c, d)

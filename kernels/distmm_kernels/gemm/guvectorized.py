@@ -1,7 +1,7 @@
 """The product as a generalised ufunc: ``(k),(k,n),(n)->(n)``, one row of C from one row of A and the whole of B.
 
-Numba makes the loop over rows and gives each row to one thread. Written in four lines, and slow for it: m threads
-cannot fill a GPU, and neighbouring threads write to different rows.
+Numba makes the loop over rows and gives each row to one thread. It takes four lines, and is slow: m threads cannot fill
+a GPU, and neighbouring threads write to different rows.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import from_dtype, guvectorize, types
 
-from distmm_kernels.block_kernel import current_stream, stacks, view
 from distmm_kernels.device_code.arithmetic import multiply_add
+from distmm_kernels.device_code.emit import from_dtype, guvectorize, types
+from distmm_kernels.gemm.block_kernel import current_stream, stacks, view
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import CudaKernel
+from distmm_kernels.launch.launches import CudaKernel
 
 __all__ = ["GuvectorizedKernel"]
 

@@ -1,7 +1,8 @@
-"""Tensor cores of Hopper GPUs, fed by the tensor memory accelerator: float16, bfloat16, int8, and TF32.
+"""Products on Hopper's tensor cores, operands loaded by the tensor memory accelerator: float16, bfloat16, int8, TF32.
 
-Operands stay as they are where the accelerator can read them: rows or columns contiguous, all aligned to 16 bytes; else
-they are copied once, in `prepare_a` and `prepare_b`. The kernel is in `distmm_kernels.device_code.hopper_gemm`.
+The accelerator reads operands in place if rows or columns are contiguous and all of them begin at multiples of 16
+bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
+`distmm_kernels.device_code.hopper.hopper_gemm`.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels import hopper_tiles
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import TF32
-from distmm_kernels.gemm.aligned import AlignedKernel, contiguous, legal
-from distmm_kernels.hopper_launch import HopperGemm, hopper_gemm
-from distmm_kernels.hopper_tiles import HopperTile, best_columns
+from distmm_kernels.emulation.formats import TF32
+from distmm_kernels.emulation.splits import as_stack, splitter
+from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
-from distmm_kernels.splits import as_stack, splitter
-from distmm_kernels.tensor_map import MatrixStack
-from distmm_kernels.vectors import in_vectors
+from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.vectors import in_vectors
+from distmm_kernels.tiles import hopper_tiles
+from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
-_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # what float32 sums may be rounded to as they are stored
+_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # types that the epilogue can round float32 sums to
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +50,7 @@ class HopperOperand:
     array: Array
     major: Any
     operand: hopper_tiles.Operand
-    stack: MatrixStack | None
+    stack: Stack | None
 
     @property
     def nbytes(self) -> int:
@@ -79,19 +80,19 @@ class HopperKernel(AlignedKernel):
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
         array = self._converted(block)
         shape = array.shape
-        if must_be in (None, own) and legal(array):
+        if must_be in (None, own) and Stack.of(array).loadable():
             return self._operand(shape, array, own)
         other_way = array.swapaxes(-1, -2)
-        if must_be in (None, other) and legal(other_way):
+        if must_be in (None, other) and Stack.of(other_way).loadable():
             return self._operand(shape, other_way, other)
-        major = must_be or (other if contiguous(other_way) else own)
+        major = must_be or (other if Stack.of(other_way).contiguous(-1) else own)
         return self._operand(shape, in_vectors(array if major == own else other_way, self.device), major)
 
     def _converted(self, block: Array) -> Array:
         return block if block.dtype == self.dtype else block.astype(self.dtype)
 
     def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
-        stack = MatrixStack.of(array) if array.ndim == 2 else None
+        stack = Stack.for_tensor_map(array) if array.ndim == 2 else None
         return HopperOperand(shape, array, major, self.operand, stack)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
@@ -112,15 +113,15 @@ class HopperKernel(AlignedKernel):
         batch = d.shape[:-2]
         arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
         for index in np.ndindex(batch[:-1]):
-            stacks = [MatrixStack.of(array[index]) for array in arrays]
+            stacks = [Stack.for_tensor_map(array[index]) for array in arrays]
             self._multiply(a, b, stacks[0], stacks[1], None if c is None else c[index], d[index])
 
     def _multiply(
-        self, a: HopperOperand, b: HopperOperand, a_stack: MatrixStack, b_stack: MatrixStack, c: Array | None, d: Array
+        self, a: HopperOperand, b: HopperOperand, a_stack: Stack, b_stack: Stack, c: Array | None, d: Array
     ) -> None:
-        to = MatrixStack.of(d)
-        added = None if c is None else MatrixStack.of(c)
-        key = to.rows, to.columns, to.matrices, a.major, b.major, d.dtype, c is not None
+        to = Stack.for_tensor_map(d)
+        added = None if c is None else Stack.for_tensor_map(c)
+        key = to.shape, a.major, b.major, d.dtype, c is not None
         gemm = self._gemms.get(key)
         if gemm is None:
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
@@ -130,7 +131,7 @@ class HopperKernel(AlignedKernel):
 
 
 class HopperTf32Kernel(HopperKernel):
-    """float32 operands, rounded to nearest to 11 significant bits (TF32) on their way to the tensor cores."""
+    """float32 operands, which the load rounds to nearest to 11 significant bits (TF32)."""
 
     name = "hopper_tf32"
     granule = 32
@@ -143,7 +144,7 @@ class HopperTf32Kernel(HopperKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
-        if legal(rows):
+        if Stack.of(rows).loadable():
             return self._operand(block.shape, rows, "k")
         parts, _ = self._split(as_stack(rows))
         return self._operand(block.shape, parts.rounded(rows.shape), "k")

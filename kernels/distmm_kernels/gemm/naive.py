@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda
 
-from distmm_kernels.block_kernel import BlockKernel, Source
 from distmm_kernels.device_code.arithmetic import multiply_add
+from distmm_kernels.device_code.emit import cuda
+from distmm_kernels.gemm.block_kernel import BlockKernel, Source
 
 __all__ = ["NaiveKernel", "naive"]
 

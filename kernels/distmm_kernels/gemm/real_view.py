@@ -1,7 +1,7 @@
 """Complex products as one real product, by the tensor-core kernels of real numbers: four multiplications for each.
 
-`distmm_kernels.real_view` says how. Each part of an element of C is a sum of real products in ascending k, with the
-accuracy, the guards, the granules and the bits of the real kernel.
+`distmm_kernels.layout.real_view` says how. Each part of an element of C is a sum of real products in ascending k, with
+the accuracy, the guards, the granules and the bits of the real kernel.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Any
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array
-from distmm_kernels.real_view import REALS, as_real, doubled, in_rows
+from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 
 __all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
 
@@ -36,7 +36,7 @@ class ComplexOperand:
 
 
 class RealViewKernel(AlignedKernel):
-    """A kernel names the real one."""
+    """A complex kernel by a real one, which a subclass names."""
 
     granule = GRANULE // 2
 
@@ -55,7 +55,7 @@ class RealViewKernel(AlignedKernel):
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, ComplexOperand):
-            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
         self._real._check(operand.real, name)
 
     def _accumulate(self, a: ComplexOperand, b: ComplexOperand, c: Array | None, d: Array) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-from distmm_kernels import launch
-from distmm_kernels.binary import Recipe
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.tiling import TILINGS, Tiling, tiling_for
-from distmm_kernels.vectors import VECTOR_BYTES, has_vectors, in_vectors
+from distmm_kernels.launch import launches as launch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.layout import stack
+from distmm_kernels.layout.stack import VECTOR_BYTES
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
+from distmm_kernels.tiles.tiling import TILINGS, Tiling, tiling_for
 
 __all__ = ["RegisterTiledKernel"]
 
@@ -27,7 +29,7 @@ class RegisterTiledKernel(launch.CudaKernel):
         self._launches: dict[tuple[Any, ...], launch.Launch] = {}
 
     def _format(self, block: Array, operand: str) -> Array:
-        """Return the operand in vectors along m or n: as it is if it lies so, else copied."""
+        """Return the operand in vectors along m or n: itself if it has them, otherwise a copy."""
         block = super()._format(block, operand)
         return self._left(block) if operand == "A" else self._right(block)
 
@@ -39,18 +41,18 @@ class RegisterTiledKernel(launch.CudaKernel):
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         if d.ndim > 2:
-            for stack in launch.matrices(self._left(a), self._right(b), c, d):
-                self._launch(*stack)(*map(_address, stack))
+            for each in launch.matrices(self._left(a), self._right(b), c, d):
+                self._launch(*each)(*map(_address, each))
             return
-        # what a launch depends on but for addresses; of those, whether all are aligned
+        # a launch depends on shapes, strides, and whether all addresses are aligned, not on the addresses themselves
         strides = a.strides, b.strides, None if c is None else c.strides, d.strides
-        addresses = [launch.address(a), launch.address(b), _address(c), launch.address(d)]
+        addresses = [stack.address(a), stack.address(b), _address(c), stack.address(d)]
         aligned = not (addresses[0] | addresses[1] | addresses[3]) % VECTOR_BYTES
         key = (d.shape, a.shape, strides, aligned)
         found = self._launches.get(key)
         if found is None:
             a, b = self._left(a), self._right(b)  # as they are, if they were prepared
-            addresses[:2] = launch.address(a), launch.address(b)
+            addresses[:2] = stack.address(a), stack.address(b)
             found = self._launch(a, b, c, d)
             if aligned and strides[:2] == (a.strides, b.strides):
                 self._launches[key] = found
@@ -64,7 +66,7 @@ class RegisterTiledKernel(launch.CudaKernel):
         recipe = Recipe(self.maker, (self.dtype.name, tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
         arrays = a.swapaxes(-1, -2), b, c, d
-        stacks = [None if x is None else launch.Stack.of(x) for x in arrays]
+        stacks = [None if x is None else stack.Stack.of(x) for x in arrays]
         return launch.Launch(recipe, self.device, blocks, stacks)
 
     def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
@@ -74,4 +76,4 @@ class RegisterTiledKernel(launch.CudaKernel):
 
 
 def _address(array: Array | None) -> int:
-    return 0 if array is None else launch.address(array)
+    return 0 if array is None else stack.address(array)

@@ -1,12 +1,12 @@
 """float64 and complex128 products on int8 tensor cores: of residues, each granule of k where its numbers allow it.
 
-Operands are residues modulo 16 numbers (`distmm_kernels.residues`). The Hopper kernel multiplies all of them as one
-batch, and reduces its sums as it stores them: a byte for each modulus and element of C. What they are residues of is an
-integer that is rounded once, scaled, and added to C. Its error is less than that of a chain of float64 multiply-adds;
-where a guard says that it might not be, and where a granule is short, a granule is such a chain.
+Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`). The Hopper kernel multiplies all of them
+as one batch, and reduces its sums as it stores them: a byte for each modulus and element of C. These residues are of an
+integer, which is rounded once, scaled, and added to C. Its error is less than that of a chain of float64
+multiply-adds. A granule is such a chain where a guard says that the error might be larger, and where it is short.
 
-C is worked on in parts, so that its residues take a bounded amount of memory, and so do copies of operands that a chain
-of multiply-adds cannot read where they lie. Granules that are always chains have no residues.
+C is computed in parts, which bounds the memory of its residues, and of copies of operands that a chain of multiply-adds
+cannot read in place. Granules that are always chains have no residues.
 """
 
 from __future__ import annotations
@@ -19,25 +19,24 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from distmm_kernels.binary import Recipe
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.driver import loaded
-from distmm_kernels.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
+from distmm_kernels.emulation.residues import COLUMNS, FORMS, SHORTEST, THREADS, Residues, splitter
+from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
-from distmm_kernels.hopper_launch import HopperGemm, Scales, hopper_gemm
-from distmm_kernels.hopper_tiles import ROWS, HopperTile, best_columns
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch import address
-from distmm_kernels.moduli import MODULI, epilogue_multiplier
-from distmm_kernels.residues import COLUMNS, FORMS, SHORTEST, THREADS, Residues, splitter
-from distmm_kernels.splits import as_stack
-from distmm_kernels.tensor_map import MatrixStack
-from distmm_kernels.vectors import row_pitch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.driver import loaded
+from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.stack import Stack, address
+from distmm_kernels.layout.vectors import row_pitch
+from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
 __all__ = ["WORKSPACE", "ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
 
-WORKSPACE = 1 << 29  # bytes of residues of C at a time: work for 100 rounds of all processors
+WORKSPACE = 1 << 29  # bytes of residues of C at a time: 100 tiles for each multiprocessor
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -80,7 +79,7 @@ class ResidueKernel(GuardedKernel):
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, ResidueOperand):
-            raise TypeError(f"{name} is no operand that {self.name} has prepared: prepare it with this kernel first")
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         lengths = (min(GRANULE, k - start) for start in range(0, k, GRANULE))
@@ -114,9 +113,9 @@ class ResidueKernel(GuardedKernel):
         for down, across in parts(m, n, rows, columns):
             high, wide = down.stop - down.start, across.stop - across.start
             pitch = row_pitch(wide, 1)
-            to = MatrixStack(memory.ptr, left.matrices, high, wide, pitch, high * pitch)
-            of_a = left._replace(address=left.address + down.start * left.pitch, rows=high)
-            of_b = right._replace(address=right.address + across.start * right.pitch, rows=wide)
+            to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
+            of_a = left.rows_from(down.start, high)
+            of_b = right.rows_from(across.start, wide)
             self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
             values = (
                 *(to.address, to.step, pitch, row_factors + 8 * down.start, column_factors + 8 * across.start),
@@ -178,7 +177,7 @@ def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
 
 
 def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Cut C into parts of so many rows and columns, the last ones smaller."""
+    """Cut C into parts of ``rows`` by ``columns``; the last ones are smaller."""
     for down in range(0, m, rows):
         for across in range(0, n, columns):
             yield slice(down, min(m, down + rows)), slice(across, min(n, across + columns))

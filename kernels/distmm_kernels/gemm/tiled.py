@@ -1,7 +1,7 @@
 """A thread block owns a tile of C and walks along k; each step, its threads share one tile of A and one of B.
 
 Each thread loads one element of either, so an element of C costs 2k / 32 global loads instead of 2k. The zero frame
-that completes a ragged edge is a guarded load: each tile by its own condition, and no barrier inside any.
+that completes a ragged edge is a guarded load. Each tile has its own condition, and no condition contains a barrier.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from numba import cuda, from_dtype
 
-from distmm_kernels.block_kernel import BlockKernel, Source
 from distmm_kernels.device_code.arithmetic import multiply_add
+from distmm_kernels.device_code.emit import cuda, from_dtype
+from distmm_kernels.gemm.block_kernel import BlockKernel, Source
 
 __all__ = ["TiledKernel", "tiled"]
 
@@ -46,7 +46,7 @@ def tiled(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
             cuda.syncthreads()
             for k in range(tile):
                 acc = fma(acc, tile_a[row, k], tile_b[k, column])
-            cuda.syncthreads()  # or a fast thread overwrites the tile that a slow one still reads
+            cuda.syncthreads()  # otherwise a fast thread overwrites the tile that a slow one still reads
         if inside:
             d[batch, i, j] = acc
 

@@ -18,7 +18,7 @@ from distmm.errors import InputError
 from tests import forked
 from tests.until import until
 
-EDGE = 400  # of float64 matrices: more bytes than `lent.SMALLEST`
+EDGE = 400  # of float64 matrices: more bytes than `client_array.SMALLEST`
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -42,7 +42,8 @@ def test_workers_in_this_process_read_and_write_its_arrays() -> None:
 
 def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path: Path) -> None:
     a, b = np.random.default_rng(2).integers(-9, 9, (2, EDGE, EDGE)).astype("f8")
-    (tmp_path / "elsewhere.py").write_text("from distmm.transfer import attach; attach.can_read = lambda *at: False")
+    preload = "from distmm.transfer import process_memory\nprocess_memory.can_read = lambda *at: False\n"
+    (tmp_path / "elsewhere.py").write_text(preload)
     with forked.workers():
         cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
     with cluster, Client(cluster, set_as_default=False) as client, client.as_current():

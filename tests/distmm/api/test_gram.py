@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm.errors import InputError
-from distmm.graph.layer import Placed, Product
+from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Blocking, Grid, Problem, Symmetry, even_edges
 from distmm.planning.layout import Layout
 from distmm.planning.plan import make_plan
-from distmm.worker.tasks import DIAGONAL_TILE
+from distmm.worker.tasks.epilogue import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 
 F4 = np.dtype("f4")
@@ -233,8 +233,8 @@ def test_one_triangle_has_chains_and_the_other_one_mirrors_them() -> None:
     C = distmm.gram(A, plan="g2x2x1 b16x16x16 p2 w1 l2")
     layer = C.dask.layers[C.name]
     tasks = dict(layer)
-    products = [task for task in tasks.values() if isinstance(task, Product)]
-    images = [task for task in tasks.values() if isinstance(task, Placed) and not isinstance(task, Product)]
+    products = [task for task in tasks.values() if isinstance(task, ProductTask)]
+    images = [task for task in tasks.values() if isinstance(task, PlacedTask) and not isinstance(task, ProductTask)]
     assert (len(products), len(images)) == (10 * 3, 6)
     assert len(layer) == len(tasks) == 36
     assert layer.get_output_keys() == set(da.core.flatten(C.__dask_keys__()))
@@ -245,7 +245,7 @@ def test_one_triangle_has_chains_and_the_other_one_mirrors_them() -> None:
         assert task.placement.rank == Grid(2, 2).owner(i, j)
     assert {key[0] for task in products for key in task.operands()} == {A.name}
     (optimized,) = dask.optimize(C + 1)
-    kept = {task.key: task.placement for task in optimized.__dask_graph__().values() if isinstance(task, Placed)}
+    kept = {task.key: task.placement for task in optimized.__dask_graph__().values() if isinstance(task, PlacedTask)}
     assert kept == {key: task.placement for key, task in tasks.items()}
 
 

@@ -44,7 +44,7 @@ def finished(client: Client, name: str) -> tuple[int, int]:
 
     def read(dask_scheduler: Scheduler) -> tuple[int, int]:
         there = [key for key, ts in dask_scheduler.tasks.items() if ts.state == "memory" and key[0] == name]
-        return len(dask_scheduler.plugins[PlacementPlugin.name].done[name]), len(there)
+        return len(dask_scheduler.plugins[PlacementPlugin.name].products.products[name].done), len(there)
 
     return client.run_on_scheduler(read)
 

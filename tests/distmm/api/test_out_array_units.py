@@ -148,9 +148,9 @@ def test_the_call_uses_the_plan_that_is_shown(client: Client, tmp_path: Path, mo
     a, b = operands(600, 50, 600)
     out = zarr.create_array(tmp_path / "c", shape=(600, 600), chunks=(90, 110), dtype="i8")
     shown, used = distmm.plan(a, b, out=out, client=client), []
-    build = distmm.graph.layer.build
+    build = distmm.graph.product_graph.build
     monkeypatch.setattr(
-        distmm.graph.layer, "build", lambda name, plan, *args: used.append(plan) or build(name, plan, *args)
+        distmm.graph.product_graph, "build", lambda name, plan, *args: used.append(plan) or build(name, plan, *args)
     )
     distmm.matmul(a, b, out=out, client=client)
     assert [str(plan) for plan in used] == [str(shown)] * len(shown.waves)

@@ -93,7 +93,7 @@ class Beside:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool) -> None:
         self.folder, self.interrupts = folder, interrupts
         self.waits, self.over = threading.Event(), threading.Event()
-        for kind in (counted_writes.Target, write_lease.Lease):
+        for kind in (counted_writes.Run, write_lease.Lease):
             monkeypatch.setattr(kind, "end", self.noting(kind.end))
 
     def noting(self, end: Callable[..., None]) -> Callable[..., None]:
@@ -195,7 +195,7 @@ def test_a_task_that_comes_late_writes_nothing() -> None:
     array = np.zeros(SHAPE)
     target = counted_writes.Target(array)
     target[0:2, 0:2] = 1
-    target.end(None)
+    target.run.end(None)
     with pytest.raises(RuntimeError, match="the call has ended"):
         target[2:4, 2:4] = 1
     assert array.sum() == 4
@@ -213,7 +213,7 @@ def worker() -> Iterator[Any]:
         yield pool
 
 
-def write(array: client_array.Lent) -> str:
+def write(array: client_array.ClientArray) -> str:
     try:
         array[0:4, 0:4] = np.ones((4, 4))
     except OSError as error:
@@ -233,8 +233,8 @@ def hold_until_killed(given: write_lease.Lease, begun: Path) -> None:
         signal.pause()
 
 
-def leased(array: np.ndarray) -> client_array.Lent:
-    return client_array.replace(client_array.whole(array), lease=write_lease.Lease.begin())
+def leased(array: np.ndarray) -> client_array.ClientArray:
+    return client_array.replace(client_array.ClientArray.of(array), lease=write_lease.Lease.begin())
 
 
 def test_another_process_writes_as_long_as_the_lease_lasts(worker: Any) -> None:
@@ -260,7 +260,7 @@ def test_each_call_has_tasks_of_its_own() -> None:
     targets = [leased(array), leased(other), counted_writes.Target(array), counted_writes.Target(array)]
     assert len({tokenize(target) for target in targets}) == 4
     for target in targets[:2]:
-        assert isinstance(target, client_array.Lent)
+        assert isinstance(target, client_array.ClientArray)
         assert target.lease is not None
         target.lease.end()
 

@@ -20,7 +20,7 @@ from distmm.api.product import Gemm
 from distmm.errors import InputError
 from distmm.transfer import client_array
 
-SMALL, LENT = 40, 400  # edges of float64 matrices: the second one has more bytes than `lent.SMALLEST`
+SMALL, LARGE = 40, 400  # edges of float64 matrices: the second one has more bytes than `client_array.SMALLEST`
 
 Compute = Callable[[Any], np.ndarray]
 
@@ -44,7 +44,7 @@ def whole(rng: np.random.Generator, n: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("cuts", [1, 2])
-@pytest.mark.parametrize("n", [SMALL, LENT])
+@pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_arrays_are_read_when_the_product_is_computed(compute: Any, n: int, cuts: int) -> None:
     rng = np.random.default_rng(n)
     a, b, c = whole(rng, n), whole(rng, n), whole(rng, n)
@@ -54,7 +54,7 @@ def test_arrays_are_read_when_the_product_is_computed(compute: Any, n: int, cuts
     np.testing.assert_array_equal(finish(), a @ b.T + c)
 
 
-@pytest.mark.parametrize("n", [SMALL, LENT])
+@pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_arrays_with_gaps_everywhere_are_read_at_the_call(compute: Any, n: int) -> None:
     rng = np.random.default_rng(n)
     a, b = whole(rng, 2 * n)[::2, ::2], np.eye(n)
@@ -72,7 +72,7 @@ def test_vectors_are_read_when_the_product_is_computed(compute: Any) -> None:
 
 
 @pytest.mark.parametrize("mode", ["r", "r+", "c"])
-@pytest.mark.parametrize("n", [SMALL, LENT])
+@pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_a_memory_map_has_the_elements_that_its_user_sees(compute: Any, tmp_path: Path, n: int, mode: Any) -> None:
     rng = np.random.default_rng(n)
     np.save(tmp_path / "a.npy", whole(rng, n))
@@ -87,7 +87,7 @@ def test_a_memory_map_has_the_elements_that_its_user_sees(compute: Any, tmp_path
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux tells which file is mapped")
 @pytest.mark.parametrize("how", ["replaced", "moved and replaced", "removed"])
-@pytest.mark.parametrize("n", [SMALL, LENT])
+@pytest.mark.parametrize("n", [SMALL, LARGE])
 def test_a_file_replaced_before_the_call_has_the_elements_that_its_user_sees(
     compute: Any, tmp_path: Path, n: int, how: str
 ) -> None:
@@ -105,7 +105,7 @@ def test_a_file_replaced_before_the_call_has_the_elements_that_its_user_sees(
 
 
 def test_a_copy_on_write_map_is_checked_as_its_user_sees_it(client: Client, tmp_path: Path) -> None:
-    n = LENT
+    n = LARGE
     np.save(tmp_path / "a.npy", np.zeros((n, n)))
     a, b = np.load(tmp_path / "a.npy", mmap_mode="c"), np.eye(n)
     a[:] = np.arange(n)
@@ -164,6 +164,6 @@ def test_a_file_that_was_copied_with_its_times_is_read(tmp_path: Path) -> None:
 def test_no_block_travels_with_the_others() -> None:
     a = np.ones((200, 200))
     product = distmm.matmul(a, np.eye(200), blocks=(50, 50, 50))
-    sizes = [len(pickle.dumps(task)) for key, task in product.__dask_graph__().items() if "lent" in key[0]]
+    sizes = [len(pickle.dumps(task)) for key, task in product.__dask_graph__().items() if "client" in key[0]]
     assert len(sizes) == 32
     assert max(sizes) < 50 * 50 * 8 + 2000

@@ -42,16 +42,22 @@ def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("beta", [0, 2])
 @pytest.mark.parametrize("name", TYPES)
-def test_a_gpu_judges_blocks_in_host_memory_as_numpy_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu_copies, "STAGE", 2000)  # bytes: a block goes in several pieces
+def test_a_gpu_judges_its_blocks_as_numpy_does(name: str, beta: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cupy
+
+    monkeypatch.setattr(gpu_copies, "STAGE", 2000)  # bytes: the C that is added goes there in several pieces
     monkeypatch.setattr(gpu_copies, "_idle", [])
     a, b, c = matrices(name)
-    here, there = judged(a, b, c), judged(a, b, c, on_gpu=True)
+    more = {"beta": beta, "added": matrices(name, "uniform")[2]} if beta else {}
+    if beta:
+        c = (c + beta * more["added"]).astype(c.dtype)
+    here, there = judged(a, b, c, **more), judged(a, b, cupy.asarray(c), **more)
     assert (there.ok, there.settled) == (here.ok, here.settled)
     assert there.residual == pytest.approx(here.residual, abs=0.01)  # rows are summed in another order
     c[17, 30] = c[17, 30] ^ 1 if c.dtype.kind in "iu" else 1000
-    found = judged(a, b, c, on_gpu=True)
+    found = judged(a, b, cupy.asarray(c), **more)
     assert (found.ok, found.row) == (False, 17)
 
 
@@ -143,7 +149,7 @@ def test_a_gpu_judges_extreme_sizes_as_numpy_does(name: str, left: float, right:
         by = sketch.weigh(None, [put(b)], (0,), tolerance.work)
         right_side = [sketch.of_b(None, [put(b)], 0, (0,), tolerance.work, by)]
         sketches = sketch.of_a(None, None, put(a), right_side, tolerance.work)
-        found.append(sketch.judge(tolerance, sketches, 0, a @ b, x, on_gpu=put is cupy.asarray, by=by[0]))
+        found.append(sketch.judge(tolerance, sketches, 0, put(a @ b), x, by=by[0]))
     assert [(j.ok, j.settled) for j in found] == [(True, True)] * 2
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -58,6 +59,8 @@ def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: li
     assert [
         w for w in ("Plan", "blocks", "32 x 16 x 32", "Done", "FLOP/s", "error", "C.zarr") if w not in result.output
     ] == []
+    assert re.search(r"error +at most [\d.e-]+ of the tolerance for rounding \(up to 1 is right\)", result.output)
+    assert re.search(r"time +about [\d.e-]+ s, limited by \w+", result.output)
     assert how[0] == "--blocks" or how[1] in result.output
     np.testing.assert_allclose(open_matrix("C.zarr")[...], np.load("P.npy"), atol=1e-4)
 
@@ -116,7 +119,10 @@ def test_missing_chunks_of_an_input_are_told_and_certified(shards: tuple[int, in
         result = run(*command, *where)
         assert (result.exit_code, message in result.output) == (0, True), result.output
     assert list(json.loads(Path("C.npy.certificate.json").read_text())["missing"].values()) == [message]
-    assert message in run("verify", "A.zarr", "B.npy", "C.npy", *where).output
+    assert f"A.zarr: {message}" in result.output.partition("Done")[2]
+    for again in (["resume", "C.npy"], ["verify", "A.zarr", "B.npy", "C.npy"], ["verify", "C.npy"]):
+        result = run(*again, *where)
+        assert (result.exit_code, message in result.output) == (0, True), result.output
 
 
 def test_plan_computes_nothing(where: list[str]) -> None:

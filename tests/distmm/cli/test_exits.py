@@ -93,8 +93,9 @@ def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
 
 HALF_WAY = """
 from distmm.cli import main
-from distmm.job.loop import Loop
-Loop._at_the_tail = lambda loop: not loop.waves
+from distmm.api.waves import Waves
+once = iter([True])
+Waves.may_send = lambda waves: next(once, False)
 main()
 """
 

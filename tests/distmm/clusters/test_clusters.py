@@ -25,6 +25,7 @@ from distributed import Client, LocalCluster
 from distmm import clusters
 from distmm.clusters import gpus, local_cluster
 from distmm.errors import InputError
+from distmm.worker import gpu_worker_setup
 
 
 @pytest.fixture(scope="module")
@@ -254,7 +255,7 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         pass
     assert seen == {
         "n_workers": 2,
-        "threads_per_worker": local_cluster.GPU_THREADS,
+        "threads_per_worker": gpu_worker_setup.THREADS,
         "memory_limit": 8 * 10**9,
         "protocol": "ucx",
         "rmm_pool_size": 0.8,
@@ -279,4 +280,4 @@ def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
     with clusters.local("gpu", dashboard=None) as client:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == clusters.gpu_count()
-        assert {w["nthreads"] for w in workers.values()} == {local_cluster.GPU_THREADS}
+        assert {w["nthreads"] for w in workers.values()} == {gpu_worker_setup.THREADS}

@@ -29,7 +29,7 @@ def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:
 @pytest.mark.parametrize("protocol", ["tcp", "tls"])
 def test_a_port_where_nobody_answers_is_an_error_within_the_timeout(protocol: str, tmp_path: Path) -> None:
     """Dask's client waits for ever for one that accepts and says nothing."""
-    places = certificates.places("temporary", str(tmp_path), "test")
+    places = certificates.certificate_paths("temporary", str(tmp_path), "test")
     assert places is not None
     certificates.create(places)
     folder = os.path.dirname(places["key"]) if protocol == "tls" else "none"

@@ -55,7 +55,7 @@ def test_a_client_without_the_certificate_cannot_join(secure: Client, stranger: 
 def test_a_worker_with_another_certificate_cannot_join(
     secure: Client, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    others = tls.places("temporary", str(tmp_path), "others")
+    others = tls.certificate_paths("temporary", str(tmp_path), "others")
     assert others is not None
     tls.create(others)
     command = [sys.executable, "-m", "dask", "worker", secure.scheduler_info()["address"], "--no-nanny"]
@@ -84,7 +84,7 @@ def _members(client: Client) -> set[str]:
 
 def test_certificates_in_a_folder_are_for_their_owner_only_and_join(tmp_path: Path) -> None:
     folder = tmp_path / "job.tls"
-    places = tls.places("temporary", str(tmp_path), "job")
+    places = tls.certificate_paths("temporary", str(tmp_path), "job")
     assert places is not None
     tls.create(places)
     assert [stat.S_IMODE(os.stat(path).st_mode) for path in (folder, *places.values())] == [0o700] + [0o600] * 3

@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from distmm import gemm, matmul, plan
-from distmm.graph.layer import Product, ProductLayer
+from distmm.graph.dask_tasks import ProductTask
+from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Blocking, Problem, even_edges
 from distmm.planning.plan import Plan, make_plan
 from distmm.worker.tasks import Epilogue, KernelChoice
 
 
-def products(collection: da.Array) -> list[Product]:
-    return [task for task in collection.__dask_graph__().values() if isinstance(task, Product)]
+def products(collection: da.Array) -> list[ProductTask]:
+    return [task for task in collection.__dask_graph__().values() if isinstance(task, ProductTask)]
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_a_block_that_is_its_own_partner_is_not_fused_away() -> None:
 def test_tasks_pickle_with_their_placement(c: da.Array) -> None:
     task = products(c)[0]
     copy = pickle.loads(pickle.dumps(task))
-    assert isinstance(copy, Product)
+    assert isinstance(copy, ProductTask)
     assert copy.placement == task.placement
     assert list(copy.operands()) == list(task.operands())
 

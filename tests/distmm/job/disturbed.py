@@ -54,13 +54,13 @@ class HalfWay(job.Stop):
     the first one is on the disk, and before it sends a wave the client asks for a reason to stop.
     """
 
-    def __init__(self, out: str = "C.zarr") -> None:
+    def __init__(self, out: str = "C.zarr", enough: int = 4) -> None:
         super().__init__()
-        self.out = out
+        self.out, self.enough = out, enough
 
     @property
     def reason(self) -> str | None:
-        if len(marked(self.out)) >= 4:
+        if len(marked(self.out)) >= self.enough:
             self.ask("enough")
         return super().reason
 

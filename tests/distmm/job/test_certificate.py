@@ -24,9 +24,10 @@ from distmm import job, verify
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
-from distmm.job.loop import Loop, Submitted
-from distmm.job.wave import Writer
+from distmm.job.block_writer import Writer
+from distmm.job.computation import Computation
 from distmm.storage import open_matrix
+from distmm.transfer.counted_writes import Run
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 
@@ -59,6 +60,7 @@ def _spoil(kind: str, times: int, folder: str) -> None:
     import numpy as np
 
     from distmm.worker import tasks
+    from distmm.worker.tasks import products
 
     real = tasks.multiply
 
@@ -83,14 +85,15 @@ def _spoil(kind: str, times: int, folder: str) -> None:
         return flipped(out) if kind == "product" and (where.i, where.j, where.step) == (1, 2, 1) else out
 
     tasks.real_multiply = real  # type: ignore[attr-defined]
-    tasks.multiply = multiply
+    tasks.multiply = products.multiply = multiply
 
 
 def _mend() -> None:
     from distmm.worker import tasks
+    from distmm.worker.tasks import products
 
     if hasattr(tasks, "real_multiply"):
-        tasks.multiply = tasks.real_multiply
+        tasks.multiply = products.multiply = tasks.real_multiply
         del tasks.real_multiply
 
 
@@ -175,19 +178,18 @@ def test_a_block_that_one_worker_makes_wrong_twice_has_no_second_opinion(lonely:
 
 def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     unused: Any = None
-    plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"))
-    writer = Writer(unused, 1, unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
-    loop = Loop(unused, unused, plan, writer, unused, unused)
+    plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"), blocks=(20, 100, 20))
+    writer = Writer(unused, Run(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
+    computation = Computation(unused, unused, plan, writer, unused, unused)
     again: list[Writer] = []
-    monkeypatch.setattr(loop, "_submit", lambda wave, blocks, plan, writer: again.append(writer))
-    monkeypatch.setattr(loop, "_event", lambda event, **facts: None)
+    monkeypatch.setattr(computation, "_send", lambda wave, blocks, plan, writer: ([], again.append(writer)))
+    monkeypatch.setattr(computation, "_event", lambda event, **facts: None)
 
     def reject(i: int, crc: int, attempt: int) -> None:
         record = {"i": i, "j": 0, "crc32c": crc, "host": "h", "worker": f"w{attempt}", "attempt": attempt}
         record["inputs"] = {"A": "0", "B": "0"}
         future: Any = Mock(result=lambda: {**record, "residual": 9.0, "row": 0, "written": False})
-        loop.pending[future] = unused, (i, 0), Submitted(1, pending={future})
-        loop._take(future)
+        computation._take(future)
 
     reject(0, 1, 0)
     reject(1, 2, 0)
@@ -208,7 +210,7 @@ def test_a_flipped_bit_costs_one_block_that_another_worker_makes_again(kind: str
     assert certificate["rejected"] == 1
     assert [block["attempt"] for block in certificate["done"]].count(1) == 1
     assert job.status("C.npy").rejected == 1
-    events = [event["event"] for _, event in client.get_events(job.loop.TOPIC)]
+    events = [event["event"] for _, event in client.get_events(job.computation.TOPIC)]
     events = events[len(events) - events[::-1].index("begin") :]  # those of this job
     assert events.count("certificate-failure") == 1
     assert events.count("certified") == len(certificate["done"])
@@ -218,7 +220,7 @@ def test_a_block_that_stays_wrong_is_not_written(client: Client, spoilt: Any) ->
     spoilt("product", 99)
     with pytest.raises(
         WrongResultError,
-        match=r"block C\[1, 2\] is \S+ times its bound off.*same bits on worker \d.*, the last one on worker \d.*kept",
+        match=r"block C\[1, 2\] is off by \S+ times the tolerance.*same bits on worker \d.*last one on worker \d.*kept",
     ):
         run(client)
     assert not os.path.exists("C.npy")

@@ -15,8 +15,8 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
+from distmm.job.computation import Computation
 from distmm.job.folder import Folder
-from distmm.job.loop import Loop
 from distmm.job.manifest import read_manifest, write_manifest
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, multiply, operands, values
 
@@ -100,7 +100,7 @@ def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "run", damaged_at_the_end(damage, out))
+        patch.setattr(Computation, "run", damaged_at_the_end(damage, out))
         with pytest.raises(InputError, match=rf"{named}: is .*; go on with: distmm resume"):
             multiply(client, out)
     assert not os.path.exists(out)
@@ -125,7 +125,7 @@ def test_what_has_become_another_matrix_is_refused_then_and_later(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(Loop, "run", damaged_at_the_end(damage, out))
+        patch.setattr(Computation, "run", damaged_at_the_end(damage, out))
         with pytest.raises(InputError, match=named):
             multiply(client, out)
     with pytest.raises(InputError, match=r"has been changed since distmm (made|wrote) it.*--overwrite"):
@@ -136,10 +136,10 @@ def test_what_has_become_another_matrix_is_refused_then_and_later(
 
 
 def damaged_at_the_end(damage: Callable[[Path], None], out: str) -> Callable[..., None]:
-    """`Loop.run`, and after all blocks are written the damage."""
-    run = Loop.run
+    """`Computation.run`, and after all blocks are written the damage."""
+    run = Computation.run
 
-    def damaged(self: Loop, missing: Any) -> None:
+    def damaged(self: Computation, missing: Any) -> None:
         run(self, missing)
         (done,) = Path(f"{out}.job").glob("*/done")
         damage(done.parent)

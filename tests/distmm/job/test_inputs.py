@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from distmm import job
 from distmm.checking.checksum import checksum, checksum_of_input, row_sums
 from distmm.errors import InputError, Stopped
-from distmm.job.inputs import fold
+from distmm.job.input_checksums import fold
 from distmm.storage import open_matrix
 from tests.distmm.job.disturbed import PLAN, HalfWay, Meanwhile, marked, operands, values
 
@@ -118,6 +118,46 @@ def test_blocks_tell_of_a_change_that_the_file_system_does_not(
         multiply(client, "B.npy", stop=change)
     with pytest.raises(InputError, match="B has changed while it was multiplied"):  # its blocks are on the disk
         job.resume("C.zarr", client=client)
+    assert not_certified()
+
+
+def as_if_misread(name: str) -> str:
+    """Have the marker of one block say that A or B was another one, as if it had been read wrong; return its name."""
+    index = "i" if name == "A" else "j"
+    markers = {path: json.loads(path.read_text()) for path in Path("C.zarr.job").glob("*/done/*.json")}
+    path, marker = next(
+        (path, one) for path, one in markers.items() if sum(o[index] == one[index] for o in markers.values()) > 1
+    )
+    marker["inputs"][name] = f"{int(marker['inputs'][name], 16) ^ 1:016x}"
+    path.write_text(json.dumps(marker))
+    return path.name
+
+
+@pytest.mark.parametrize(("first", "name"), [("A.npy", "A"), ("B-packed.zarr", "A"), ("A.npy", "B")])
+def test_a_block_whose_input_was_read_wrong_once_is_made_again(
+    first: str, name: str, client: Client, product: np.ndarray
+) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, first, stop=HalfWay(enough=5))  # so that two have a row in common, and two a column
+    before = len(marked())
+    as_if_misread(name)
+    assert multiply(client, first).kept == before - 1
+    np.testing.assert_allclose(values(), product)
+    assert job.recheck("C.zarr").ok
+    assert job.status("C.zarr").rejected == 1
+
+
+def test_markers_that_disagree_about_a_file_that_was_written_are_not_dropped(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, "A.npy", stop=HalfWay())
+    as_if_misread("A")
+    os.link("in/A.npy", "another name")  # nothing but the stamp is another one
+    before = marked()
+    with pytest.raises(InputError, match=r"A has changed while it was multiplied: .* go on with distmm resume"):
+        multiply(client, "A.npy")
+    assert marked() == before
     assert not_certified()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -15,8 +14,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import DoesNotFitError, InputError
-from distmm.graph import layer
-from distmm.job.loop import Loop, Submitted
+from distmm.graph import product_graph
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
 from tests.distmm.storage.samples import save_matrix as save
@@ -98,13 +96,13 @@ def test_waves_of_a_job_are_one_run_for_the_places_of_its_workers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, expected = pair(tmp_path)
-    build, runs = layer.build, []
+    build, runs = product_graph.build, []
 
     def noted(*args: Any, run: str, **kwargs: Any) -> Any:
         runs.append(run)
         return build(*args, run=run, **kwargs)
 
-    monkeypatch.setattr(layer, "build", noted)
+    monkeypatch.setattr(product_graph, "build", noted)
     job.multiply(a, b, tmp_path / "C.zarr", client=client, plan="g2x2x1 b16x32x16 p1 w2x2 l2")
     np.testing.assert_array_equal(open_matrix(tmp_path / "C.zarr")[...], expected)
     assert len(runs) == 4
@@ -251,22 +249,3 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     d = save(tmp_path / "D.npy", np.ones((M, N)))
     refuse(InputError, "knows no beta", tmp_path, a, b, d, client=client, beta=1, check="full")
     np.testing.assert_array_equal(np.load(c), [[0, 1], [2, 3]])
-
-
-def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_written() -> None:
-    spec: Any = SimpleNamespace(a=None, b=None, c0=None)
-    plan: Any = SimpleNamespace(cluster=SimpleNamespace(workers=1))
-    unused: Any = None
-    loop = Loop(unused, spec, plan, unused, unused, unused)
-    assert loop._at_the_tail()
-    for product in ("first", "second"):
-        futures: list[Any] = [f"{product}-{i}" for i in range(4)]
-        loop.waves[product] = Submitted(4, pending=set(futures))
-        loop.pending |= dict.fromkeys(futures, unused)
-        for i in (0, 0, 1):  # the first one twice: its worker was lost
-            loop._made((0.0, (product, i, 0)))
-        assert not loop._at_the_tail()
-        loop._made((0.0, (product, 2, 0)))  # one is to come, for one worker
-        assert loop._at_the_tail() == (product == "first")
-    loop.waves["first"].pending.clear()
-    assert loop._at_the_tail()

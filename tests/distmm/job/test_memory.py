@@ -18,7 +18,7 @@ from distmm import job
 from distmm.planning.plan import Plan
 from distmm.storage import create_output, open_matrix
 from distmm.worker import worker_slots
-from distmm.worker.worker_slots import beside_products
+from distmm.worker.worker_slots import slot_released
 
 LIMIT = 300 * 2**20
 
@@ -76,7 +76,7 @@ def test_as_many_tasks_leave_their_slots_as_may(most: float, leave: int, monkeyp
     inside, end = threading.Barrier(6), threading.Event()
 
     def write() -> None:
-        with set_thread_state(key="task"), beside_products("write", most):
+        with set_thread_state(key="task"), slot_released("write", most):
             inside.wait(60)
             end.wait(60)
 
@@ -94,5 +94,5 @@ def test_as_many_tasks_leave_their_slots_as_may(most: float, leave: int, monkeyp
 
 
 def test_outside_of_a_cluster_nothing_leaves() -> None:
-    with beside_products("load"):
+    with slot_released("load"):
         assert not worker_slots._running["load"]

@@ -13,14 +13,15 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.job import ending, planning
+from distmm.job import commit, planning
 from distmm.job import job as one_run
+from distmm.job.block_writer import Writer
+from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock
-from distmm.job.loop import Loop
-from distmm.job.wave import Writer
 from distmm.storage import create_output
-from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, multiply, operands, values
+from distmm.transfer import counted_writes
+from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, marked, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
 
 BEFORE = np.random.default_rng(3).standard_normal((SIZE, SIZE))
@@ -53,7 +54,7 @@ def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
 ) -> None:
     save_matrix(Path(out), BEFORE)
     with monkeypatch.context() as patch:
-        patch.setattr(ending, "_clean", die)
+        patch.setattr(commit, "_clean", die)
         with pytest.raises(Killed):
             multiply(client, out, beta=1)
     is_once(out, product)
@@ -145,13 +146,13 @@ def test_of_two_calls_that_go_on_the_one_that_is_late_finds_no_job(
 def writers(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
     """The writers of the jobs that will run."""
     found: list[Writer] = []
-    begin = Loop.__init__
+    begin = Computation.__init__
 
-    def noted(self: Loop, client: Client, spec: Any, plan: Any, writer: Writer, *rest: Any) -> None:
+    def noted(self: Computation, client: Client, spec: Any, plan: Any, writer: Writer, *rest: Any) -> None:
         found.append(writer)
         begin(self, client, spec, plan, writer, *rest)
 
-    monkeypatch.setattr(Loop, "__init__", noted)
+    monkeypatch.setattr(Computation, "__init__", noted)
     return found
 
 
@@ -164,6 +165,9 @@ def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
         multiply(client, out, stop=HalfWay(out))
     (old,) = found
     late: list[str] = []
+    client.run(
+        lambda: counted_writes._ended.clear()
+    )  # as on a worker that the client could not reach when the run ended
 
     def wake() -> None:
         task = client.submit(old._store, np.full((30, 30), -1.0), {"i": 0, "j": 0}, pure=False)
@@ -173,6 +177,23 @@ def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
     assert "another job has taken over" in late[0]
     np.testing.assert_allclose(values(out), product)
     assert job.recheck(out).ok
+
+
+def test_a_write_task_of_a_run_that_has_ended_writes_nothing_although_its_lock_is_there(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = writers(monkeypatch)
+    monkeypatch.setattr(Lock, "release", lambda lock: None)
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    (old,) = found
+    Lock.check(old.folder.path, old.run.id)
+    before = marked()
+    i, j = next((i, j) for i in range(4) for j in range(4) if f"{i}.{j}.json" not in before)
+    late = client.submit(old._store, np.full((30, 30), -1.0), {"i": i, "j": j}, pure=False)
+    assert "the call has ended" in str(late.exception())
+    assert marked() == before
+    assert not os.path.exists(os.path.join(old.folder.draft, "c", str(i), str(j)))
 
 
 def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, product: np.ndarray) -> None:
@@ -202,7 +223,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     monkeypatch.setattr(type(target), "sync", slow)
     monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
     plan: Any = None
-    writer = Writer(folder, mine.token, target, plan, None, 0, 1, 0, {})
+    writer = Writer(folder, counted_writes.Run(mine.token), target, plan, None, 0, 1, 0, {})
     with pytest.raises(InputError, match="taken over"):
         writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
     assert os.listdir(folder.done) == []

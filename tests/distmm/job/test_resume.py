@@ -15,7 +15,7 @@ from distributed import Client
 
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.job import ending, folder, lock
+from distmm.job import commit, folder, lock
 from distmm.job.stop import seconds
 from distmm.planning.plan import Plan
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
@@ -183,8 +183,8 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
         die() if os.path.exists(job.target) else clear(job)
 
     where, name, instead = {
-        "before C has its name": (ending.Output, "commit", die),
-        "before the certificate has": (ending, "write_json", never_beside_c),
+        "before C has its name": (commit.Output, "commit", die),
+        "before the certificate has": (commit, "write_json", never_beside_c),
         "before the folder goes": (folder.Folder, "clear", with_c_in_its_place),
     }[moment]
     with monkeypatch.context() as patch:

@@ -24,8 +24,9 @@ from tests.until import until
 # Four waves, of which all but the first wait for ever: however late a signal comes, it finds the job half-way.
 PROGRAM = """
 from distmm.cli import main
-from distmm.job.loop import Loop
-Loop._at_the_tail = lambda loop: not loop.waves
+from distmm.api.waves import Waves
+once = iter([True])
+Waves.may_send = lambda waves: next(once, False)
 main()
 """
 RUN = [sys.executable, "-c", PROGRAM]

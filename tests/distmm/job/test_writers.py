@@ -12,10 +12,10 @@ from distributed import Client, Worker, WorkerPlugin
 from distributed.metrics import context_meter
 
 from distmm import job
-from distmm.job import wave
+from distmm.job import block_writer
 from distmm.storage import open_matrix
 from distmm.storage.zarr_folder import ZarrTarget
-from distmm.worker.worker_slots import beside_products
+from distmm.worker.worker_slots import slot_released
 from tests.until import until
 
 
@@ -26,7 +26,7 @@ class HungDisk(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         self.waiting, self.mended = 0, threading.Event()
-        self.sync, self.writers = ZarrTarget.sync, wave.WRITERS
+        self.sync, self.writers = ZarrTarget.sync, block_writer.WRITERS
         plugin = self
 
         def sync(target: ZarrTarget, *region: slice) -> None:
@@ -34,10 +34,10 @@ class HungDisk(WorkerPlugin):
             plugin.mended.wait()
             plugin.sync(target, *region)
 
-        ZarrTarget.sync, wave.WRITERS = sync, 2  # type: ignore[method-assign]
+        ZarrTarget.sync, block_writer.WRITERS = sync, 2  # type: ignore[method-assign]
 
     def teardown(self, worker: Worker) -> None:
-        ZarrTarget.sync, wave.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
+        ZarrTarget.sync, block_writer.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
         self.mended.set()
 
 
@@ -70,7 +70,7 @@ def test_a_disk_that_hangs_makes_products_wait(client: Client, tmp_path: Path) -
 
 def test_tasks_that_leave_their_slot_leave_no_callbacks_to_those_after_them(client: Client) -> None:
     def leave(_: int) -> int:
-        with beside_products("store"):
+        with slot_released("store"):
             return len(context_meter._callbacks.get())
 
     worker, *_ = client.scheduler_info(n_workers=-1)["workers"]

@@ -17,7 +17,8 @@ from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.cost import cost
 from distmm.planning.geometry import Blocking, Grid, Problem, even_edges, operand_batch
 from distmm.planning.layout import Layout
-from distmm.planning.plan import PRECISIONS, TILE, Plan, make_plan
+from distmm.planning.plan import TILE, Plan, make_plan
+from distmm.planning.precision import PRECISIONS
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)

@@ -13,13 +13,13 @@ from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
 from distmm.planning import memory
 from distmm.planning.geometry import Blocking, Problem
 from distmm.planning.plan import make_plan
-from distmm_kernels import splits
 from distmm_kernels.candidates import CANDIDATES
-from distmm_kernels.formats import FP16_PAIR
+from distmm_kernels.emulation import splits
+from distmm_kernels.emulation.formats import FP16_PAIR
+from distmm_kernels.emulation.residues import STRETCH, Layout
 from distmm_kernels.gemm import residues
 from distmm_kernels.gemm.residues import split_steps
-from distmm_kernels.residues import STRETCH, Layout
-from distmm_kernels.vectors import row_pitch
+from distmm_kernels.layout.vectors import row_pitch
 
 GRANULES = {candidate.name: candidate.granule for candidate in CANDIDATES}
 

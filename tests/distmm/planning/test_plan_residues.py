@@ -13,9 +13,9 @@ from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
 from distmm.planning import memory
 from distmm.planning.geometry import Blocking, Problem, even_edges
 from distmm.planning.plan import make_plan
+from distmm_kernels.emulation.residues import STRETCH, Layout
 from distmm_kernels.gemm import residues
 from distmm_kernels.gemm.residues import split_steps
-from distmm_kernels.residues import STRETCH, Layout
 
 F8 = np.dtype("f8")
 SPEC = _spec("cuda", [{"kernel": "residues", "threads": 2, "memory": 120 << 30, "granule": 8192}], F8)

@@ -18,7 +18,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client, Scheduler, Worker, WorkerPlugin, futures_of, get_worker, secede
 
-from distmm.worker import tasks
+from distmm.worker.tasks import products
 
 
 class Gate(WorkerPlugin):
@@ -29,7 +29,7 @@ class Gate(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         self.waiting: deque[threading.Event] = deque()
         self.leaving: deque[threading.Event] = deque()
-        self.multiply, tasks.multiply = tasks.multiply, self.wait_and_multiply
+        self.multiply, products.multiply = products.multiply, self.wait_and_multiply
 
     def wait_and_multiply(self, *args: Any, **kwargs: Any) -> Any:
         self.waiting.append(permit := threading.Event())
@@ -38,7 +38,7 @@ class Gate(WorkerPlugin):
         return self.multiply(*args, **kwargs)
 
     def teardown(self, worker: Worker) -> None:
-        tasks.multiply = self.multiply
+        products.multiply = self.multiply
 
 
 class Shelf:

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Problem
 from distmm.planning.plan import make_plan
-from distmm.scheduler.lookahead import Window
+from distmm.scheduler.lookahead import Lookahead
 
 
-def orders(window: Window) -> list[int]:
-    return [order for order, _ in window.opened()]
+def orders(window: Lookahead) -> list[int]:
+    return [key[-1] for held in window.open() for key in list(held.tasks)[:1]]
 
 
-def filled(lookahead: int, steps: int, chains: int) -> Window:
-    window = Window(lookahead)
+def filled(lookahead: int, steps: int, chains: int) -> Lookahead:
+    window = Lookahead(lookahead)
     for step in range(steps):
         for chain in range(chains):
             window.add(step, (chain, step)).tasks[chain, step] = chain
@@ -57,7 +57,7 @@ def test_a_task_that_is_done_twice_counts_once() -> None:
 def test_waves_that_come_later_wait_for_those_before() -> None:
     window = filled(2, 2, 1)
     assert orders(window) == [0, 1]
-    window.add(2, "next wave")
+    window.add(2, ("next wave", 2)).tasks["next wave", 2] = 0
     assert orders(window) == []
     window.finish(0, (0, 0))
     assert orders(window) == [2]

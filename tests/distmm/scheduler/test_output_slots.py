@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 
 from distmm import gram, matmul, plan
 from distmm.clusters import cluster
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Problem, Wave
 from distmm.planning.plan import make_plan
+from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks import Epilogue
 from tests.distmm.scheduler import lockstep
@@ -147,12 +148,12 @@ def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(clie
     p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
     assert (len(p.waves), p.peak.places) == (2, 3)
     cluster.install(client)
-    choice, epilogue = layer.kernel_choice(p), Epilogue(shelf.dtype, "numpy")
+    choice, epilogue = product_graph.kernel_choice(p), Epilogue(shelf.dtype, "numpy")
 
     def stored(wave: Wave) -> Delayed:
         a, b = (da.random.default_rng(seed).random((size, size), chunks=edge) for seed in (wave.index, 5 + wave.index))
         name, region = f"distmm-matmul-places{wave.index}", p.blocking.region(wave)
-        layers = layer.build(name, p, a, b, choice, epilogue, wave=wave, run="a-run")
+        layers = product_graph.build(name, p, a, b, choice, epilogue, wave=wave, run="a-run")
         c = da.Array(layers, name, (p.blocking.m, p.blocking.n), dtype=shelf.dtype)
         return da.store(c[region], shelf, regions=region, lock=False, compute=False)
 
@@ -166,20 +167,23 @@ def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(clie
     until(lambda: client.run_on_scheduler(nothing_left), "the scheduler's plugin keeps places of a run that is done")
 
 
+def slots(dask_scheduler: Scheduler) -> list[OutputSlots]:
+    """Slots of every run that the plugin knows."""
+    return list(dask_scheduler.plugins[PlacementPlugin.name].products.runs.values())
+
+
 def most_taken(dask_scheduler: Scheduler) -> int:
-    every = set(dask_scheduler.plugins[PlacementPlugin.name].places.values())
-    return max(sum(len(places.taken[rank]) for places in every) for rank in range(4))
+    return max(sum(len(run.taken[rank]) for run in slots(dask_scheduler)) for rank in range(4))
 
 
 def first_wave_has_left(dask_scheduler: Scheduler) -> bool:
-    every = dask_scheduler.plugins[PlacementPlugin.name].places.values()
-    columns = [j for places in every for taken in places.taken.values() for _, (_, _, j) in taken]
+    columns = [j for run in slots(dask_scheduler) for taken in run.taken.values() for _, (_, _, j) in taken]
     return bool(columns) and min(columns) > 1
 
 
 def some_taken(dask_scheduler: Scheduler) -> bool:
-    return any(places.taken for places in dask_scheduler.plugins[PlacementPlugin.name].places.values())
+    return any(run.taken for run in slots(dask_scheduler))
 
 
 def nothing_left(dask_scheduler: Scheduler) -> bool:
-    return not dask_scheduler.plugins[PlacementPlugin.name].places
+    return not slots(dask_scheduler)

@@ -172,9 +172,13 @@ def nothing_is_left(client: Client) -> None:
     """Wait until the plugin keeps nothing of products."""
 
     def tables(dask_scheduler: Scheduler) -> dict[str, str]:
-        plugin = dask_scheduler.plugins[PlacementPlugin.name]
-        names = "plans total done known uses home used_up windows copies opening"
-        return {name: str(table)[:500] for name in names.split() if (table := getattr(plugin, name))}
+        products = dask_scheduler.plugins[PlacementPlugin.name].products
+        found = vars(products) | vars(products.replicas)
+        return {
+            name: str(list(found[name]))[:500]
+            for name in found
+            if name not in ("ranks", "replicas") and list(found[name])
+        }
 
     until(lambda: not client.run_on_scheduler(tables), lambda: client.run_on_scheduler(tables))
 
@@ -186,7 +190,7 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
     name, tasks = C.name, plan(lazy(9), lazy(10), client=client).cost.tasks
 
     def planned(dask_scheduler: Scheduler) -> int:
-        return dask_scheduler.plugins[PlacementPlugin.name].plans[name].cost.tasks
+        return dask_scheduler.plugins[PlacementPlugin.name].products.products[name].total
 
     assert client.run_on_scheduler(planned) == tasks
     del C

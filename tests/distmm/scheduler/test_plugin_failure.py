@@ -8,14 +8,23 @@ import pytest
 from distributed import Client, Scheduler
 
 import distmm
-from distmm.scheduler.lookahead import Window
+from distmm.scheduler import dask_internals
+from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.plugin import PlacementPlugin
+from distmm.scheduler.products import Products
+from distmm.scheduler.replicas import Replicas
 from tests.until import until
 
 FAULTS = {
-    "update_graph": (PlacementPlugin, "_to_do"),
-    "opening": (Window, "opened"),
-    "transition": (Window, "finish"),
+    "translating a graph": (dask_internals, "to_run"),
+    "update_graph": (Products, "arrived"),
+    "transition": (Products, "finished"),
+    "lookahead": (Lookahead, "finish"),
+    "deciding": (Products, "decide"),
+    "opening a step": (Lookahead, "open"),
+    "copying": (dask_internals, "copy_blocks"),
+    "dropping": (Replicas, "drops"),
+    "starting": (dask_internals, "start"),
 }
 
 
@@ -27,19 +36,22 @@ def product(client: Client, value: int) -> np.ndarray:
 
 def left(dask_scheduler: Scheduler) -> dict[str, int]:
     """Products that the plugin knows."""
-    return dict(dask_scheduler.plugins[PlacementPlugin.name].total)
+    products = dask_scheduler.plugins[PlacementPlugin.name].products.products
+    return {name: state.total for name, state in products.items()}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_of_the_plugin_ends_the_product_with_its_reason(
     client: Client, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    value = 2 + list(FAULTS).index(fault)
+
     def broken(*_: object) -> None:
         raise ZeroDivisionError(fault)
 
     with monkeypatch.context() as patch:
         patch.setattr(*FAULTS[fault], broken)  # the scheduler runs in this process
         with pytest.raises(RuntimeError, match=rf"plugin of the scheduler failed \(ZeroDivisionError: {fault}\)"):
-            product(client, len(fault))
-    np.testing.assert_array_equal(product(client, -len(fault)), np.full((40, 40), 40 * len(fault) ** 2))
+            product(client, value)
+    np.testing.assert_array_equal(product(client, -value), np.full((40, 40), 40 * value**2))
     until(lambda: not client.run_on_scheduler(left))

@@ -27,3 +27,24 @@ def save_matrix(path: Path, values: np.ndarray, chunks: tuple[int, int] = (32, 2
     else:
         zarr.create_array(path, data=values, chunks=chunks)
     return path
+
+
+def stored(form: str, folder: Path, values: np.ndarray) -> str:
+    """Write values in one of the formats with its own library, and return the path to open."""
+    name = str(folder / f"A-{form}")
+    if form in ("npy-c", "npy-f"):
+        np.save(f"{name}.npy", np.asarray(values, order="C" if form == "npy-c" else "F"))
+        return f"{name}.npy"
+    if form == "hdf5":
+        with h5py.File(f"{name}.h5", "w") as file:
+            file["group/A"] = values
+        return f"{name}.h5:/group/A"
+    if form == "group":
+        zarr.open_group(f"{name}.zarr", mode="w").create_array("A", data=values, chunks=(4, 4))
+        return f"{name}.zarr/A"
+    packed = {"compressors": None} if form.startswith("plain") else {}
+    zarr.create_array(f"{name}.zarr", data=values, chunks=(4, 4), zarr_format=2 if form.endswith("2") else 3, **packed)
+    return f"{name}.zarr"
+
+
+FORMS = ["npy-c", "npy-f", "zarr2", "zarr3", "plain2", "plain3", "group", "hdf5"]

@@ -199,7 +199,7 @@ def test_the_page_is_readable_with_one_worker_and_with_many(
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("pane", dashboard.PANES.values())
+@pytest.mark.parametrize("pane", dashboard.PLOTS)
 def test_each_pane_stands_alone_and_the_labextension_finds_it(
     cluster: Client, browser: Any, pictures: Path, pane: str
 ) -> None:

@@ -100,15 +100,25 @@ def test_the_rate_over_time_adds_up_to_all_operations() -> None:
 
 
 def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
-    chart = charts.Chart(10, 20, "")
-    apart = charts._intervals(chart, [(0, 1), (5, 6)], 3)
-    touching = charts._intervals(chart, [(5, 6), (0, 4.9999)], 3)
-    assert (apart.count("M"), touching.count("M")) == (2, 1)
+    assert charts.merged([(0, 1), (5, 6)], 0.01).tolist() == [[0, 1], [5, 6]]
+    assert charts.merged([(5, 6), (0, 4.9999)], 0.01).tolist() == [[0, 6]]
+    assert charts.merged([(0, 9), (1, 2), (3, 4), (20, 21)], 0.01).tolist() == [[0, 9], [20, 21]]
+    assert charts.merged([], 0.01).shape == (0, 2)
 
 
-def test_axes_have_five_to_ten_ticks() -> None:
-    for extent in (0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5):
-        assert 5 <= extent / charts._round_step(extent) <= 10
+@pytest.mark.parametrize("seconds", [0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5])
+def test_time_axes_have_five_to_eleven_labels(seconds: float) -> None:
+    text = charts.timeline(seconds, [("worker", [(0, seconds)], [], None)])
+    assert 5 <= len(re.findall(r">[\d.e+-]+ s</text>", text)) <= 11
+
+
+def test_charts_take_the_colours_of_the_page() -> None:
+    times, values = np.array([0.0, 1.0]), np.array([1e12, 2e12])
+    text = charts.lines(1, [("a & <b>", times, values)], (3e12, "limit"), "FLOP/s")
+    assert "<title>a &amp; &lt;b&gt;</title>" in text
+    assert " TFLOP/s</text>" in text
+    assert {"var(--muted)", "var(--line)"} <= set(re.findall(r"var\(--\w+\)", text))
+    assert not any(color in text for color in theme.LIGHT.values())
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -121,9 +131,7 @@ def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb({}, {}, {})".format(*ground)
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     # 16 lanes, each as wide as the chart.
-    lanes = (
-        "[...document.querySelectorAll('svg')[0].querySelectorAll('path[stroke]')].map(path => path.getBBox().width)"
-    )
+    lanes = "[...document.querySelectorAll('svg')[0].querySelectorAll('path')].map(path => path.getBBox().width)"
     assert sum(width > 800 for width in browser.evaluate(lanes)) >= 16
     browser.screenshot(pictures / f"report-{scheme}.png")
     assert browser.errors == []

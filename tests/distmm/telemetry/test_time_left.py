@@ -13,8 +13,8 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.geometry import Problem
 from distmm.planning.plan import make_plan
 from distmm.telemetry.events import Again, Checked, Event, Run
-from distmm.telemetry.pace import Pace
 from distmm.telemetry.record import Record
+from distmm.telemetry.time_left import Pace
 
 SUBMITTED = 1000.0
 

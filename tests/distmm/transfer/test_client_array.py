@@ -16,14 +16,14 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
-from distributed import Client, Scheduler, wait
+from distributed import Client, LocalCluster, Scheduler, wait
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
 from distmm import transfer
 from distmm.errors import InputError
-from distmm.transfer import client_array, process_memory, shared_memory
+from distmm.transfer import ClientArray, client_array, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
 from tests.until import until
 
@@ -36,11 +36,11 @@ def other() -> Iterator[Any]:
         yield pool
 
 
-def read(array: client_array.Lent, index: tuple[slice, ...]) -> np.ndarray:
+def read(array: ClientArray, index: tuple[slice, ...]) -> np.ndarray:
     return array[index]
 
 
-def write(array: client_array.Lent, index: tuple[slice, ...], block: np.ndarray) -> None:
+def write(array: ClientArray, index: tuple[slice, ...], block: np.ndarray) -> None:
     array[index] = block
 
 
@@ -66,7 +66,7 @@ def test_another_process_reads_any_layout(other: Any, layout: str, shape: tuple[
     whole[...] = numbers(shape)
     array = LAYOUTS[layout](whole)
     index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
-    np.testing.assert_array_equal(other.apply(read, (client_array.whole(array), index)), array[index])
+    np.testing.assert_array_equal(other.apply(read, (ClientArray.of(array), index)), array[index])
 
 
 @pytest.mark.parametrize("layout", ["as it is", "transposed", "rows from the last", "columns of a wider one"])
@@ -75,14 +75,14 @@ def test_another_process_writes_a_block_and_nothing_else(other: Any, layout: str
     index = (slice(4, 20), slice(2, 7))
     expected = array.copy()
     expected[index] = numbers((16, 5))
-    other.apply(write, (client_array.whole(array), index, numbers((16, 5))))
+    other.apply(write, (ClientArray.of(array), index, numbers((16, 5))))
     np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("dtype", ["?", "i1", "f2", ml_dtypes.bfloat16, "c16"])
 def test_elements_of_any_type_arrive(other: Any, dtype: Any) -> None:
     array = numbers((20, 30), "i1").astype(dtype)
-    block = other.apply(read, (client_array.whole(array), (slice(3, 9), slice(4, 30))))
+    block = other.apply(read, (ClientArray.of(array), (slice(3, 9), slice(4, 30))))
     assert block.dtype == array.dtype
     np.testing.assert_array_equal(block, array[3:9, 4:])
 
@@ -91,7 +91,7 @@ def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(process_memory, "PIECE", 1000)
     array = numbers((7, 900))
     mine = np.zeros((5, 700))
-    part = client_array.whole(array).part((slice(1, 6), slice(100, 800)))
+    part = ClientArray.of(array).part((slice(1, 6), slice(100, 800)))
     process_memory.read(os.getpid(), part.rows(), mine.ctypes.data)
     np.testing.assert_array_equal(mine, array[1:6, 100:800])
 
@@ -133,13 +133,56 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
 
 
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
-    array = client_array.whole(numbers((20, 30)))
+    array = ClientArray.of(numbers((20, 30)))
     index = (slice(0, 20), slice(0, 30))
     elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes that are there are not those of the proof
     for access in (partial(other.apply, read, (elsewhere, index)), partial(other.apply, write, (elsewhere, index, 0))):
         with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
             access()
     np.testing.assert_array_equal(other.apply(read, (array, index)), numbers((20, 30)))
+
+
+@pytest.fixture
+def no_kernel_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have this process ask the system for no memory of a process, its own included."""
+    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail(f"{about[0]} was called"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["f8", ml_dtypes.bfloat16])
+def test_a_process_copies_its_own_memory_by_itself(
+    layout: str, dtype: Any, no_kernel_copies: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_memory, "PIECE", 100)  # bytes: several threads copy
+    array = LAYOUTS[layout](numbers((3, 40, 30), "i1").astype(dtype))
+    part, swapped = ClientArray.of(array).part((slice(0, 2), slice(3, 20), slice(1, 8))).with_contiguous_rows()
+    staged = np.empty(part.shape, dtype)
+    part.read_into(staged)
+    expected = array[0:2, 3:20, 1:8]
+    np.testing.assert_array_equal(staged.swapaxes(-1, -2) if swapped else staged, expected)
+    if layout != "one row for all":
+        part.write_from(np.zeros(part.shape, dtype))
+        assert not array[0:2, 3:20, 1:8].any()
+        assert array.any()
+
+
+def test_a_worker_in_the_clients_process_asks_the_system_for_no_memory(no_kernel_copies: None) -> None:
+    a, b = np.random.default_rng(6).integers(-9, 9, (2, 400, 400)).astype("f8")
+    c = np.empty((400, 400))
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        assert transfer.share(a, client) is not None
+        distmm.matmul(a, b, out=c, client=client)
+    np.testing.assert_array_equal(c, a @ b)
+
+
+def test_a_process_of_this_number_on_another_machine_is_not_taken_for_this_one() -> None:
+    elsewhere = replace(ClientArray.of(numbers((20, 30))), proof=(4096, bytes(32)))
+    for access in (partial(read, elsewhere), partial(write, elsewhere, block=0)):
+        with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
+            access(index=(slice(0, 20), slice(0, 30)))
 
 
 def test_shared_memory_is_returned_with_its_last_view() -> None:
@@ -158,7 +201,7 @@ def test_shared_memory_is_returned_with_its_last_view() -> None:
 
 def test_only_blocks_with_step_1_are_read() -> None:
     with pytest.raises(IndexError, match="step 1"):
-        client_array.whole(np.zeros((4, 4)))[::2, :]
+        ClientArray.of(np.zeros((4, 4)))[::2, :]
 
 
 def nothing_is_kept() -> bool:
@@ -218,7 +261,7 @@ def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
     a, b, c = *rng.standard_normal((2, 400, 400)), transfer.empty((400, 400), "f8")
     with client.as_current():
         C = distmm.matmul(a, b, client=client, blocks=(150, 400, 150))
-        da.store(C, transfer.lend(c, client), lock=False)
+        da.store(C, transfer.share(c, client), lock=False)
     np.testing.assert_allclose(c, a @ b)
 
 
@@ -226,14 +269,14 @@ def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
     "array", [np.zeros((10, 10)), np.zeros((400, 400), ">f8"), np.zeros(200_000)], ids=["small", "swapped", "vector"]
 )
 def test_some_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
-    assert transfer.lend(array, client) is None
+    assert transfer.share(array, client) is None
 
 
 def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "allow", lambda: False)
     monkeypatch.delitem(client_array._tried, client, raising=False)
     a = np.random.default_rng(4).standard_normal((400, 400))
-    assert transfer.lend(a, client) is None
+    assert transfer.share(a, client) is None
     with client.as_current():
         np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
     monkeypatch.delitem(client_array._tried, client)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import types
 from typing import Any
@@ -66,6 +67,17 @@ def test_else_it_is_done_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -
     found = tables(monkeypatch)
     serialization.register()
     assert [dispatch._lazy for dispatch in found] == [{"cupy": serialization._wrap}] * 4
+
+
+def test_a_version_of_dask_that_registers_otherwise_sends_blocks_in_its_own_way(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    send, receive = dispatches()
+    del send._lookup[Block]
+    with caplog.at_level(logging.WARNING):
+        serialization._name_elements(send, receive, Block)
+    assert "bfloat16 blocks lose their type" in caplog.text
+    assert receive.dispatch(Block)({"typestr": "f4"}, []).dtype == np.float32
 
 
 @pytest.mark.gpu

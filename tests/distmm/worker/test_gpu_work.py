@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import gc
-import inspect
-import logging
-import sys
 import threading
 import time
-import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -133,55 +129,12 @@ def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.M
         gpu.retrying(full, "a block of C")
 
 
-def whole_device() -> None:
-    """What UCXX waits for by itself."""
-
-
-def ucxx(monkeypatch: pytest.MonkeyPatch, distributed: str, own: str, ucx: tuple[int, ...]) -> Any:
-    context = types.SimpleNamespace(synchronize_default_stream=whole_device)
-    package: Any = types.ModuleType("ucxx")
-    package._cuda_context, package.__version__, package.get_ucx_version = context, own, lambda: ucx
-    monkeypatch.setitem(sys.modules, "ucxx", package)
-    monkeypatch.setitem(sys.modules, "ucxx._cuda_context", context)
-    monkeypatch.setitem(sys.modules, "distributed_ucxx", types.SimpleNamespace(__version__=distributed))
-    return context
-
-
-def test_ucxx_waits_for_the_default_stream_only_in_versions_that_are_known(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    known = ucxx(monkeypatch, "0.52.00", "0.52.00", (1, 21, 0))
-    undo = plugin.wait_for_default_stream_only()
-    assert known.synchronize_default_stream is plugin.synchronize_default_stream
-    undo()
-    assert known.synchronize_default_stream is whole_device
-    others = [("0.53.0", "0.52.0", (1, 21, 0)), ("0.52.0", "0.53.0", (1, 21, 0)), ("0.52.0", "0.52.0", (1, 22, 0))]
-    for distributed, own, ucx in others:
-        unknown = ucxx(monkeypatch, distributed, own, ucx)
-        with caplog.at_level(logging.WARNING):
-            undo = plugin.wait_for_default_stream_only()
-        assert unknown.synchronize_default_stream is whole_device
-        assert f"distributed-ucxx {distributed}, ucxx {own}, UCX {'.'.join(map(str, ucx))}: distmm knows" in caplog.text
-        undo()
-        assert unknown.synchronize_default_stream is whole_device
-
-
-@pytest.mark.gpu
-def test_the_function_that_is_replaced_in_ucxx_is_there() -> None:
-    context = pytest.importorskip("ucxx._cuda_context")
-    transfers = pytest.importorskip("distributed_ucxx.ucxx")
-    assert callable(context.synchronize_default_stream)
-    assert "from ucxx._cuda_context import synchronize_default_stream" in inspect.getsource(
-        transfers.synchronize_stream
-    )
-
-
 def test_every_worker_gets_the_plugin_and_loses_what_it_started(client: Client) -> None:
     cluster.install(client)
     cluster.install(client)
 
     def started(dask_worker: Any) -> bool:
-        return plugin.DevicePlugin.name in dask_worker.plugins and "distmm-tidy" in dask_worker.periodic_callbacks
+        return plugin.DevicePlugin.name in dask_worker.plugins and "distmm-free" in dask_worker.periodic_callbacks
 
     assert all(client.run(started).values())
     client.unregister_worker_plugin(plugin.DevicePlugin.name)

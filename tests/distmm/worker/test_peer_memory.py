@@ -85,7 +85,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
         mine.close_dead()
     assert driver.open[7] == 1 + by_ucx
     process.kill()  # and is not waited for yet: its exit code is still there
-    until(lambda: pid.born(process.pid) is None, "the process is still there")
+    until(lambda: pid.start_time(process.pid) is None, "the process is still there")
     driver.idle.clear()
     for look in range(LOOKS):
         assert driver.open[7] == 1 + by_ucx, look
@@ -101,7 +101,7 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
 
 def test_pools_of_other_hosts_and_ones_own_are_left_alone(driver: Driver, process: subprocess.Popen[bytes]) -> None:
     mine = Peers(None, b"1")
-    mine.open(**mine.card)
+    mine.open(**mine.identity)
     mine.open(**of(process, machine="another"))
     mine.open(**of(process, pool=b"unreachable"))
     assert (mine.addresses, driver.open) == ({}, {})

@@ -1,0 +1,67 @@
+"""The documentation site: what Sphinx reads, and how the pages look. README.md in this folder says how to build it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import distmm
+
+project = "distmm"
+author = "The distmm developers"
+copyright = "2026, the distmm developers"  # noqa: A001  Sphinx's name
+version = release = distmm.__version__
+
+extensions = [
+    "myst_nb",  # Markdown and notebooks
+    "sphinx.ext.autodoc",
+    "numpydoc",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "documents",  # the two files of this folder
+    "commands",
+]
+root_doc = "index"
+exclude_patterns = ["build", "dist", "**/.*"]
+
+# GitHub's anchors, so that a link to a heading works there and here.
+myst_heading_anchors = 4
+myst_enable_extensions = ["colon_fence"]
+
+# Notebooks are kept without outputs: the build runs them, and fails where one does.
+nb_execution_mode = "force"
+nb_execution_in_temp = True
+nb_execution_raise_on_error = True
+nb_execution_timeout = 300
+nb_merge_streams = True
+
+default_role = "py:obj"  # single backquotes in docstrings link to what they name
+autodoc_typehints = "none"  # numpydoc's Parameters have the types
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False
+numpydoc_xref_param_type = False
+# Every parameter and return value has a description, in the order of the signature.
+numpydoc_validation_checks = {"GL06", "GL07", "PR01", "PR02", "PR03", "RT01", "SS01", "SS02", "SS03", "YD01"}
+# Classes that distmm makes and users read: they document Attributes.
+numpydoc_validation_exclude = {r"distmm\.(Plan|Verdict|job\.Summary|job\.Status)$"}
+html_theme = "pydata_sphinx_theme"
+html_title = "distmm"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sourcelink = False
+html_copy_source = False
+html_theme_options = {
+    "logo": {"text": "distmm"},
+    "navbar_align": "left",
+    "navbar_persistent": ["search-button"],
+    "navbar_end": ["theme-switcher"],
+    "header_links_before_dropdown": 6,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": [],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+    "show_toc_level": 2,
+}

@@ -1,0 +1,187 @@
+"""Products on a Dask cluster of this host: `distmm.matmul` and `dask.array.matmul`, and the kernel alone.
+
+Resident matrices have a two-dimensional block-cyclic distribution, as for ScaLAPACK: block (i, j) is on rank
+(i mod rows, j mod columns) of the plan's grid.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Worker
+
+import distmm
+from distmm import clusters
+from distmm.all_workers import everywhere
+from distmm.bench import matrices
+from distmm.bench.cases import KERNEL, Case, element
+from distmm.clusters import cluster
+from distmm.planning.geometry import Problem
+from distmm.planning.plan import make_plan
+from distmm.telemetry import client as telemetry
+
+if TYPE_CHECKING:
+    from distmm.bench.measuring_process import Task
+
+__all__ = ["count_allocations", "kernel_alone", "peak_bytes", "program", "start_counting"]
+
+# Bytes of results on a worker that are none of the matrices before.
+LEFTOVERS = 1 << 20
+
+# Of the kernel alone, the later half of which counts: a GPU that has rested runs some per cent faster for a while.
+KERNEL_SECONDS = 1.5
+
+
+def kernel_alone(name: str | None, edge: int, dtype: np.dtype[Any], precision: str, gpu: bool) -> tuple[str, float]:
+    """Name and seconds of one worker's kernel at its sustained rate, operands prepared each time. Runs on workers."""
+    from distmm_kernels import config, device, select
+
+    problem = config.Problem(edge, edge, edge, config.operand_dtype(dtype))
+    kernel = select.select(problem, device.current() if gpu else device.cpu(), precision, name=name)
+    x, y = (matrices.normal((edge, edge), dtype, [edge, seed], gpu) for seed in range(2))
+
+    def once() -> float:
+        start = time.perf_counter()
+        kernel.multiply(kernel.prepare_a(x), kernel.prepare_b(y), None, dtype=dtype)
+        return time.perf_counter() - start
+
+    once()  # loads the kernel
+    seconds = [once(), once()]
+    while sum(seconds) < KERNEL_SECONDS:
+        seconds.append(once())
+    return kernel.name, float(np.median(seconds[len(seconds) // 2 :]))
+
+
+def count_allocations() -> None:
+    """Let RMM count what is allocated. Runs on GPU workers."""
+    import rmm.statistics
+
+    rmm.statistics.enable_statistics()
+
+
+def start_counting() -> None:
+    """Forget earlier peaks. Runs on GPU workers."""
+    import rmm.statistics
+
+    rmm.statistics.push_statistics()
+
+
+def peak_bytes() -> int:
+    """Most bytes that were allocated at once beyond those at `start_counting`. Runs on GPU workers."""
+    import rmm.statistics
+
+    counted = rmm.statistics.pop_statistics()
+    return int(counted.peak_bytes) if counted else 0
+
+
+def wait_for_gpu() -> None:
+    """Wait until the GPU has done all that is queued. Runs on GPU workers."""
+    import cupy
+
+    cupy.cuda.Device().synchronize()
+
+
+@contextmanager
+def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+    """Start a cluster, and yield what measures a case on it."""
+    with clusters.local(device=task.device, workers=task.workers, threads=1, dashboard=None) as client:
+        telemetry.bytes_moved(client)  # the first call installs what counts
+        if task.device == "gpu":
+            client.run(count_allocations)
+        arenas: list[matrices.Arena] = []
+
+        def measure(case: Case, seed: int) -> dict[str, Any]:
+            _until_empty(client)
+            if case.program == KERNEL:
+                return _kernel(client, task, case)
+            if case.place == "resident":
+                return _resident(client, task, case, seed)
+            if not arenas:
+                hosted = [each for each in task.cases if each.place == "host"]
+                arenas.append(matrices.Arena(max(3 * x.n**2 * element(x.dtype).itemsize for x in hosted), client))
+            return _hosted(client, task, case, seed, arenas[0])
+
+        yield measure
+
+
+def _until_empty(client: Client) -> None:
+    """Wait until the workers have freed the matrices of the case before."""
+    for _ in range(100):
+        if max(everywhere(client, _held).values(), default=0) < LEFTOVERS:
+            return
+        time.sleep(0.1)
+    raise RuntimeError(f"blocks of the case before are still there after 10 s: {everywhere(client, _held)} bytes")
+
+
+def _held(dask_worker: Worker) -> int:
+    """Bytes of results on a worker. Runs on workers."""
+    return int(dask_worker.state.nbytes)
+
+
+def _kernel(client: Client, task: Task, case: Case) -> dict[str, Any]:
+    alone = [next(iter(client.scheduler_info(n_workers=-1)["workers"]))]
+    asked = task.kernel, case.n, element(case.dtype), task.precision, task.device == "gpu"
+    name, seconds = client.submit(kernel_alone, *asked, workers=alone, pure=False).result()
+    return {"seconds": seconds, "note": name}
+
+
+def _resident(client: Client, task: Task, case: Case, seed: int) -> dict[str, Any]:
+    dtype, on_gpu = element(case.dtype), task.device == "gpu"
+    how: dict[str, Any] = {"precision": task.precision, "kernel": task.kernel}
+    spec = cluster.describe(client, dtype, task.device, **how)
+    edges = (case.block,) * 3
+    homes = make_plan(Problem(case.n, case.n, case.n, dtype), spec, edges=edges, operands=("resident",) * 2, **how).grid
+    A, B = (matrices.resident(client, case.n, case.block, homes, dtype, seed + i, on_gpu) for i in range(2))
+    plan = distmm.plan(A, B, client=client, **how)
+    ours = case.program == "distmm"
+    product: Any = partial(distmm.matmul, client=client, **how) if ours else da.matmul
+    with _counted(client, on_gpu) as counted:
+        start = time.perf_counter()
+        C = product(A, B).persist()
+        matrices.finish(C)
+        if on_gpu and not ours:  # what Dask calls finished CuPy has only queued: on one GPU 0.14 s for 11 s of products
+            client.run(wait_for_gpu)
+        seconds = time.perf_counter() - start
+    verdict = distmm.verify(A, B, C, precision=task.precision)
+    del A, B, C
+    gc.collect()
+    found = {"seconds": seconds, "ok": verdict.ok, "residual": verdict.residual, **counted}
+    return found | _planned(plan) if ours else found
+
+
+def _hosted(client: Client, task: Task, case: Case, seed: int, arena: matrices.Arena) -> dict[str, Any]:
+    A, B, C = arena.matrices(case.n, element(case.dtype))
+    for i, matrix in enumerate((A, B)):
+        matrices.fill(matrix, seed + i)
+    how: dict[str, Any] = {"precision": task.precision, "kernel": task.kernel, "device": task.device}
+    plan = distmm.plan(A, B, out=C, client=client, **how)
+    with _counted(client, task.device == "gpu") as counted:
+        start = time.perf_counter()
+        distmm.matmul(A, B, out=C, client=client, **how)
+        seconds = time.perf_counter() - start
+    verdict = distmm.verify(A, B, C, precision=task.precision)
+    return {"seconds": seconds, "ok": verdict.ok, "residual": verdict.residual, **counted, **_planned(plan)}
+
+
+@contextmanager
+def _counted(client: Client, on_gpu: bool) -> Iterator[dict[str, Any]]:
+    """Fill in, at the end of the block, the bytes moved in it and the peak of the fullest GPU."""
+    found: dict[str, Any] = {}
+    before = telemetry.bytes_moved(client)
+    if on_gpu:
+        client.run(start_counting)
+    yield found
+    if on_gpu:
+        found["peak"] = max(client.run(peak_bytes).values())
+    found["moved"] = telemetry.bytes_moved(client) - before
+
+
+def _planned(plan: distmm.Plan) -> dict[str, Any]:
+    return {"predicted": plan.cost.seconds, "planned_peak": plan.cost.peak_bytes, "note": str(plan)}

@@ -1,0 +1,72 @@
+"""Dask's task classes, and those of distmm's tasks. The only module that imports ``dask._task_spec``.
+
+That module is private by its name, and the only way to build tasks since Dask 2024.12. Seen on Dask 2026.7.1 and
+2026.8.0; ``tests/distmm/graph/test_dask_tasks.py`` fails first when it changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dask._task_spec import List, Task, TaskRef
+from dask.highlevelgraph import HighLevelGraph
+
+from distmm.graph.placement import Key, Placement
+from distmm.planning.plan import Plan
+from distmm.worker import tasks
+
+__all__ = ["List", "PlacedTask", "ProductTask", "TaskRef", "one_per_block"]
+
+
+class PlacedTask(Task):
+    """A task whose first argument is its `Placement`. It keeps its key through Dask's optimisers."""
+
+    __slots__ = ()
+
+    @property
+    def block_fusion(self) -> bool:
+        """Tell the optimisers not to fuse this task: its placement would be lost."""
+        return True
+
+    @property
+    def placement(self) -> Placement:
+        """Where the task runs."""
+        where = self.args[0]
+        assert isinstance(where, Placement)
+        return where
+
+
+class ProductTask(PlacedTask):
+    """One step of a chain, or the sum of two partial blocks of C.
+
+    The plan is for the scheduler's plugin, where the tasks are made. It is not sent to workers.
+    """
+
+    __slots__ = ("plan",)
+
+    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
+        super().__init__(key, func, *args, **kwargs)
+        self.plan = plan
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
+        return tuple(None if name == "plan" else value for name, value in slots)
+
+    @property
+    def is_first(self) -> bool:
+        """Whether it begins a chain: it adds to no earlier sum."""
+        return self.func is tasks.multiply and self.args[2] is None
+
+    def operands(self) -> tuple[Key, ...]:
+        """Key of every block of A and B that it reads; none for a sum of partial blocks."""
+        if self.func is not tasks.multiply:
+            return ()
+        a_blocks, b_blocks = self.args[3:5]
+        return tuple([ref.key for ref in a_blocks.args] + [ref.key for ref in b_blocks.args])
+
+
+def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:
+    """Return the graph of an array that has one task for each block: `function` of that block's argument."""
+    made = {(name, *index): Task((name, *index), function, argument) for index, argument in arguments.items()}
+    return HighLevelGraph.from_collections(name, made)

@@ -1,0 +1,182 @@
+"""Plan -> Dask graph. The only module that names keys or touches Dask's task classes.
+
+Stationary C: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k::
+
+    D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
+
+each into a new block. The chain is the loop over k of a kernel's tile, continued across tasks: step s starts from the
+bits that step s - 1 left. Where C has too few blocks for all workers, k is split: each layer of the grid runs such a
+chain over its part of k, and a binary tree of fixed shape adds their ends.
+
+A symmetric product has chains for ``i >= j`` only. They read blocks of A alone, ``A[j,p]`` for the transpose of
+``B[p,j]``, and ``C[j, i]`` is a view of ``C[i, j]`` on the same worker.
+
+Placement and priority do not travel as annotations, which array optimisation drops: every product task carries a
+`Placement`, and the scheduler's plugin (`distmm.scheduler.plugin`) reads it from there, whatever graph the task has
+become part of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph, Layer
+
+from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
+from distmm.graph.placement import Chain, Key, Placement
+from distmm.planning.geometry import Wave, operand_batch
+from distmm.planning.plan import Plan
+from distmm.worker import tasks
+
+__all__ = ["ProductLayer", "build", "kernel_choice"]
+
+
+class ProductLayer(Layer):
+    """All chains of one product, or of one wave of it, and mirror images of their ends, by their parameters alone.
+
+    It travels from client to scheduler as some hundred bytes and makes its tasks there, where Dask optimises and
+    expands graphs: for 100,000 tasks that saves the client seconds, and the connection 70 MB.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        plan: Plan,
+        operands: tuple[str, str, str | None],
+        choice: tasks.KernelChoice,
+        epilogue: tasks.Epilogue,
+        wave: Wave | None = None,
+        run: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
+        self.wave, self.run = wave, run or name
+        self._made: dict[Key, PlacedTask] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave, self.run)
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks have been made."""
+        return self._made is not None
+
+    def get_output_keys(self) -> set[Key]:
+        """Keys of the blocks of C."""
+        blocks = self.plan.blocking.c_indices(self.wave)
+        mirrored = self.plan.problem.symmetry is not None
+        return {(self.name, *b, *at) for b, i, j in blocks for at in ((i, j), *([(j, i)] if mirrored else []))}
+
+    def __len__(self) -> int:
+        blocking = self.plan.blocking
+        wave = blocking.whole if self.wave is None else self.wave
+        return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + blocking.mirrored(wave)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._tasks())
+
+    def __getitem__(self, key: Key) -> PlacedTask:
+        return self._tasks()[key]
+
+    def _tasks(self) -> dict[Key, PlacedTask]:
+        if self._made is None:
+            waves = self.plan.waves if self.wave is None else (self.wave,)
+            self._made = {task.key: task for wave in waves for task in self._chains(wave)}
+        return self._made
+
+    def _chains(self, wave: Wave) -> Iterator[PlacedTask]:
+        plan, (a, b, c0) = self.plan, self.operands
+        symmetry = plan.problem.symmetry
+        both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
+        if self.choice.device == "cuda":
+            both["prepared"] = plan.peak.prepared
+        on_diagonal = replace(self.epilogue, symmetry=symmetry)
+        parts = plan.blocking.parts(plan.grid.layers)
+        orders = max(map(len, parts)) + (len(parts) - 1).bit_length()  # steps, and levels of the tree
+        token = self.name.rpartition("-")[2]
+
+        def task(
+            chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any, **kwargs: Any
+        ) -> ProductTask:
+            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer, self.run)
+            last = key[0] == self.name
+            added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
+            epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
+            return ProductTask(
+                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
+            )
+
+        for chain in plan.blocking.c_indices(wave):
+            batch, i, j = chain
+            c_key = (self.name, *batch, i, j)
+            a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and the layers that have them
+            first = 0
+            for layer, steps in enumerate(parts):
+                previous: TaskRef | None = None
+                for s, panels in enumerate(steps):
+                    last = len(parts) == 1 and s == len(steps) - 1
+                    key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
+                    a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
+                    b_keys = ((b, *b_batch, *((p, j) if symmetry is None else (j, p))) for p in panels)
+                    b_blocks = List(*map(TaskRef, b_keys))
+                    end = task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks, **both)
+                    yield end
+                    previous = TaskRef(key)
+                partial.append((key, layer))
+                first += len(steps)
+            # A tree of fixed shape: its bits depend on how k was split, and not on who was first.
+            order = max(map(len, parts))
+            while len(partial) > 1:
+                sums: list[tuple[Key, int]] = []
+                for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
+                    key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
+                    end = task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    yield end
+                    sums.append((key, layer))
+                    first += 1
+                partial = sums + partial[2 * len(sums) :]
+                order += 1
+            if symmetry is not None and i != j:
+                yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+
+def kernel_choice(plan: Plan) -> tasks.KernelChoice:
+    """Return what the tasks of a plan need to know of their kernel."""
+    return tasks.KernelChoice(plan.cluster.device, plan.problem.dtype, plan.precision, plan.kernel)
+
+
+def build(
+    name: str,
+    plan: Plan,
+    a: da.Array,
+    b: da.Array | None,
+    choice: tasks.KernelChoice,
+    epilogue: tasks.Epilogue,
+    c0: da.Array | None = None,
+    wave: Wave | None = None,
+    run: str | None = None,
+) -> HighLevelGraph:
+    """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
+
+    Parameters
+    ----------
+    name : str
+        Name of the resulting Dask array, ending in ``-token``.
+    plan : Plan
+    a, b : dask.array.Array
+        Operands whose chunks are the plan's blocks; a symmetric product has no B.
+    choice, epilogue
+        What the tasks need to know.
+    c0 : dask.array.Array, optional
+        Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
+    wave : Wave, optional
+        Of ``plan.waves``: only its blocks of C; all waves by default, one after another by priority.
+    run : str, optional
+        What the waves of several calls have in common, if they have names of their own.
+    """
+    names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run)
+    return HighLevelGraph.from_collections(name, layer, dependencies=[x for x in (a, b, c0) if x is not None])

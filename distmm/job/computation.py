@@ -1,0 +1,241 @@
+"""The client's side of a job: it sends the waves, collects what their tasks say, and has rejected blocks made again."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import dask
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, Future, Scheduler
+
+from distmm.api.waves import Graph, Waves
+from distmm.errors import Stopped, WrongResultError
+from distmm.graph import product_graph
+from distmm.job.block_writer import Writer
+from distmm.job.folder import Json
+from distmm.job.input_checksums import Seen
+from distmm.job.spec import RECHUNK, Spec
+from distmm.job.stop import Stop
+from distmm.job.wave_graph import Names, WritingLayer
+from distmm.planning.geometry import Wave
+from distmm.planning.plan import Plan
+from distmm.telemetry import client as telemetry
+from distmm.telemetry.events import TOPIC
+from distmm.telemetry.record import Figures
+from distmm.worker.tasks import Epilogue
+
+__all__ = ["Computation"]
+
+# Seconds between two looks at the cluster, each of which costs a round trip and a line in the scheduler's log.
+LOOK_SECONDS = 0.5
+
+# Seconds that blocks which are complete get to reach the disk when the job stops.
+GRACE_SECONDS = 60.0
+
+# Seconds without any worker after which the job stops: a nanny needs a few to start another one.
+LONELY_SECONDS = 60.0
+
+# Times that a block is made before the product is given up as wrong.
+ATTEMPTS = 3
+
+Block = tuple[int, int]
+
+
+class Computation:
+    """Brings all `missing` blocks of C to the disk.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    spec : Spec
+    plan : Plan
+    writer : Writer
+    stop : Stop
+    progress : callable
+        Called with how far the job is, twice a second.
+
+    Attributes
+    ----------
+    seen : Seen
+        What all blocks were made from, those of earlier runs too.
+    written : int
+        Blocks that this run has brought to the disk.
+    residual : float or None
+        The largest one of these.
+    rejected : list of dict
+        Records of blocks that were not right.
+    """
+
+    def __init__(
+        self, client: Client, spec: Spec, plan: Plan, writer: Writer, stop: Stop, progress: Callable[[Figures], None]
+    ) -> None:
+        self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
+        self.progress = progress
+        self.seen = Seen()
+        self.written, self.residual = 0, None
+        self.rejected: list[Json] = []
+        self.waves = Waves(
+            client,
+            self._take,
+            beat=self._beat,
+            run=writer.run,
+            grace=lambda: None if stop.at_once else GRACE_SECONDS,
+        )
+        self._lonely_since: float | None = None
+        self._looked = 0.0
+
+    @property
+    def job(self) -> str:
+        """Telemetry's name for this run."""
+        return self.writer.run.id
+
+    def run(self, missing: Iterable[Block]) -> None:
+        """Compute and write the missing blocks.
+
+        Raises
+        ------
+        Stopped
+            If the job is to stop, or the cluster is lost; finished blocks are on the disk.
+        WrongResultError
+            If a block is wrong however often it is made.
+        InputError, OSError
+            What workers met on the disk.
+        """
+        missing = set(missing)
+        kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if (i, j) not in missing]
+        self._event("begin", path=self.writer.folder.target, kept=kept)
+        topic = None if self._reads_users_tasks else self.writer.topic
+        if topic is not None:
+            self.client.subscribe_topic(topic, lambda event: self.waves.note_made(tuple(event[1])))
+        try:
+            self.waves.run(self._graphs(missing))
+            self._look()
+        finally:
+            if topic is not None and self.client.status == "running":
+                self.client.unsubscribe_topic(topic)
+
+    def _graphs(self, missing: set[Block]) -> Iterator[Graph]:
+        """Waves with their missing blocks, without those that are complete."""
+        for wave in self.plan.waves:
+            blocks = tuple((i, j) for _, i, j in self.plan.blocking.c_indices(wave) if (i, j) in missing)
+            if blocks:
+                yield partial(self._send, wave, blocks, self.plan, self.writer)
+
+    @property
+    def _reads_users_tasks(self) -> bool:
+        """Whether blocks of an operand are made by tasks of the user's graph, whose keys are the same for every wave.
+
+        They keep their results for as long as a wave that is known needs them. So a wave has to be complete before the
+        next one is sent, and what workers tell of blocks that are made is of no use.
+        """
+        operands = self.spec.a, self.spec.b, self.spec.c0
+        return any(x is not None and isinstance(x.source, da.Array) and not x.resident for x in operands)
+
+    def _send(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> tuple[list[Future], float]:
+        """Send the graph of some blocks of a wave to the scheduler.
+
+        Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
+        memory for the next one.
+
+        The next wave may be sent when less than half of this one, and a block a worker, is still to be made. Earlier,
+        two waves would share the memory that is planned for one. Later, workers would have nothing to do. Blocks that
+        have only to be written are in the plan's memory.
+        """
+        spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
+        token = uuid.uuid4().hex
+        with dask.config.set(RECHUNK):
+            a = spec.a.blocked((blocking.m, blocking.k), device, self.client)
+            b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
+            c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
+        product = f"distmm-matmul-{token}"
+        # On GPUs a block of C stays where it was made, for the task that judges and writes it.
+        epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
+        choice = product_graph.kernel_choice(plan)
+        chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
+        names = Names(a.name, b.name, product, None if c0 is None else c0.name)
+        writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
+        reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
+        layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
+        self._event("wave", product=product)
+        futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
+        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(blocks) // 2)
+
+    def _take(self, future: Future) -> None:
+        """Take what a writing task says; a block that it rejected is made again, on another worker if there is one."""
+        record = future.result()
+        self.seen.add(record)
+        i, j = record["i"], record["j"]
+        if record["written"]:
+            self.written += 1
+            if record.get("residual") is not None:
+                self.residual = max(record["residual"], self.residual or 0.0)
+            if self.writer.tolerance is not None:
+                self._event("certified", i=i, j=j)
+            return
+        self._event("certificate-failure", i=i, j=j)
+        before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (i, j)), None)
+        self.rejected.append(record)
+        attempt = record["attempt"] + 1
+        same = before is not None and before["crc32c"] == record["crc32c"]
+        systematic = same and (record["residual"] is None or record["residual"] > 1)
+        if attempt == ATTEMPTS or systematic:
+            raise WrongResultError(_wrong(record, before if systematic else None))
+        shift = attempt if self.plan.cluster.workers > 1 else 0
+        plan = replace(self.plan, grid=replace(self.plan.grid, shift=shift))
+        wave = next(wave for wave in self.plan.waves if i in wave.rows and j in wave.columns)
+        writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
+        self.waves.send(*self._send(wave, ((i, j),), plan, writer))
+
+    def _event(self, event: str, **facts: Any) -> None:
+        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.TOPIC`)."""
+        self.client.log_event(TOPIC, {"event": event, "job": self.job, **facts})
+
+    def _beat(self) -> None:
+        """Stop if that is asked for; report the progress from time to time."""
+        if self.stop.reason is not None:
+            raise Stopped(self.stop.reason)
+        if time.monotonic() - self._looked > LOOK_SECONDS:
+            self._look()
+            self._looked = time.monotonic()
+
+    def _look(self) -> None:
+        """Report the progress; notice that the cluster is gone."""
+        job = self.job
+
+        def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
+            return len(dask_scheduler.workers), telemetry.figures_on(dask_scheduler, job)
+
+        if self.client.status != "running":
+            raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
+        try:
+            workers, figures = self.client.run_on_scheduler(look)
+        except (OSError, TimeoutError) as error:
+            raise Stopped(f"the scheduler is lost ({type(error).__name__}: {error})") from error
+        now = time.monotonic()
+        self._lonely_since = None if workers else self._lonely_since or now
+        if self._lonely_since is not None and now - self._lonely_since > LONELY_SECONDS:
+            raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
+        if figures is not None:
+            self.progress(figures)
+
+
+def _wrong(record: Json, before: Json | None) -> str:
+    """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
+    residual = record["residual"]
+    error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
+    attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
+    if before is not None and before["worker"] != record["worker"]:
+        attempts = f"with the same bits on worker {before['worker']} of {before['host']}"
+    elif before is not None:
+        attempts, cause = "with the same bits twice on one worker", "A kernel, a bound or this worker is wrong"
+    return (
+        f"C is not A @ B: block C[{record['i']}, {record['j']}] {error} in its row {record['row']}, {attempts}, the "
+        f"last one on worker {record['worker']} of {record['host']}; it is not written. {cause}: try --kernel or "
+        f"--check none, and report it"
+    )

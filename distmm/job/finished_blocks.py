@@ -1,0 +1,61 @@
+"""Blocks that earlier runs have finished: those which a run that goes on keeps, and those which it makes again."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from distributed import Client
+
+from distmm.job.certificate import damaged
+from distmm.job.folder import Folder, Json
+from distmm.job.input_checksums import misread, unchanged
+from distmm.job.spec import Spec
+from distmm.planning.plan import Plan
+from distmm.storage import Target, open_matrix
+from distmm.telemetry.events import TOPIC
+
+__all__ = ["FinishedBlocks"]
+
+
+@dataclass(frozen=True)
+class FinishedBlocks:
+    """The blocks of a job that have a marker. Workers of `client` read blocks and inputs again."""
+
+    client: Client
+    folder: Folder
+    spec: Spec
+    plan: Plan
+
+    def unchanged(self, stamps: dict[str, str]) -> dict[str, str]:
+        """Raise `InputError` if they were made from other inputs than are there; return the inputs' stamps now."""
+        markers = self.folder.markers().values()
+        return unchanged(self.client, self.spec, self.plan.blocking, self.plan.cluster.device, stamps, markers)
+
+    def drop_misread(self, stamps: dict[str, str]) -> int:
+        """Have those made again whose input was read wrong once; return their number."""
+        markers = self.folder.markers().values()
+        wrong = misread(self.client, self.spec, self.plan.blocking, self.plan.cluster.device, stamps, markers)
+        for marker in wrong:
+            self._drop(marker["i"], marker["j"])
+        return len(wrong)
+
+    def trusted(self, target: Target) -> dict[tuple[int, int], Json]:
+        """Return the markers of those that are still what was written, and remove the other markers."""
+        folder, blocking = self.folder, self.plan.blocking
+        markers, strays = folder.read_markers()
+        for path in strays:
+            os.unlink(path)
+        blocks = {(i, j) for _, i, j in blocking.c_indices()}
+        bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
+        there = [marker for at, marker in markers.items() if at not in bad]
+        if there:
+            bad |= damaged(self.client, open_matrix(folder.draft), (blocking.m, blocking.n), there).keys()
+        for i, j in bad:
+            self._drop(i, j)
+        return {at: marker for at, marker in markers.items() if at not in bad}
+
+    def _drop(self, i: int, j: int) -> None:
+        """Remove the marker of a block, which is so made again."""
+        self.client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
+        os.unlink(self.folder.marker(i, j))

@@ -1,0 +1,117 @@
+"""How far a job is. Only the files beside C are read, so any machine that sees them can tell."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+
+from distmm.errors import InputError
+from distmm.job.folder import Folder, read_json
+from distmm.job.json_forms import CERTIFICATE
+from distmm.job.lock import holder
+from distmm.job.manifest import read_manifest
+from distmm.planning.geometry import even_edges
+from distmm.telemetry import units
+from distmm.telemetry.time_left import Pace
+
+__all__ = ["Status", "status"]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How far a job is.
+
+    Attributes
+    ----------
+    path : str
+        Of C.
+    state : {"running", "stopped", "complete"}
+        A job whose process is gone is stopped.
+    done, total : int
+        Blocks of C.
+    runs, rejected : int
+        Times that the job was begun or resumed; blocks that failed their test and were made again.
+    owner : str or None
+        Process and host of a running job.
+    seconds_left : float or None
+        At the pace of this run's last blocks; None where it is not running, or has finished no block yet.
+    certificate : str or None
+        Of a complete one.
+    """
+
+    path: str
+    state: str
+    done: int
+    total: int
+    runs: int
+    rejected: int
+    owner: str | None = None
+    seconds_left: float | None = None
+    certificate: str | None = None
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return it as a table of label and value."""
+        rows = [
+            ("state", self.state if self.owner is None else f"{self.state}, {self.owner}"),
+            ("blocks", f"{self.done} of {self.total} ({100 * self.done / max(1, self.total):.0f} %)"),
+            ("runs", f"{self.runs}, {self.rejected} blocks made again"),
+        ]
+        if self.seconds_left is not None:
+            rows.append(("left", f"about {units.duration(self.seconds_left)}"))
+        if self.certificate is not None:
+            rows.append(("certificate", self.certificate))
+        if self.state == "stopped":
+            rows.append(("go on with", f"distmm resume {self.path}"))
+        return rows
+
+
+def status(out: str | os.PathLike[str]) -> Status:
+    """Say how far the job of an output is, from the files beside it.
+
+    Parameters
+    ----------
+    out : str or path
+        Name of C, as it was given to `multiply`.
+
+    Returns
+    -------
+    Status
+        State, finished blocks and time left; no cluster is asked.
+
+    Raises
+    ------
+    InputError
+        If there is neither an unfinished job nor a certificate.
+
+    Examples
+    --------
+    >>> distmm.status("C.zarr").state  # doctest: +SKIP
+    'complete'
+    """
+    folder = Folder.of(out)
+    if folder.exists():
+        manifest = read_manifest(folder)
+        markers = folder.of_job(manifest["id"]).markers()
+        (m, n), (edge_m, _, edge_n) = manifest["output"]["shape"], manifest["blocks"]
+        total = len(even_edges(m, edge_m)) * len(even_edges(n, edge_n))
+        counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
+        owner = holder(folder.path)
+        if owner is None or owner.stale:
+            return Status(folder.target, "stopped", *counts)
+        pace = Pace(manifest["runs"][-1]["started"])
+        for written in sorted(marker["time"] for marker in markers.values()):
+            if written >= pace.times[0]:
+                pace.add(written, 1)
+        left = pace.left(time.time(), total - len(markers))
+        process = f"process {owner.pid} on {owner.host}"
+        return Status(folder.target, "running", *counts, process, left if math.isfinite(left) else None)
+    if os.path.exists(folder.certificate):
+        content = read_json(folder.certificate, CERTIFICATE)
+        done = len(content["done"])
+        counts = done, done, len(content["runs"]), content["rejected"]
+        return Status(folder.target, "complete", *counts, certificate=folder.certificate)
+    raise InputError(
+        f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}) of it"
+    )

@@ -1,0 +1,189 @@
+"""The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
+
+Beside the chains of `distmm.graph.product_graph.ProductLayer`, on the workers where the blocks are anyway::
+
+    w[j]     weights by B[0,j]            at their home, one task for all j that have the same
+    Y[p,j]   sketches of B[p,j]           at their home, likewise
+    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]; Y and S with checksums of what they have read
+    W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
+
+Only the results of W come to the client: some hundred bytes a block.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from dask.highlevelgraph import Layer
+
+from distmm.checking import sketch
+from distmm.checking.checksum import checksum_of_input
+from distmm.graph.dask_tasks import List, PlacedTask, TaskRef
+from distmm.graph.placement import Placement
+from distmm.job.block_writer import Left, Writer, write
+from distmm.job.input_checksums import Order, fold
+from distmm.planning.geometry import Wave
+
+__all__ = ["Names", "WritingLayer"]
+
+Key = tuple[Any, ...]
+
+Right = tuple[list[sketch.Sketch], list[int]]  # sketches of blocks of B, and their checksums
+
+
+def _of_b(
+    where: object,
+    order: Order,
+    blocks: list[Any],
+    seed: int,
+    columns: tuple[int, ...],
+    work: np.dtype | None,
+    weights: dict[int, sketch.Weights] | None,
+) -> Right:
+    """Sketches, if blocks are judged, and checksums of blocks of a panel of B at one home."""
+    sums = [checksum_of_input(block, *order) for block in blocks]
+    if work is None or weights is None:
+        return [], sums
+    return sketch.of_b(where, blocks, seed, columns, work, weights), sums
+
+
+def _of_a(
+    where: object, order: Order, before: Left | None, block: Any, right: list[Right], work: np.dtype | None
+) -> Left:
+    """Add the sketch of one block of A, if blocks are judged, and the checksums of the panel to those before."""
+    sketches, sums = before or (None, None)
+    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b in right)
+    sums = fold(sums, new)
+    if work is None:
+        return None, sums
+    return sketch.of_a(where, sketches, block, [made for made, _ in right], work), sums
+
+
+@dataclass(frozen=True)
+class Names:
+    """Names of the keys that a wave's tasks read: A, B and C, and the C that was there before."""
+
+    a: str
+    b: str
+    c: str
+    c0: str | None
+
+
+class WritingLayer(Layer):  # type: ignore[misc]
+    """Sketches and writing tasks for some blocks of a wave; like the product's layer it travels as its parameters."""
+
+    def __init__(
+        self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
+    ) -> None:
+        super().__init__()
+        self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.names, self.writer, self.wave, self.blocks)
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks have been made."""
+        return "made" in self.__dict__
+
+    def get_output_keys(self) -> set[Key]:
+        """Keys of the writing tasks."""
+        return {self.key(i, j) for i, j in self.blocks}
+
+    def key(self, i: int, j: int) -> Key:
+        """Key of the task that writes a block."""
+        return (self.name, i, j)
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.made)
+
+    def __getitem__(self, key: Key) -> PlacedTask:
+        return self.made[key]
+
+    @cached_property
+    def made(self) -> dict[Key, PlacedTask]:
+        """The tasks."""
+        return {task.key: task for tasks in (self._sketches(), self._writing()) for task in tasks}
+
+    @cached_property
+    def groups(self) -> list[tuple[int, ...]]:
+        """Block columns that are sketched, in one task those whose blocks of B have one home: tasks cost more."""
+        homes: dict[int, list[int]] = {}
+        for j in sorted({j for _, j in self.blocks}):
+            homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
+        return [tuple(columns) for columns in homes.values()]
+
+    @cached_property
+    def columns(self) -> list[int]:
+        """Block columns in the order of their sketches."""
+        return list(itertools.chain.from_iterable(self.groups))
+
+    @cached_property
+    def steps(self) -> dict[int, tuple[int, int]]:
+        """Layer of the grid and step of the chain to which each panel belongs."""
+        plan = self.writer.plan
+        parts = plan.blocking.parts(plan.grid.layers)
+        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+
+    def _place(self, i: int, j: int, panel: int) -> Placement:
+        layer, step = self.steps[panel]
+        order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
+        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
+
+    def _sketches(self) -> Iterator[PlacedTask]:
+        writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
+        work = None if writer.tolerance is None else writer.tolerance.work
+        for p in panels:
+            for columns in self.groups:
+                blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
+                where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
+                if p == 0 and work is not None:
+                    yield PlacedTask(weights, sketch.weigh, where, blocks, columns, work)
+                yield PlacedTask(
+                    (f"{self.name}-b", p, columns[0]),
+                    _of_b,
+                    where,
+                    writer.orders["B"],
+                    blocks,
+                    writer.seed,
+                    columns,
+                    work,
+                    TaskRef(weights) if work is not None else None,
+                )
+            right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
+            for i in sorted({i for i, _ in self.blocks}):
+                before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
+                yield PlacedTask(
+                    (f"{self.name}-a", i, p),
+                    _of_a,
+                    self._place(i, p, p),
+                    writer.orders["A"],
+                    before,
+                    TaskRef((names.a, i, p)),
+                    right,
+                    work,
+                )
+
+    def _writing(self) -> Iterator[PlacedTask]:
+        last = len(self.writer.plan.blocking.k) - 1
+        judged = self.writer.tolerance is not None
+        weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
+        for i, j in self.blocks:
+            yield PlacedTask(
+                self.key(i, j),
+                write,
+                self._place(i, j, 0),  # before any product of the wave: it makes room
+                self.writer,
+                TaskRef((self.names.c, i, j)),
+                TaskRef((f"{self.name}-a", i, last)),
+                self.columns.index(j),
+                TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
+                weights[j] if judged else None,
+            )

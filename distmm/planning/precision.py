@@ -1,0 +1,33 @@
+"""Names of the least accuracy of float32 products, as PyTorch and JAX have them.
+
+This module is the one place in distmm that lists them. The kernels package stands alone and has its own list
+(`distmm_kernels.config.PRECISIONS`); a test compares the two.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from distmm.errors import InputError
+
+__all__ = ["PRECISIONS", "Precision", "check_precision"]
+
+# "highest": an error no worse than that of IEEE float32 arithmetic; "high": of the class of TF32; "medium": of the
+# class of bfloat16; "ieee": a plain chain of fused multiply-adds, to the bit.
+Precision = Literal["highest", "high", "medium", "ieee"]
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
+
+
+def check_precision(given: str) -> Precision:
+    """Return what a user gave as a precision.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+    """
+    for known in PRECISIONS:
+        if given == known:
+            return known
+    raise InputError(f"precision {given!r} is not one of {', '.join(PRECISIONS)}")

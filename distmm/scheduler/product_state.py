@@ -1,0 +1,121 @@
+"""What the scheduler knows of one product: its limits, its tasks, which of them are done, and its open steps. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from distmm.graph.placement import Key, Placement
+from distmm.planning.plan import LOOKAHEAD, Plan
+from distmm.scheduler.lookahead import HeldStep, Lookahead
+from distmm.scheduler.output_slots import OutputSlots
+
+__all__ = ["Limits", "Operand", "PlannedTask", "ProductState"]
+
+
+class Limits(NamedTuple):
+    """What a plan bounds at run time. The only place of this package that reads a plan.
+
+    Attributes
+    ----------
+    lookahead : int
+        Steps that may be open at a time.
+    output_slots : float or None
+        Blocks of C that each worker may hold; None where all of C stays.
+    loads_first : int
+        Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
+        the workers' threads, and those that may start do so before product tasks of open steps.
+    """
+
+    lookahead: int = LOOKAHEAD
+    output_slots: float | None = None
+    loads_first: int = 0
+
+    @classmethod
+    def of(cls, plan: Plan | None) -> Limits:
+        """Read the limits of a plan; None for tasks that a client has expanded, which know no plan."""
+        if plan is None:
+            return cls()
+        return cls(plan.lookahead, plan.peak.places, plan.lookahead if plan.cluster.device == "cuda" else 0)
+
+
+class PlannedTask(NamedTuple):
+    """A product task as it arrives.
+
+    Attributes
+    ----------
+    key : tuple
+    where : Placement
+    rank : int
+        ``where.rank``, the rank of the plan.
+    is_first : bool
+        Whether it begins a chain, and so needs a slot for its block of C.
+    operands : tuple of keys
+        Blocks of A and B that it reads.
+    priority : tuple
+        The scheduler's priority before any product was placed: lower starts earlier.
+    """
+
+    key: Key
+    where: Placement
+    rank: int
+    is_first: bool
+    operands: tuple[Key, ...]
+    priority: tuple[Any, ...] = (0,)
+
+    @property
+    def arrays(self) -> set[str]:
+        """Names of the arrays that it reads blocks of."""
+        return {self.operands[0][0], self.operands[-1][0]} if self.operands else set()
+
+
+class Operand(NamedTuple):
+    """A block of A or B, as the scheduler knows it when a product arrives.
+
+    Attributes
+    ----------
+    makers : tuple of keys
+        Tasks that are still to run and that serve this block alone; the first one makes it.
+    reader : str or None
+        The only product that reads it; None if anything else does.
+    holders : collection of int
+        Ranks that hold it already.
+    """
+
+    makers: tuple[Key, ...] = ()
+    reader: str | None = None
+    holders: Collection[int] = ()
+
+
+class ProductState:
+    """One product: it exists from the arrival of its first task until the scheduler has forgotten all of them.
+
+    Parameters
+    ----------
+    limits : Limits
+    workers : int
+        Ranks when the product arrived. Workers that join later get other ranks, and change nothing for it.
+    slots : OutputSlots, optional
+        Shared with other products of the same run.
+    """
+
+    def __init__(self, limits: Limits, workers: int, slots: OutputSlots | None = None) -> None:
+        self.limits, self.workers, self.slots = limits, workers, slots
+        self.lookahead = Lookahead(limits.lookahead)
+        self.tasks: dict[Key, PlannedTask] = {}  # product tasks that the scheduler knows
+        self.done: set[Key] = set()
+        self.total = 0  # product tasks, those that the scheduler has forgotten included
+
+    def rank(self, planned: int) -> int:
+        """Rank of the cluster for a rank of the plan: a plan for more workers than there are wraps around."""
+        return planned % self.workers
+
+    def add(self, task: PlannedTask) -> HeldStep:
+        """Add a task that is to run; return what waits for its step to open."""
+        key = task.key
+        if key in self.done:  # released, and wanted again, perhaps before it was forgotten
+            self.done.discard(key)
+        elif key not in self.tasks:
+            self.total += 1
+        self.tasks[key] = task
+        return self.lookahead.add(task.where.order, key)

@@ -1,0 +1,299 @@
+"""The state machine of all products on one scheduler: events in, decisions out.
+
+It knows keys, ranks and numbers, and no type of Dask. So tests can drive it through any order of events
+(``tests/distmm/scheduler/test_simulated_schedules.py``). The plugin (`distmm.scheduler.plugin`) tells it what happens
+on the scheduler, and carries out what it decides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from weakref import WeakValueDictionary
+
+from distmm.graph.placement import Key, Placement
+from distmm.scheduler.output_slots import OutputSlots
+from distmm.scheduler.product_state import Limits, Operand, PlannedTask, ProductState
+from distmm.scheduler.ranks import Ranks
+from distmm.scheduler.replicas import Replica, Replicas
+
+__all__ = ["Arrangement", "Decisions", "Products"]
+
+
+@dataclass(slots=True)
+class Arrangement:
+    """What becomes of the tasks of a graph that has just arrived, before any of them runs.
+
+    `order` is added to the priority of a task: tasks of early steps start first, whatever their chains.
+    """
+
+    hold: list[tuple[Key, int]] = field(default_factory=list)  # task, order: it waits for its step
+    place: list[tuple[Key, int, int]] = field(default_factory=list)  # task, rank, order: it may run
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What is to be done now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
+
+    drop: list[Replica] = field(default_factory=list)
+    start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
+    copy: list[Replica] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)  # arrays that no product task will read any more
+
+
+class Products:
+    """Products by name, the ranks of workers, and the replicas of blocks that products share.
+
+    Events are methods; `undecided` says whether they call for `decide`.
+    """
+
+    def __init__(self, ranks: Ranks | None = None) -> None:
+        self.ranks = Ranks() if ranks is None else ranks
+        self.products: dict[str, ProductState] = {}
+        self.replicas = Replicas()
+        self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
+        self.readers: Counter[str] = Counter()  # array -> product tasks known to the scheduler that read blocks of it
+        self.opening: dict[str, None] = {}  # products that may open steps, or start chains
+        self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
+        self.unread: list[str] = []
+        self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
+
+    # Events
+
+    def worker_joined(self, address: str, name: Hashable) -> str | None:
+        """Give a worker a rank; return the address of the dead worker that it replaces."""
+        return self.ranks.join(address, name)
+
+    def worker_left(self, address: str) -> None:
+        """Keep the rank of a dead worker for its replacement."""
+        self.ranks.leave(address)
+
+    def renumber(self) -> None:
+        """Give up the ranks of dead workers before a graph arrives, where no product is under way."""
+        if not self.products:
+            self.ranks.forget_dead()
+
+    def arrived(
+        self,
+        tasks: Iterable[PlannedTask],
+        others: Iterable[tuple[Key, Placement]],
+        operands: Mapping[Key, Operand],
+        kept: Collection[str] = (),
+        limits: Mapping[str, Limits] = MappingProxyType({}),
+    ) -> Arrangement:
+        """Take the tasks of a new graph that are to run.
+
+        Parameters
+        ----------
+        tasks : iterable of PlannedTask
+        others : iterable of (key, Placement)
+            Tasks that read what product tasks read or make, and wait for nothing else.
+        operands : mapping
+            The blocks that `tasks` read.
+        kept : collection of str
+            Names of arrays whose blocks clients keep.
+        limits : mapping
+            Limits of the products that are new.
+        """
+        arranged = Arrangement()
+        replicas = self.replicas
+        seen: set[Key] = set()
+        # By order: a block that several steps read waits for the first of them.
+        for task in sorted(tasks, key=_order):
+            where, order = task.where, task.where.order
+            product = self.products.get(where.product)
+            if product is None:
+                product = self._begin(where, limits.get(where.product, Limits()))
+            if task.key not in product.tasks:
+                self.readers.update(task.arrays)
+            held, rank = product.add(task), product.rank(task.rank)
+            held.tasks[task.key] = rank
+            arranged.hold.append((task.key, order))
+            if product.slots is not None:
+                product.slots.expect(task.key, where)
+            for block in task.operands:
+                if replicas.use(block, rank):
+                    held.replicas.add((block, rank))
+                if block in seen:
+                    continue
+                seen.add(block)
+                operand, home = operands[block], product.rank(where.home(block))
+                replicas.settle(block, home, operand.holders)
+                # What a product needs to finish must not wait for a step of another one.
+                waits = operand.reader == where.product
+                earlier = order - product.limits.loads_first
+                if not operand.makers:
+                    continue
+                if waits:
+                    for maker in operand.makers if self.orphans else ():
+                        self.orphans.pop(maker, None)
+                    arranged.hold += [(maker, earlier) for maker in operand.makers]
+                    held.loads[block] = operand.makers, home
+                else:
+                    arranged.place += [(maker, home, earlier) for maker in operand.makers]
+            self.opening[where.product] = None
+        for key, where in others:
+            product = self.products.get(where.product)
+            arranged.place.append((key, where.rank % (product.workers if product else len(self.ranks)), where.order))
+            if product is not None and product.slots is not None:
+                product.slots.expect(key, where)
+        for name in kept:
+            product = self.products.get(name)
+            if product is not None and product.slots is not None:
+                self.opening.update(dict.fromkeys(product.slots.lift()))
+        return arranged
+
+    def finished(self, key: Key, where: Placement) -> None:
+        """Count a product task that is done."""
+        product = self.products.get(where.product)
+        task = product.tasks.get(key) if product is not None else None
+        if product is not None and task is not None:
+            self._count(product, task)
+            self._close(product, task)
+        self.block_loaded(key)  # C may be an operand of another product
+
+    def failed(self, key: Key, where: Placement) -> None:
+        """Stop waiting for a task that has failed."""
+        self.released(key, where)
+        product = self.products.get(where.product)
+        task = product.tasks.get(key) if product is not None else None
+        if product is not None and task is not None:
+            self._close(product, task)
+
+    def released(self, key: Key, where: Placement) -> None:
+        """Give back the slot of a block of C that was let go; one that was lost keeps it, and is made again."""
+        product = self.products.get(where.product)
+        if product is not None and product.slots is not None:
+            for waiting in product.slots.leave(key, where):
+                self.opening[waiting] = None
+
+    def forgotten(self, key: Key, where: Placement) -> None:
+        """Forget a task that the scheduler has forgotten, and with its last task the product."""
+        self.released(key, where)
+        self.replicas.forget(key)
+        product = self.products.get(where.product)
+        task = product.tasks.get(key) if product is not None else None
+        if product is None or task is None:
+            return
+        self._count(product, task)
+        self._close(product, task)
+        del product.tasks[key]
+        arrays = task.arrays
+        self.readers.subtract(arrays)
+        for name in arrays:
+            if self.readers[name] <= 0:
+                del self.readers[name]
+                self.unread.append(name)
+        if not product.tasks:
+            del self.products[where.product]
+            steps = product.lookahead.held.values()
+            self._pass_on({block: load for held in steps for block, load in held.loads.items()})
+
+    def block_loaded(self, block: Key) -> None:
+        """Copy a block that has come into memory to the ranks whose open steps need it."""
+        if block in self.replicas.missing:
+            self.loaded.append(block)
+
+    def block_forgotten(self, block: Key) -> None:
+        """Forget a block that the scheduler has forgotten."""
+        self.replicas.forget(block)
+
+    # Decisions
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there is something to decide."""
+        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a product has steps that are not finished."""
+        return any(product.lookahead.unfinished for product in self.products.values())
+
+    def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
+        """Decide what events since the last call ask for.
+
+        Parameters
+        ----------
+        holders : callable
+            Ranks that hold a block; none for a block that is not in memory.
+        """
+        decided = Decisions(drop=self.replicas.drops(holders), start=list(self.orphans.items()))
+        self.orphans.clear()
+        opening, self.opening = self.opening, {}
+        blocks, self.loaded = dict.fromkeys(self.loaded), []
+        for name in opening:
+            if (product := self.products.get(name)) is None:
+                continue
+            for held in product.lookahead.open():
+                self.replicas.want(held.replicas)
+                blocks.update((block, None) for block, _ in held.replicas)
+                decided.start += [(maker, rank) for makers, rank in held.loads.values() for maker in makers]
+                if product.slots is None:
+                    decided.start += held.tasks.items()
+                    continue
+                for key, rank in held.tasks.items():
+                    if (task := product.tasks.get(key)) is None:
+                        continue
+                    if task.is_first:
+                        product.slots.ask(key, task.where, task.rank, _priority(task))
+                    else:
+                        decided.start.append((key, rank))
+            if product.slots is not None:
+                for key, where in product.slots.admit(self._is_wanted):
+                    decided.start.append((key, self.products[where.product].rank(where.rank)))
+        decided.copy = self.replicas.copies(blocks, holders)
+        decided.unread, self.unread = self.unread, []
+        return decided
+
+    def _begin(self, where: Placement, limits: Limits) -> ProductState:
+        slots = None
+        if limits.output_slots is not None:
+            slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
+        product = self.products[where.product] = ProductState(limits, len(self.ranks), slots)
+        return product
+
+    def _is_wanted(self, name: str, key: Key) -> bool:
+        product = self.products.get(name)
+        return product is not None and key in product.tasks
+
+    def _pass_on(self, loads: dict[Key, tuple[tuple[Key, ...], int]]) -> None:
+        """Let loads that were held for a product that is gone wait for another one that reads the same blocks."""
+        if not loads:
+            return
+        first: dict[Key, PlannedTask] = {}
+        for product in self.products.values():
+            for task in product.tasks.values():
+                if task.key not in product.done:
+                    for block in loads.keys() & set(task.operands):
+                        first[block] = min(first.get(block, task), task, key=_order)
+        for block, (makers, rank) in loads.items():
+            reader = first.get(block)
+            held = self.products[reader.where.product].lookahead.held if reader is not None else {}
+            if reader is not None and reader.where.order in held:
+                held[reader.where.order].loads[block] = makers, rank
+            else:
+                self.orphans.update(dict.fromkeys(makers, rank))
+
+    def _count(self, product: ProductState, task: PlannedTask) -> None:
+        """Count a task as done, once: its operands are not needed for it any more."""
+        if task.key not in product.done:
+            product.done.add(task.key)
+            self.replicas.used(task.operands, product.rank(task.rank))
+
+    def _close(self, product: ProductState, task: PlannedTask) -> None:
+        """Open another step of the product if this task was the last one of its step."""
+        if product.lookahead.finish(task.where.order, task.key):
+            self.opening[task.where.product] = None
+
+
+def _order(task: PlannedTask) -> int:
+    return task.where.order
+
+
+def _priority(task: PlannedTask) -> tuple[object, ...]:
+    """Priority of a task that is held: see `Arrangement`."""
+    first, *rest = task.priority
+    return (first + task.where.order, *rest)

@@ -1,0 +1,63 @@
+"""Ranks of workers: the numbers by which plans and placements name them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+__all__ = ["Ranks"]
+
+
+class Ranks:
+    """Rank r is the worker ``addresses[r]``. A replacement inherits the rank of a dead worker, and with it its blocks.
+
+    Attributes
+    ----------
+    addresses : list of str
+        The dead keep theirs until a replacement comes.
+    names : list
+        Names of these workers. A nanny restarts a worker under the same name, at another address.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.names: list[Hashable] = []
+        self.alive: dict[str, int] = {}  # address -> rank
+
+    def __len__(self) -> int:
+        return len(self.addresses)
+
+    def join(self, address: str, name: Hashable) -> str | None:
+        """Give a worker a rank: that of its dead namesake, of any dead worker, or a new one, in this order.
+
+        Returns
+        -------
+        str or None
+            Address of the dead worker that it replaces.
+        """
+        if address in self.alive:
+            return None
+        dead = [rank for rank, other in enumerate(self.addresses) if other not in self.alive]
+        if not dead:
+            self.alive[address] = len(self.addresses)
+            self.addresses.append(address)
+            self.names.append(name)
+            return None
+        rank = next((rank for rank in dead if self.names[rank] == name), dead[0])
+        replaced, self.addresses[rank], self.names[rank] = self.addresses[rank], address, name
+        self.alive[address] = rank
+        return replaced
+
+    def leave(self, address: str) -> None:
+        """Note that a worker is dead."""
+        self.alive.pop(address, None)
+
+    def forget_dead(self) -> None:
+        """Count the living anew, from 0; where all are dead, their replacements inherit all ranks.
+
+        Only where no product runs: the blocks of a product would change their homes.
+        """
+        if not self.alive:
+            return
+        ranks = [rank for rank, address in enumerate(self.addresses) if address in self.alive]
+        self.addresses, self.names = [self.addresses[rank] for rank in ranks], [self.names[rank] for rank in ranks]
+        self.alive = {address: rank for rank, address in enumerate(self.addresses)}

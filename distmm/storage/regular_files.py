@@ -1,0 +1,25 @@
+"""Refuses what is not a regular file: a read from a pipe may wait for ever, and one from a device may have effects."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+__all__ = ["check_regular", "kind"]
+
+KINDS = {
+    stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
+    stat.S_ISBLK: "a device",
+}  # fmt: skip
+
+
+def kind(mode: int) -> str:
+    """Name the kind of a file by its mode."""
+    return next((name for is_kind, name in KINDS.items() if is_kind(mode)), "a file")
+
+
+def check_regular(path: str | os.PathLike[str]) -> None:
+    """Raise OSError for what is there and is no regular file; called before it is opened."""
+    found = os.stat(path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(f"{os.fspath(path)} is {kind(found.st_mode)}, not a file with data: put a copy of the data there")

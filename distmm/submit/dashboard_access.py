@@ -1,0 +1,40 @@
+"""Who can open the web pages of a job's scheduler and workers: ``run.dashboard`` as Dask's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["INFO", "PROBED", "environment", "settings"]
+
+# The scheduler's pages that need no Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` serves them.
+INFO = "distributed.http.scheduler.info"
+
+# What the web server still answers without pages: probes of Kubernetes, and Prometheus.
+PROBED = ["distributed.http.health", "distributed.http.scheduler.prometheus"]
+
+
+def settings(dashboard: str, port: str = "8787") -> dict[str, Any]:
+    """Return Dask's configuration for a value of ``run.dashboard``.
+
+    Parameters
+    ----------
+    dashboard : {"localhost", "all", "none"}
+    port : str
+        Port of localhost in links to the pages: that of the ``ssh -L`` in a job's log, or ``"{port}"``, the
+        scheduler's own.
+
+    Returns
+    -------
+    dict
+        Keys of Dask's configuration. Dask would name the scheduler's host in links, which does not answer there.
+    """
+    if dashboard == "none":
+        return {"distributed.scheduler.http.routes": PROBED, "distributed.dashboard.link": "off"}
+    if dashboard == "localhost":
+        return {"distributed.dashboard.link": f"http://localhost:{port}/status"}
+    return {}
+
+
+def environment(dashboard: str) -> dict[str, str]:
+    """Return `settings` as the environment variables from which Dask's programs read them."""
+    return {f"DASK_{key.replace('.', '__').upper()}": str(value) for key, value in settings(dashboard).items()}

@@ -1,0 +1,82 @@
+"""What Slurm says of jobs in its queue: their states, and the reasons for which one can never start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from distmm.errors import InputError
+
+__all__ = ["ENDED", "NEVER", "POLL_SECONDS", "Entry", "check_answers", "entries", "queued"]
+
+# Each look is one question to slurmctld, which serves the whole site.
+POLL_SECONDS = 2.0
+
+# Slurm's commands try to reach slurmctld for 10 s (MessageTimeout), and then its backup.
+ANSWER_SECONDS = 60.0
+
+# Reasons for which a pending job never starts, whatever is freed (squeue, JOB REASON CODES): what it asks for is not
+# there or not allowed, or is more than any one job may have.
+NEVER = re.compile(
+    "AccountNotAllowed|BadConstraints|InvalidAccount|InvalidQOS|PartitionConfig|PartitionInactive|PartitionNodeLimit|"
+    r"PartitionTimeLimit|QOSNotAllowed|ReservationDeleted|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
+)
+
+# States in which a job has ended (squeue, JOB STATE CODES); some twenty others come and go before.
+ENDED = {
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
+    "PREEMPTED", "REVOKED", "TIMEOUT",
+}  # fmt: skip
+
+# Of these, the ends that the job's own program has caused: another job of the same script would end alike.
+OWN_FAULT = {"COMPLETED", "FAILED", "OUT_OF_MEMORY"}
+
+
+class Entry(NamedTuple):
+    """A job in the queue, or one that has left it within the last minutes (Slurm's MinJobAge)."""
+
+    number: str
+    state: str
+    reason: str
+
+    @property
+    def can_never_start(self) -> bool:
+        """Whether the job waits for what will never be there."""
+        return self.state == "PENDING" and NEVER.fullmatch(self.reason) is not None
+
+    @property
+    def end(self) -> str:
+        """How the job has ended by its own fault, as in "has ended: FAILED (NonZeroExitCode)"; empty if it has not."""
+        return f"has ended: {self.state} ({self.reason})" if self.state in OWN_FAULT else ""
+
+
+def entries(numbers: Iterable[str]) -> list[Entry]:
+    """Ask for some jobs; empty where Slurm does not answer now or knows none of them any more."""
+    asked = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(numbers)}", "--format=%A|%T|%r"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines() if done.returncode == 0 else []
+    return [Entry(*line.split("|", 2)) for line in lines if line.count("|") >= 2]
+
+
+def queued() -> set[str] | None:
+    """Return the numbers of this user's jobs that wait or run; None where Slurm does not answer now."""
+    asked = ["squeue", "--me", "--noheader", "--format=%A"]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return None if done.returncode else set(done.stdout.split())
+
+
+def check_answers() -> None:
+    """Refuse a Slurm that does not answer, before anything waits for it."""
+    asked = ["sinfo", "--noheader", "--format=%P"]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+        said = "" if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
+    except subprocess.TimeoutExpired:
+        said = f"no answer within {ANSWER_SECONDS:.0f} s"
+    if said:
+        raise InputError(
+            f"Slurm does not work here: {' '.join(asked)} says: {said}; is this a login node of a cluster, and is "
+            f"Slurm configured and running? Without it: --cluster local"
+        )

@@ -1,0 +1,106 @@
+"""The web server of Dask's scheduler, extended: the only module that uses private parts of its dashboard and of Bokeh.
+
+Seen with distributed 2026.7.1 to 2026.8.0 and Bokeh 3.9; `tests/distmm/telemetry/test_dashboard_server.py` fails first
+where other versions differ. Then a warning in the scheduler's log says what is missing, and products go on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from distributed.scheduler import Scheduler
+from tornado.ioloop import IOLoop
+
+if TYPE_CHECKING:
+    from bokeh.document import Document
+
+__all__ = ["Build", "add_handler", "add_pages", "dress"]
+
+logger = logging.getLogger(__name__)
+
+# Fills the document of one visitor: (scheduler, variables of the dashboard's template, document).
+Build = Callable[[Scheduler, dict[str, Any], "Document"], None]
+
+
+def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str, Build]) -> None:
+    """Add a page with an entry in the navigation bar, and plots of their own for JupyterLab's Dask extension.
+
+    Nothing happens where the scheduler has no dashboard, or has the page already.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    page : str
+        Such as ``"distmm"``, for ``/distmm``.
+    build : callable
+    plots : mapping
+        By the name that people see, such as ``"distmm rate"``, for ``/individual-distmm-rate``.
+    """
+    server = getattr(scheduler, "http_application", None)
+    if server is None or not getattr(server, "applications", None):
+        return  # before Bokeh is imported, which takes a second
+    try:
+        _add_pages(scheduler, server, f"/{page}", build, plots)
+    except Exception as error:
+        _without(f"the page /{page}", error)
+
+
+def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:
+    """Answer requests for a path; nothing happens on a scheduler without a web server."""
+    try:
+        if hasattr(scheduler, "http_application"):
+            scheduler.http_application.add_handlers(".*", [(path, handler, {"dask_server": scheduler})])
+    except Exception as error:
+        _without(path, error)
+
+
+def dress(document: Document, title: str, variables: dict[str, Any], *, bar: bool) -> None:
+    """Give a document the theme of Dask's dashboard, and its navigation bar if `bar` is set."""
+    from distributed.dashboard.components.scheduler import BOKEH_THEME, env
+
+    document.title = f"Dask: {title}"
+    document.theme = BOKEH_THEME
+    if bar:
+        document.template = env.get_template("simple.html")
+        document.template_variables.update(variables)
+
+
+def _without(what: str, error: Exception) -> None:
+    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products go on without it", what, error)
+
+
+def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots: Mapping[str, Build]) -> None:
+    from bokeh.server.tornado import BokehTornado
+    from distributed.dashboard.core import BokehApplication
+    from distributed.dashboard.scheduler import template_variables
+
+    dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
+    if not dashboards or any(page in app.app_paths for app in dashboards):
+        return
+    paths = {f"/individual-{name.replace(' ', '-')}": name for name in plots}
+    documents = {page: build} | {path: plots[name] for path, name in paths.items()}
+    variables = template_variables(scheduler)  # one for each scheduler, which all pages share
+    prefix = dashboards[0].prefix
+    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
+    server.add_application(application)
+    application.initialize(IOLoop.current())
+    application.start()
+    # JupyterLab's extension asks here for the plots that it can show, and Dask's own answer knows only its own.
+    path = f"{prefix.rstrip('/')}/individual-plots.json"
+    server.add_handlers(".*", [(path, _list_of_plots(paths), {"dask_server": scheduler})])
+    variables["pages"].insert(1, page.strip("/"))
+    variables["plots"] += [{"url": path.strip("/"), "name": name} for path, name in paths.items()]
+
+
+def _list_of_plots(paths: dict[str, str]) -> type[Any]:
+    from distributed.http.scheduler.info import IndividualPlots
+
+    class Plots(IndividualPlots):
+        """Dask's list of plots, with ours."""
+
+        def write(self, chunk: dict[str, str]) -> None:
+            super().write(chunk | {name.title(): path for path, name in paths.items()})
+
+    return Plots

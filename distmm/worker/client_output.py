@@ -1,0 +1,34 @@
+"""Stores of finished blocks into an array of the client, which tasks run from host memory and from GPU memory."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+from distmm.transfer import ClientArray
+from distmm.worker import gpu_copies
+from distmm.worker.worker_slots import slot_released
+
+__all__ = ["ClientOutput"]
+
+# Of the stores that have released their slots, two copy at a time: they keep the host link busy.
+_copying = threading.BoundedSemaphore(2)
+
+
+@dataclass(frozen=True)
+class ClientOutput:
+    """The client's array as an ``out`` that tasks assign blocks to; with a lease, only while it lasts."""
+
+    array: ClientArray
+
+    def __dask_tokenize__(self) -> Any:
+        return self.array.__dask_tokenize__()
+
+    def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
+        if not hasattr(block, "__cuda_array_interface__"):
+            self.array[index] = block
+            return
+        part = self.array.part(index)
+        with slot_released("store"), _copying, part.writing():
+            gpu_copies.download(part, block)

@@ -1,0 +1,116 @@
+"""Private parts of Dask's worker that distmm uses: here and nowhere else.
+
+Each function says what is lost where Dask has changed the part: no product needs it. The tests
+(``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `SEEN`.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import sys
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from distributed import Worker
+
+__all__ = [
+    "SEEN",
+    "in_task",
+    "pending_plugins",
+    "profile_without_collecting",
+    "run_on_workers",
+    "without_task_meters",
+]
+
+logger = logging.getLogger(__name__)
+
+# Versions of distributed with which these parts have been seen.
+SEEN = ("2026.7.", "2026.8.")
+
+
+def in_task() -> bool:
+    """Whether this thread runs a task of a worker (``distributed.utils.thread_state``).
+
+    Where Dask has no such thing, no: tasks then keep their slots while they wait for copies.
+    """
+    try:
+        from distributed.utils import thread_state
+    except ImportError:
+        return False
+    return getattr(thread_state, "key", None) is not None
+
+
+def without_task_meters() -> AbstractContextManager[Any]:
+    """Return a context without the callbacks that measure the current task (``distributed.metrics.context_meter``).
+
+    Where Dask has no such thing, nothing happens: if it adds callbacks to the contexts of tasks that secede, as
+    2026.7 does, long products become slower.
+    """
+    try:
+        from distributed.metrics import context_meter
+
+        context: AbstractContextManager[Any] = context_meter.clear_callbacks()
+    except (ImportError, AttributeError):
+        return nullcontext()
+    return context
+
+
+def pending_plugins(worker: Worker) -> Iterable[object]:
+    """Return the plugins that a worker which starts is going to set up (``Worker._pending_plugins``).
+
+    Where Dask has no such thing, none: a worker then does not wait for the memory of a dead one.
+    """
+    found = getattr(worker, "_pending_plugins", None)
+    if found is None:
+        logger.warning("this version of Dask does not tell which plugins a worker is going to set up")
+        return ()
+    plugins: Iterable[object] = found
+    return plugins
+
+
+def profile_without_collecting(worker: Worker) -> None:
+    """Keep the garbage collector out of Dask's profiler, where on Python 3.11 it can stop the worker for ever.
+
+    The profiler takes the frames of all threads, under the interpreter's lock for its list of threads. Up to Python
+    3.11 that may start a collection. Dask's callback then reads the process's memory and lets another thread run. If
+    that thread starts one more thread, as each block that is written does, it waits for the list, and the collection
+    waits for it: seen here, and in python/cpython issue 106883 and dask/distributed issue 8616.
+
+    What is replaced is the callback ``"profile"`` of ``Worker.periodic_callbacks``, which calls
+    ``Worker.trigger_profile``. Where Dask has neither, the profiler is left as it is.
+    """
+    if sys.version_info >= (3, 12):
+        return
+    callback, trigger = worker.periodic_callbacks.get("profile"), getattr(worker, "trigger_profile", None)
+    if callback is None or trigger is None:  # switched off, or changed
+        return
+
+    def profile() -> None:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            worker.trigger_profile()
+        finally:
+            if collecting:
+                gc.enable()
+
+    callback.callback = profile
+
+
+def run_on_workers(
+    worker: Worker, host: str, function: Callable[..., Any], *args: Any
+) -> Awaitable[dict[str, dict[str, Any]]]:
+    """Have all workers of a host run a function, as ``Client.run`` does; asked by a worker of the same cluster.
+
+    That is the message ``"run"`` through ``Scheduler.broadcast``. Returns an awaitable of each worker's reply, with
+    ``"status"`` and ``"result"``. Where Dask has changed the message, awaiting it raises.
+    """
+    from distributed.protocol.pickle import dumps
+
+    message = {"op": "run", "function": dumps(function), "args": dumps(args)}
+    replies: Awaitable[dict[str, dict[str, Any]]] = worker.scheduler.broadcast(
+        msg=message, hosts=[host], on_error="ignore"
+    )
+    return replies

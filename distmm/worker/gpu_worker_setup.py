@@ -1,0 +1,49 @@
+"""How GPU workers are set up: one place for local clusters, Slurm scripts, Kubernetes manifests and their texts.
+
+One worker a GPU, each with `THREADS` slots and a memory pool of RMM that CuPy allocates from too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
+
+# Slots, which are tasks at a time: one product runs, the next is queued after it without a gap, and the third brings
+# blocks.
+THREADS = 3
+
+# Share of the GPU's memory in the pool. The pool does not serve cuBLAS, kernel code, the transport and the CUDA
+# context: the rest is for them.
+POOL_FRACTION = 0.8
+
+# Libraries that allocate from the pool.
+POOL_USERS = "cupy"
+
+# Bytes of GPU memory above which dask-cuda would copy blocks to the host; 0: never, because the plan bounds the memory.
+SPILL_LIMIT = 0
+
+# Module that has a worker wait until the memory of its pool is free.
+PRELOAD = "distmm.worker.gpu_memory"
+
+
+def cluster_arguments() -> dict[str, Any]:
+    """Return arguments of ``dask_cuda.LocalCUDACluster``."""
+    return {
+        "threads_per_worker": THREADS,
+        # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
+        "rmm_pool_size": POOL_FRACTION,
+        "rmm_allocator_external_lib_list": POOL_USERS,
+        "device_memory_limit": SPILL_LIMIT,
+        "preload": [PRELOAD],
+    }
+
+
+def worker_options() -> tuple[str, ...]:
+    """Return the same as options of ``dask cuda worker``, except its number of threads."""
+    return (
+        *("--rmm-pool-size", str(POOL_FRACTION)),
+        *("--set-rmm-allocator-for-libs", POOL_USERS),
+        *("--device-memory-limit", str(SPILL_LIMIT)),
+        *("--preload", PRELOAD),
+    )

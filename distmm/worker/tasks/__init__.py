@@ -1,0 +1,31 @@
+"""The functions that Dask runs on workers, one idea a module, and what their arguments say.
+
+Kernels are imported inside the function bodies: client and scheduler import these modules without Numba and without a
+GPU. No function writes into its arguments, because a task may run twice (a retry, a lost result): accumulation in place
+would then count a product twice.
+"""
+
+from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
+from distmm.worker.tasks.loads import load, to_device
+from distmm.worker.tasks.probe import local_gpu, probe
+from distmm.worker.tasks.products import combine, mirror, multiply
+from distmm.worker.tasks.warm_up import small_block, touch, warm
+
+__all__ = [
+    "Epilogue",
+    "KernelChoice",
+    "combine",
+    "kernel_facts",
+    "load",
+    "local_gpu",
+    "mirror",
+    "multiply",
+    "probe",
+    "small_block",
+    "to_device",
+    "to_host",
+    "touch",
+    "warm",
+]

@@ -1,0 +1,36 @@
+"""Loads: blocks of operands are read into the memory of the worker's device."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Literal
+
+import numpy as np
+
+from distmm.transfer import ClientArray
+from distmm.worker import files_to_gpu, gpu_copies
+from distmm.worker.worker_slots import slot_released
+
+__all__ = ["load", "to_device"]
+
+# Of the loads that have released their slots, two copy at a time. They keep the host link busy; with more, the blocks
+# that products wait for would arrive later.
+_copying = threading.BoundedSemaphore(2)
+
+
+def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Any:
+    """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
+    if device == "cuda" and isinstance(source, (ClientArray, files_to_gpu.Source)):
+        with slot_released("load"), _copying:
+            if isinstance(source, ClientArray):
+                return gpu_copies.upload(source.part(index))
+            return files_to_gpu.upload(source, index)
+    block = np.asarray(source[index])
+    return to_device(block) if device == "cuda" else block
+
+
+def to_device(block: Any) -> Any:
+    """Return a CuPy copy of a NumPy block: uploaded once, then used by every product and sent between GPUs."""
+    import cupy
+
+    return cupy.asarray(block)

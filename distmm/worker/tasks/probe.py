@@ -1,0 +1,58 @@
+"""What a worker tells the planner about itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from distmm.all_workers import owns_gpu
+from distmm.planning.precision import Precision
+from distmm.worker.gpu_memory import pool_bytes
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
+
+if TYPE_CHECKING:
+    from distributed import Worker
+
+__all__ = ["local_gpu", "probe"]
+
+# Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
+PAUSE_FRACTION = 0.8
+
+
+def probe(
+    gpus: Literal["none", "own", "any"], dtype: np.dtype, precision: Precision, kernel: str | None, dask_worker: Worker
+) -> dict[str, Any]:
+    """Tell what this worker can do: device, free bytes for blocks, threads, kernel. Called by ``client.run``.
+
+    A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
+    unless `gpus` is "any".
+    """
+    import psutil
+
+    threads, limit = dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
+    rss = psutil.Process().memory_info().rss
+    gpu = {"problem": "it was not started by dask-cuda"}
+    if gpus == "any" or (gpus == "own" and owns_gpu(dask_worker)):
+        gpu = local_gpu()
+        if "problem" not in gpu:
+            memory, host = gpu["memory"] - dask_worker.state.nbytes, max(0, limit - rss) if limit else None
+            more = {"memory": memory, "host_memory": host, "threads": threads}
+            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
+    # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
+    # that of the blocks which the worker holds.
+    memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
+    more = {"device": "cpu", "memory": max(0, memory), "threads": threads}
+    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
+
+
+def local_gpu() -> dict[str, Any]:
+    """Return this process's GPU with its bytes for blocks, or under "problem" why there is none."""
+    from distmm_kernels import device
+
+    if device.current().kind != "cuda":
+        return {"problem": device.why_no_gpu()}
+    import cupy
+
+    free, _ = cupy.cuda.Device().mem_info
+    return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free)}

@@ -1,0 +1,118 @@
+"""Products of blocks: one step of a chain over k, the sum of two chains of split-K, and mirror images."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distmm.planning.geometry import Symmetry
+from distmm.worker import gpu
+from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
+
+if TYPE_CHECKING:
+    from distmm_kernels.kernel import Kernel
+
+__all__ = ["combine", "mirror", "multiply"]
+
+
+def multiply(
+    where: object,
+    choice: KernelChoice,
+    c: Block | None,
+    a_blocks: list[Block],
+    b_blocks: list[Block],
+    epilogue: Epilogue | None = None,
+    c0: Block | None = None,
+    symmetry: Symmetry | None = None,
+    prepared: float = math.inf,
+) -> Block:
+    """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
+
+    Parameters
+    ----------
+    where : Placement
+        Read by the scheduler's plugin, not here.
+    choice : KernelChoice
+    c : block ``(*batch, m, n)`` of accumulators, or None at the first step
+    a_blocks, b_blocks : lists of blocks ``(*batch, m, k_p)`` and ``(*batch, k_p, n)``
+    epilogue : Epilogue, optional
+        Given at the last step.
+    c0 : block ``(*batch, m, n)``, optional
+        The user's C of ``beta * C``.
+    symmetry : {"symmetric", "hermitian"}, optional
+        Of a symmetric product: `b_blocks` are blocks ``(*batch, n, k_p)`` of A, whose (conjugate) transposes are B's.
+    prepared : float
+        A GPU worker keeps at most so many elements of A and B in the kernel's own format.
+    """
+    batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
+    depth = max(a.shape[-1] for a in a_blocks)
+    kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
+    pairs = list(zip(a_blocks, b_blocks, strict=True))
+
+    def prepare_b(block: Block, wait: bool = True) -> Any:
+        return kernel.prepare_b(flipped(block, symmetry) if symmetry else block, wait=wait)
+
+    if choice.device == "cpu":
+        # NumPy multiplies a block with its own transpose by SYRK, with other bits than GEMM's, if both are in the same
+        # memory. So where the block has to be copied first, one copy serves as both operands.
+        lefts = [kernel.prepare_a(a) for a, _ in pairs]
+        rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
+        return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0)
+
+    def on_gpu() -> Block:
+        with gpu.working("product"):
+            a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
+            operands = [
+                (
+                    gpu.prepared.get(a, a_form, partial(kernel.prepare_a, wait=False), prepared),
+                    gpu.prepared.get(b, b_form, partial(prepare_b, wait=False), prepared),
+                )
+                for a, b in pairs
+            ]
+            return _step(kernel, c, operands, epilogue, c0)
+
+    out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def _step(
+    kernel: Kernel, c: Block | None, operands: list[tuple[Any, Any]], epilogue: Epilogue | None, c0: Block | None
+) -> Block:
+    """Add the products of prepared operands to `c`, and apply the epilogue, if there is one, after the last."""
+    *others, (a, b) = operands
+    for left, right in others:
+        c = kernel.multiply(left, right, c, wait=False)
+    if epilogue is None:
+        return kernel.multiply(a, b, c, wait=False)
+    return last_product(kernel, a, b, c, epilogue, c0)
+
+
+def combine(
+    where: object,
+    choice: KernelChoice,
+    left: Block,
+    right: Block,
+    epilogue: Epilogue | None = None,
+    c0: Block | None = None,
+) -> Block:
+    """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
+    with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
+        c = left + right
+        if epilogue is None:
+            return c
+        kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
+        out = finish(kernel, c, epilogue, c0)
+    return to_host(out) if epilogue.kind == "numpy" else out
+
+
+def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
+    """Return C[j, i] of a symmetric product, given C[i, j]: a view of it, or a conjugate."""
+    on_gpu = symmetry == "hermitian" and gpu.namespace(block) is not np
+    with gpu.working("product") if on_gpu else contextlib.nullcontext():
+        return flipped(block, symmetry)

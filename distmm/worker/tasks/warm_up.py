@@ -1,0 +1,35 @@
+"""Tasks that pay the costs of a first product before it: loading the kernel, connecting the workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm.worker.tasks.kernel_choice import LARGE, KernelChoice, kernel_for
+
+__all__ = ["small_block", "touch", "warm"]
+
+DEPTH = 512  # of the product that loads a kernel
+
+EDGE = 512  # of the block that tries a connection
+
+
+def warm(choice: KernelChoice) -> None:
+    """Load (or compile) the kernel for large blocks and use it as a chain does."""
+    kernel = kernel_for(choice, LARGE, LARGE, LARGE, ())
+    a = kernel.prepare_a(np.zeros((LARGE, DEPTH), choice.dtype))
+    b = kernel.prepare_b(np.zeros((DEPTH, LARGE), choice.dtype))
+    c = kernel.multiply(a, b, kernel.multiply(a, b, None))  # a first step, one between, and a last one
+    kernel.multiply(a, b, c, dtype=choice.dtype)
+
+
+def small_block() -> Any:
+    """Return a block that travels between GPUs as large ones do."""
+    import cupy
+
+    return cupy.zeros((EDGE, EDGE), "f4")
+
+
+def touch(block: Any) -> None:
+    """Take a block, which Dask has brought here."""

@@ -1,0 +1,74 @@
+"""Private parts of UCXX that distmm replaces: here and nowhere else.
+
+Where UCXX has changed them they are left alone, and transfers wait for products. The tests
+(``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `SEEN`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+__all__ = ["SEEN", "synchronize_default_stream", "wait_for_default_stream_only"]
+
+logger = logging.getLogger(__name__)
+
+# Versions with which `wait_for_default_stream_only` has been measured.
+SEEN = {"distributed-ucxx": ("0.52.",), "ucxx": ("0.52.",), "UCX": ("1.21.",)}
+
+
+def wait_for_default_stream_only() -> Callable[[], None]:
+    """Let transfers of distributed-ucxx wait for the default stream, and not for the whole GPU.
+
+    Before each send and receive distributed-ucxx 0.52 calls ``ucxx._cuda_context.synchronize_default_stream``, on the
+    worker's event loop. Despite its name that is ``Device.sync()``, which waits for every stream: a block of 1 GiB
+    takes as long as the product that runs at the same time (170 ms instead of 4), and the worker answers nobody
+    meanwhile. Waiting for the default stream is enough: what is sent is the result of a finished task, and a buffer
+    that receives is ready when its allocation on the default stream is. The name is looked up at every call, so one
+    assignment replaces the function. It holds for the whole process, the user's own transfers included, until it is
+    undone.
+
+    Returns
+    -------
+    callable
+        Undoes it.
+    """
+    try:
+        import distributed_ucxx
+        import ucxx
+        import ucxx._cuda_context as context
+
+        before = context.synchronize_default_stream
+        found = {
+            "distributed-ucxx": str(distributed_ucxx.__version__),
+            "ucxx": str(ucxx.__version__),
+            "UCX": ".".join(map(str, ucxx.get_ucx_version())),
+        }
+    except (ImportError, AttributeError) as error:
+        logger.warning("%s: distmm leaves UCXX as it is, and transfers may wait for products", error)
+        return _nothing
+    if not all(version.startswith(SEEN[package]) for package, version in found.items()):
+        logger.warning(
+            "%s: distmm knows %s, and leaves them as they are: transfers may wait for products",
+            ", ".join(f"{package} {version}" for package, version in found.items()),
+            ", ".join(f"{package} {'x, '.join(versions)}x" for package, versions in SEEN.items()),
+        )
+        return _nothing
+    context.synchronize_default_stream = synchronize_default_stream
+
+    def undo() -> None:
+        context.synchronize_default_stream = before
+
+    return undo
+
+
+def _nothing() -> None:
+    """Undo nothing."""
+
+
+def synchronize_default_stream(device_id: int = 0) -> None:
+    """Wait until the work on the default stream of a device is done."""
+    import cupy
+
+    with cupy.cuda.Device(device_id):
+        cupy.cuda.Stream.null.synchronize()

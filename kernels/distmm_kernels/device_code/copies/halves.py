@@ -1,0 +1,126 @@
+"""Device functions of the kernels that split operands: scales, guards, addresses, and writing the parts of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.copies.split import (
+    magnitude,
+    round_tf32,
+    split_half,
+    split_tf32,
+    store2,
+    store4,
+    store_word,
+)
+from distmm_kernels.device_code.emit import inlined, types
+from distmm_kernels.emulation.formats import (
+    GRANULE,
+    LARGEST_EXPONENT,
+    SHARE,
+    SMALL_EXPONENT,
+    TF32_LARGEST_EXPONENT,
+    TF32_SMALLEST_EXPONENT,
+    Format,
+    Guard,
+)
+
+__all__ = [
+    "LARGE",
+    "OVERFLOW",
+    "RANGE",
+    "UNDERFLOW",
+    "exponent_of",
+    "guard_of",
+    "line_of",
+    "raise_guards",
+    "small_below",
+    "weight_of",
+    "writer1",
+    "writer4",
+]
+
+f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
+
+LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
+OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in Guard)
+GUARDS = len(Guard)
+
+
+@inlined
+def exponent_of(top):
+    """Return the exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
+    exponent = i32(top >> u32(23)) - i32(127)
+    exponent = min(max(exponent, i32(-LARGEST_EXPONENT)), i32(LARGEST_EXPONENT))
+    return exponent if top != u32(0) else i32(0)
+
+
+@inlined
+def guard_of(top):
+    """Return the guards that a maximum (bits) raises against being scaled."""
+    if top >= u32((LARGEST_EXPONENT + 128) << 23):
+        return OVERFLOW
+    if u32(0) < top and top < u32((127 - LARGEST_EXPONENT) << 23):
+        return UNDERFLOW
+    return u32(0)
+
+
+@inlined
+def weight_of(x, scaled, small):
+    """Return what a number adds to its row's weight; ``small``: bits of the magnitude below which it is small."""
+    weight = u32(SHARE) if magnitude(scaled) < small else u32(0)
+    return weight if x != f32(0) else u32(1)
+
+
+@inlined
+def raise_guards(flags, granule, guard):
+    """Set a granule's flags, one word for each guard: they lie in host memory, where updates are not atomic."""
+    for i in range(GUARDS):
+        if guard & u32(1 << i) != u32(0):
+            store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
+
+
+@inlined
+def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
+    """Return the element that a row's granule begins at, where k is contiguous."""
+    pitch = ld if (granule + u64(1)) * u64(GRANULE) < k else last_ld
+    return granule * granule_step + (matrix * lines + row) * pitch
+
+
+def small_below(form: Format) -> Any:
+    """Bits of the magnitude below which a number, scaled if the format is, loses bits or makes products that vanish."""
+    return u32((SMALL_EXPONENT if form.scaled else TF32_SMALLEST_EXPONENT) + 127 << 23)
+
+
+def writer4(form: Format) -> Callable[..., None]:
+    """Make ``(hi, lo, x0, x1, x2, x3)``: write the parts of four neighbours; lo is how far behind hi its part lies."""
+
+    def halves(hi, lo, x0, x1, x2, x3):
+        part = split_half(x0, x1, x2, x3)
+        store2(hi, part[0], part[1])
+        store2(hi + lo, part[2], part[3])
+
+    def pairs(hi, lo, x0, x1, x2, x3):
+        p0, p1, p2, p3 = split_tf32(x0), split_tf32(x1), split_tf32(x2), split_tf32(x3)
+        store4(hi, p0[0], p1[0], p2[0], p3[0])
+        store4(hi + lo, p0[1], p1[1], p2[1], p3[1])
+
+    def rounded(hi, lo, x0, x1, x2, x3):
+        store4(hi, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
+
+    return inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
+
+
+def writer1(form: Format) -> Callable[..., None]:
+    """Make ``(hi, lo, x)``: write the parts of one number without a scale."""
+
+    def pairs(hi, lo, x):
+        part = split_tf32(x)
+        store_word(hi, part[0])
+        store_word(hi + lo, part[1])
+
+    def rounded(hi, lo, x):
+        store_word(hi, round_tf32(x))
+
+    return inlined(pairs if form.parts == 2 else rounded)

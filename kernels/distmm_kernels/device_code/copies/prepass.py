@@ -1,0 +1,340 @@
+"""Kernels that convert float32 operands to tensor cores' formats. They read an operand once or twice and write it once.
+
+Here a matrix is ``(rows, k)``: A as it is, B transposed. Each row has a scale and a guard, whichever axis is contiguous
+in memory:
+
+========== ========= =========================================================================================
+contiguous format    kernel
+========== ========= =========================================================================================
+k          any       `split_rows`: a block holds a row's granule in registers, so memory is read once
+rows       float16   `find_maxima`, then `split_columns` backwards, since the cache holds what was read last;
+                     rows stay contiguous, since tensor cores take 16-bit numbers in either order
+rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
+========== ========= =========================================================================================
+
+All have the same parameters: the addresses of the operand, of the memory that receives its parts, and of the flags;
+bytes from one matrix to the next, and along the axis that is not contiguous; rows, k; offsets in memory of lo and of
+the tables, ``(matrices, granules, table_pitch)`` words each; elements from a granule to the next and from a row of
+parts to the next, in the last granule too; the matrix that the grid begins with.
+
+A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero. If it exceeds k, too many
+numbers are small. It only grows, so any block that adds to it may raise the guard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from distmm_kernels.device_code.copies.halves import (
+    LARGE,
+    OVERFLOW,
+    RANGE,
+    UNDERFLOW,
+    exponent_of,
+    guard_of,
+    line_of,
+    raise_guards,
+    small_below,
+    weight_of,
+    writer1,
+    writer4,
+)
+from distmm_kernels.device_code.copies.split import (
+    add_global,
+    bits,
+    load4,
+    load4_unaligned,
+    load_float,
+    load_word,
+    magnitude,
+    max_global,
+    number,
+    power_of_two,
+    store_word,
+    warp_max,
+    warp_or,
+    warp_sum,
+)
+from distmm_kernels.device_code.emit import cuda, types
+from distmm_kernels.emulation.formats import GRANULE, TOP, Format
+from distmm_kernels.launch.compiler import Source
+
+__all__ = ["THREADS", "find_maxima", "split_columns", "split_rows", "split_transposed"]
+
+f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
+
+SIGNATURE = types.void(*[u64] * 16)
+THREADS = 256
+HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
+STRETCH = 128  # k of one block where rows are contiguous; divides the granule
+TILE_ROWS, TILE_K = 32, 128  # of a transposed tile
+TILE_HELD = TILE_K // 8  # numbers of a tile that a thread loads
+TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
+
+
+def split_rows(form: Format, aligned: bool, warps: int) -> Source:
+    """Split rows whose k is contiguous; ``warps`` (1, 2, 4, 8) share a granule of one, `HELD` numbers a thread.
+
+    Grid: blocks of rows, as many as there are words in a table; granules; matrices.
+    """
+    load = load4 if aligned else load4_unaligned
+    write = writer4(form)
+    together, blocks = 32 * warps, 8 // warps
+    itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, small_below(form)
+
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
+        reduced, weighed = cuda.shared.array(8, u32), cuda.shared.array(8, u32)
+        values = cuda.local.array(HELD, f32)
+        thread = u32(cuda.threadIdx.x)
+        warp, place = thread >> u32(5), thread & u32(together - 1)
+        row = u64(cuda.blockIdx.x) * u64(blocks) + u64(warp // u32(warps))
+        granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z) + first_matrix
+        first = granule * u64(GRANULE)
+        length = i32(min(k - first, u64(GRANULE))) if row < rows else i32(0)
+        start = source + matrix * between + row * pitch + first * u64(4)
+        top, least = u32(0), u32(0xFFFFFFFF)
+        for i in range(HELD // 4):
+            at = (u32(i * together) + place) * u32(4)
+            x = load(start + u64(at) * u64(4), length - i32(at))
+            for j in range(4):
+                values[4 * i + j] = x[j]
+                if guarded:
+                    size = magnitude(x[j])
+                    top, least = max(top, size), min(least, size)
+        scale, guard = f32(1), u32(0)
+        if guarded:
+            reduced[warp] = warp_max(top)
+            cuda.syncthreads()
+            home = warp // u32(warps) * u32(warps)
+            for i in range(warps):
+                top = max(top, reduced[home + u32(i)])
+            if scaled:
+                scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
+            elif top >= LARGE:
+                guard = OVERFLOW
+            weight = u32(0)
+            if magnitude(number(least) * scale) < small:  # true in few threads if the matrix is dense
+                for i in range(HELD):
+                    weight += weight_of(values[i], values[i] * scale, small)
+            weighed[warp] = warp_sum(weight)
+            cuda.syncthreads()
+            if place == u32(0):
+                if row < rows:
+                    weight = u32(0)
+                    for i in range(warps):
+                        weight += weighed[home + u32(i)]
+                    weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
+                    if weight > u32(length):
+                        guard |= RANGE if scaled else UNDERFLOW
+                    raise_guards(flags, granule, guard)
+                if scaled and row < table_pitch:  # beyond the last row too, where tiles of the product read
+                    own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
+                    store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
+        to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
+        for i in range(HELD // 4):
+            at = (u32(i * together) + place) * u32(4)
+            if i32(at) < length:
+                x0, x1 = values[4 * i] * scale, values[4 * i + 1] * scale
+                x2, x3 = values[4 * i + 2] * scale, values[4 * i + 3] * scale
+                write(to + u64(at) * u64(itemsize), lo, x0, x1, x2, x3)
+
+    return _source(kernel)
+
+
+def find_maxima(aligned: bool) -> Source:
+    """Find the largest magnitude (bits) of each row and granule where rows are contiguous; the table is zero before.
+
+    Grid: 128 rows by `STRETCH` of k, 1, matrices.
+    """
+    load = load4 if aligned else load4_unaligned
+
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
+        reduced = cuda.shared.array((8, 128), u32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(127)) >> u32(7)
+        stretch = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - stretch * wide) * u32(128)
+        row, matrix = base + lane * u32(4), u64(cuda.blockIdx.z) + first_matrix
+        first = u64(stretch) * u64(STRETCH)
+        steps = u32(min(k - first, u64(STRETCH)))
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        left = i32(u32(rows) - row)
+        m0, m1, m2, m3 = u32(0), u32(0), u32(0), u32(0)
+        step = warp
+        while step < steps:
+            for i in range(4):  # four loads in flight
+                at = step + u32(8 * i)
+                x = load(start + u64(at) * pitch, left if at < steps else i32(0))
+                m0, m1 = max(m0, magnitude(x[0])), max(m1, magnitude(x[1]))
+                m2, m3 = max(m2, magnitude(x[2])), max(m3, magnitude(x[3]))
+            step += u32(32)
+        at = lane * u32(4)
+        reduced[warp, at], reduced[warp, at + u32(1)] = m0, m1
+        reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = m2, m3
+        cuda.syncthreads()
+        if thread < u32(128) and base + thread < u32(rows):
+            top = u32(0)
+            for i in range(8):
+                top = max(top, reduced[i, thread])
+            granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
+            own = (matrix * granules + first // u64(GRANULE)) * table_pitch + u64(base + thread)
+            max_global(memory + maxima + own * u64(4), top)
+
+    return _source(kernel)
+
+
+def split_columns(form: Format, aligned: bool) -> Source:
+    """Split where rows are contiguous and stay so: parts are ``(matrices, k, ld)``. Grid: as for `find_maxima`.
+
+    The table of weights is zero before.
+    """
+    load = load4 if aligned else load4_unaligned
+    write = writer4(form)
+    itemsize, small = form.dtype.itemsize, small_below(form)
+
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
+        reduced = cuda.shared.array((8, 128), u32)
+        held = cuda.local.array(16, f32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(127)) >> u32(7)
+        block = u32(cuda.gridDim.x) - u32(1) - u32(cuda.blockIdx.x)  # backwards
+        stretch = block // wide
+        base = (block - stretch * wide) * u32(128)
+        row, matrix = base + lane * u32(4), u64(cuda.gridDim.z) - u64(1) - u64(cuda.blockIdx.z) + first_matrix
+        first = u64(stretch) * u64(STRETCH)
+        steps = u32(min(k - first, u64(STRETCH)))
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        left = i32(u32(rows) - row)
+        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
+        table = (matrix * granules + granule) * table_pitch
+        mine = memory + maxima + (table + u64(row)) * u64(4)
+        t0 = load_word(mine) if left > i32(0) else u32(0)
+        t1 = load_word(mine + u64(4)) if left > i32(1) else u32(0)
+        t2 = load_word(mine + u64(8)) if left > i32(2) else u32(0)
+        t3 = load_word(mine + u64(12)) if left > i32(3) else u32(0)
+        s0, s1 = power_of_two(i32(TOP) - exponent_of(t0)), power_of_two(i32(TOP) - exponent_of(t1))
+        s2, s3 = power_of_two(i32(TOP) - exponent_of(t2)), power_of_two(i32(TOP) - exponent_of(t3))
+        w0, w1, w2, w3 = u32(0), u32(0), u32(0), u32(0)
+        to = memory + ((matrix * k + first) * ld + u64(row)) * u64(itemsize)
+        step = warp
+        while step < steps:
+            for i in range(4):  # four loads in flight
+                at = step + u32(8 * i)
+                x = load(start + u64(at) * pitch, left if at < steps else i32(0))
+                held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3] = x
+            for i in range(4):
+                at = step + u32(8 * i)
+                if at < steps and left > i32(0):
+                    x0, x1, x2, x3 = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
+                    y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
+                    if min(min(magnitude(y0), magnitude(y1)), min(magnitude(y2), magnitude(y3))) < small:
+                        w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
+                        w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
+                    write(to + u64(at) * ld * u64(itemsize), lo, y0, y1, y2, y3)
+            step += u32(32)
+        at = lane * u32(4)
+        reduced[warp, at], reduced[warp, at + u32(1)] = w0, w1
+        reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = w2, w3
+        cuda.syncthreads()
+        if thread < u32(128) and base + thread < u32(rows):
+            weight, guard = u32(0), u32(0)
+            for i in range(8):
+                weight += reduced[i, thread]
+            own = memory + (table + u64(base + thread)) * u64(4)
+            if weight != u32(0):
+                weight += add_global(own + weights, weight)
+                if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
+                    guard = RANGE
+            if first == granule * u64(GRANULE):  # one block of each granule
+                top = load_word(own + maxima)
+                guard |= guard_of(top)
+                store_word(own + scales, bits(power_of_two(exponent_of(top) - i32(TOP))))
+            raise_guards(flags, granule, guard)
+
+    return _source(kernel)
+
+
+def split_transposed(form: Format) -> Source:
+    """Split where rows are contiguous, into parts without scales whose k is. Any alignment.
+
+    The table of weights is zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
+    """
+    itemsize, guarded, small = form.dtype.itemsize, form.guarded, small_below(form)
+    write = writer1(form)
+
+    def kernel(
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        last_ld, first_matrix,
+    ):  # fmt: skip
+        tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
+        counted = cuda.shared.array((8, TILE_ROWS), u32)
+        held = cuda.local.array(TILE_HELD, f32)
+        thread = u32(cuda.threadIdx.x)
+        lane, warp = thread & u32(31), thread >> u32(5)
+        wide = (u32(rows) + u32(TILE_ROWS - 1)) // u32(TILE_ROWS)
+        down = u32(cuda.blockIdx.x) // wide
+        base = (u32(cuda.blockIdx.x) - down * wide) * u32(TILE_ROWS)
+        row, matrix = base + lane, u64(cuda.blockIdx.z) + first_matrix
+        inside = row < u32(rows)
+        first = u64(down) * u64(TILE_K)
+        granule = first // u64(GRANULE)
+        steps = u32(min(k - first, u64(TILE_K)))
+        start = source + matrix * between + first * pitch + u64(row) * u64(4)
+        top, least = u32(0), u32(0xFFFFFFFF)
+        for i in range(TILE_HELD):
+            at = warp + u32(8 * i)
+            held[i] = load_float(start + u64(at) * pitch, i32(inside and at < steps))
+        for i in range(TILE_HELD):
+            tile[warp + u32(8 * i), lane] = held[i]
+            size = magnitude(held[i])
+            top, least = max(top, size), min(least, size)
+        guard = OVERFLOW if top >= LARGE else u32(0)
+        if guarded:
+            weight = u32(0)
+            if least < small and inside:
+                for i in range(TILE_HELD):
+                    if warp + u32(8 * i) < steps:
+                        weight += weight_of(held[i], held[i], small)
+            counted[warp, lane] = weight
+        cuda.syncthreads()
+        if guarded:
+            if warp == u32(0) and inside:
+                weight = u32(0)
+                for i in range(8):
+                    weight += counted[i, lane]
+                granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
+                if weight != u32(0):
+                    own = (matrix * granules + granule) * table_pitch + u64(row)
+                    weight += add_global(memory + weights + own * u64(4), weight)
+                    if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
+                        guard |= UNDERFLOW
+            guard = warp_or(guard)
+            if lane == u32(0):
+                raise_guards(flags, granule, guard)
+        for i in range(TILE_ROWS // 8):
+            there = warp + u32(8 * i)
+            if base + there < u32(rows):
+                line = line_of(matrix, u64(base + there), granule, rows, k, granule_step, ld, last_ld)
+                to = memory + (line + first - granule * u64(GRANULE)) * u64(itemsize)
+                for j in range(TILE_K // 32):
+                    at = lane + u32(32 * j)
+                    if at < steps:
+                        write(to + u64(at) * u64(itemsize), lo, tile[at, there])
+
+    return _source(kernel)
+
+
+def _source(kernel: Callable[..., None]) -> Source:
+    # four blocks a multiprocessor: threads can hold their share of a row in registers, and enough loads are in flight
+    return Source(kernel, SIGNATURE, THREADS, blocks=4)

@@ -1,0 +1,195 @@
+"""Loads and stores of elements in registers, in shared memory and in matrices, written with a builder.
+
+An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors, which
+become single instructions of up to 16 bytes that the compiler may still move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from distmm_kernels.device_code.emit import (
+    I8,
+    I32,
+    I64,
+    Array,
+    assembly,
+    constant,
+    integer,
+    is_integer,
+    undefined,
+    vector,
+)
+
+__all__ = ["Matrix", "Registers", "Shared", "copy_part", "copy_vector"]
+
+Elements: TypeAlias = list[tuple[Any, ...]]
+
+GLOBAL, SHARED = 1, 3  # address spaces of NVVM
+
+_copy_vector = assembly(
+    "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }",
+    [],
+    [I32, I64, I32],
+    ["r", "l", "r"],
+)
+_copy_part = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [I32, I64, I32], ["r", "l", "r"])
+_block_z = assembly("mov.u32 $0, %ctaid.z;", [I32], [], ["=r"], pure=True)
+
+
+def copy_vector(builder: Any, target: Any, source: Any, valid: Any) -> None:
+    """Start an asynchronous copy of 16 bytes, or of zeros if not valid, from a global address to shared memory."""
+    _copy_vector(builder, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
+
+
+def copy_part(builder: Any, target: Any, source: Any, count: Any) -> None:
+    """Start an asynchronous copy of ``count`` bytes, completed to 16 with zeros, from global to shared memory."""
+    _copy_part(builder, [builder.ptrtoint(target, I32), source, count])
+
+
+class _Elements:
+    """Elements in memory: loads and stores of vectors in any address space."""
+
+    def __init__(self, builder: Any, array: Array) -> None:
+        self.builder, self.components = builder, array.components
+        self.real, self.itemsize = array.real, array.itemsize
+
+    def load_from(self, pointer: Any, count: int) -> Elements:
+        reals, builder = count * self.components, self.builder
+        kind = self.real if reals == 1 else vector(self.real, reals)
+        value = builder.load(builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
+        _align(value, count * self.itemsize)
+        parts = [value] if reals == 1 else [builder.extract_element(value, I32(i)) for i in range(reals)]
+        return [tuple(parts[i : i + self.components]) for i in range(0, reals, self.components)]
+
+    def store_to(self, pointer: Any, elements: Elements) -> None:
+        builder, parts = self.builder, [part for element in elements for part in element]
+        if len(parts) == 1:
+            kind, value = self.real, parts[0]
+        else:
+            kind = vector(self.real, len(parts))
+            value = undefined(kind)
+            for i, part in enumerate(parts):
+                value = builder.insert_element(value, part, I32(i))
+        stored = builder.store(value, builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
+        _align(stored, len(elements) * self.itemsize)
+
+    def zeros(self, count: int) -> Elements:
+        return [(constant(self.real, 0),) * self.components] * count
+
+    def disguised(self, element: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return a copy of the element in new registers, which the compiler cannot merge with the old ones.
+
+        The copy is the element xor the block's number along the grid's third axis. That number is 0, since the axis has
+        one block, but the compiler does not know this.
+        """
+        builder, kind = self.builder, integer(self.itemsize // self.components * 8)
+        (third,) = _block_z(builder, [])
+        zero = third if kind == I32 else builder.zext(third, kind)
+        return tuple(builder.bitcast(builder.xor(builder.bitcast(part, kind), zero), self.real) for part in element)
+
+    def multiply_add(self, acc: Sequence[Any], x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
+        """Return ``acc + x * y``, as `device_code.arithmetic` does: fused, and a complex number in the same order."""
+        builder = self.builder
+        if is_integer(self.real):
+            return (builder.add(acc[0], builder.mul(x[0], y[0])),)
+        if self.components == 1:
+            return (builder.fma(x[0], y[0], acc[0]),)
+        # -0.0 - x and not fneg, which the LLVM of NVVM does not know before sm_100
+        minus = builder.fsub(constant(self.real, -0.0), x[1])
+        re = builder.fma(minus, y[1], builder.fma(x[0], y[0], acc[0]))
+        im = builder.fma(x[1], y[0], builder.fma(x[0], y[1], acc[1]))
+        return re, im
+
+
+def _align(instruction: Any, size: int) -> None:
+    """Tell the compiler that a load or store of ``size`` bytes is aligned to ``size``, or to 16 if that is less."""
+    instruction.align = min(size, 16)
+
+
+class Registers(_Elements):
+    """A ``cuda.local.array`` that the compiler keeps in registers, since every index is a constant here."""
+
+    def __init__(self, builder: Any, array: Array) -> None:
+        super().__init__(builder, array)
+        data = array.data
+        self.first = builder.bitcast(data, self.real.as_pointer(data.type.addrspace))
+
+    def _pointer(self, element: int, component: int) -> Any:
+        return self.builder.gep(self.first, [I32(element * self.components + component)])
+
+    def get(self, first: int, count: int) -> Elements:
+        """Return ``count`` elements from the first on."""
+        each = range(self.components)
+        return [tuple(self.builder.load(self._pointer(i, c)) for c in each) for i in range(first, first + count)]
+
+    def put(self, first: int, elements: Elements) -> None:
+        """Set elements from the first on."""
+        for i, element in enumerate(elements):
+            for c, part in enumerate(element):
+                self.builder.store(part, self._pointer(first + i, c))
+
+
+class Shared(_Elements):
+    """A flat array in shared memory, from element ``base`` on. Places are constants, so instructions contain them."""
+
+    def __init__(self, builder: Any, array: Array, base: Any) -> None:
+        super().__init__(builder, array)
+        data = array.data
+        data = builder.addrspacecast(data, data.type.pointee.as_pointer(SHARED))
+        self.first = builder.gep(data, [base])
+
+    def pointer(self, place: int) -> Any:
+        """Return the address of an element."""
+        return self.builder.gep(self.first, [I32(place)])
+
+    def load(self, place: int, count: int) -> Elements:
+        """Load ``count`` neighbours as one vector."""
+        return self.load_from(self.pointer(place), count)
+
+
+class Matrix(_Elements):
+    """One matrix of a stack in global memory; offsets count from a thread's own element.
+
+    ``place`` is the thread's batch, row and column; ``unit`` the axis of unit stride, if that is known.
+    """
+
+    def __init__(self, builder: Any, stack: Array, place: Sequence[Any], unit: int | None) -> None:
+        super().__init__(builder, stack)
+        batch, row, column = place
+        _, rows, columns = (stack.shape(axis) for axis in range(3))
+        between, *self.strides = (stack.stride(axis) for axis in range(3))
+        if unit is not None:
+            self.strides[unit] = I64(self.itemsize)
+        start = builder.mul(batch, between)
+        self.left = []  # elements from here to the end of each axis; the offset of any vector is far below 2^31
+        most = I64(2**31 - 1)
+        for index, stride, size in zip((row, column), self.strides, (rows, columns), strict=True):
+            start = builder.add(start, builder.mul(index, stride))
+            left = builder.sub(size, index)
+            left = builder.select(builder.icmp_signed("<", left, most), left, most)
+            self.left.append(builder.trunc(left, I32))
+        data = builder.addrspacecast(stack.data, stack.data.type.pointee.as_pointer(GLOBAL))
+        self.first = builder.gep(builder.bitcast(data, I8.as_pointer(GLOBAL)), [start])
+
+    def address(self) -> Any:
+        """Return the address of the thread's own element."""
+        return self.builder.ptrtoint(self.first, I64)
+
+    def _pointer(self, offset: tuple[int, int]) -> Any:
+        steps = [self.builder.mul(I64(step), stride) for step, stride in zip(offset, self.strides, strict=True)]
+        return self.builder.gep(self.first, [self.builder.add(*steps)])
+
+    def contains(self, offset: tuple[int, int]) -> Any:
+        """Whether the element at this offset lies in the matrix (it never lies before it)."""
+        tests = [self.builder.icmp_signed("<", I32(step), left) for step, left in zip(offset, self.left, strict=True)]
+        return self.builder.and_(*tests)
+
+    def load(self, offset: tuple[int, int], count: int) -> Elements:
+        """Load ``count`` neighbours as one vector."""
+        return self.load_from(self._pointer(offset), count)
+
+    def store(self, offset: tuple[int, int], elements: Elements) -> None:
+        """Store neighbours as one vector."""
+        self.store_to(self._pointer(offset), elements)

@@ -1,0 +1,349 @@
+"""Everything that the CUDA kernels use of numba-cuda and llvmlite.
+
+No other module of the CUDA kernels imports these packages. numba-cuda is in maintenance mode; to move to its successor,
+write another version of this file. It offers:
+
+`intrinsic`
+    Makes a function for kernels from a Python function that writes instructions with a builder.
+`assembly`, `instruction`
+    PTX, within an intrinsic and as an intrinsic of its own.
+`Array`
+    What an intrinsic is given for an array: its address, shape and strides.
+`tensor_map_addresses`, `dynamic_shared_memory`
+    Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
+`compile_to_ltoir`
+    Compiles a kernel to what nvJitLink links.
+
+The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
+``types``. Intrinsics may call the methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from llvmlite import ir
+from numba import config, cuda, from_dtype, guvectorize, types
+
+__all__ = [
+    "ANY",
+    "ARRAY_FIELDS",
+    "BUILDER_METHODS",
+    "F32",
+    "F64",
+    "I8",
+    "I32",
+    "I64",
+    "SEEN",
+    "SIMULATED",
+    "TENSOR_MAP",
+    "Array",
+    "assembly",
+    "check",
+    "compile_to_ltoir",
+    "constant",
+    "cuda",
+    "dynamic_shared_memory",
+    "from_dtype",
+    "guvectorize",
+    "inlined",
+    "instruction",
+    "integer",
+    "intrinsic",
+    "is_integer",
+    "tensor_map_addresses",
+    "types",
+    "undefined",
+    "vector",
+]
+
+SEEN = ("0.30",)
+"""Versions of numba-cuda, by their first two numbers, that this file was tested with."""
+
+BUILDER_METHODS = (
+    "add", "addrspacecast", "and_", "bitcast", "extract_element", "extract_value", "fadd", "fma", "fmul", "fsub", "gep",
+    "icmp_signed", "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select", "shl", "store",
+    "sub", "trunc", "xor", "zext",
+)  # fmt: skip
+"""Methods of a builder that intrinsics may call."""
+
+ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
+"""Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
+
+SIMULATED = bool(config.ENABLE_CUDASIM)
+"""Whether kernels run in Numba's simulator, which has no intrinsics."""
+
+I8, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
+
+ANY = None
+"""Stands for the type of an intrinsic's argument that the caller decides: an array."""
+
+TENSOR_MAP = types.CPointer(types.UniTuple(types.uint64, 16))
+"""Type of a tensor map in a kernel's signature."""
+
+_SHARED = 3  # NVVM's address space
+
+_LLVM = {
+    types.uint16: (ir.IntType(16), "h"),
+    types.int32: (I32, "r"),
+    types.uint32: (I32, "r"),
+    types.int64: (I64, "l"),
+    types.uint64: (I64, "l"),
+    types.float32: (F32, "f"),
+    types.float64: (F64, "d"),
+}
+
+# Numba warns of any grid of fewer than 128 blocks. Ragged last blocks are small on purpose, and where warnings are
+# errors the product would fail.
+config.CUDA_LOW_OCCUPANCY_WARNINGS = 0
+
+# Numba inlines these functions itself. A call would be compiled for the current device, and there may be none.
+inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = cuda.jit(device=True, inline="always")
+
+
+class Array:
+    """An array that an intrinsic is given.
+
+    Attributes
+    ----------
+    real
+        LLVM type of an element, or of one of the two parts of a complex number.
+    components
+        2 for complex numbers, else 1.
+    """
+
+    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
+        self._make = functools.cache(lambda: context.make_array(kind)(context, builder, value))
+        self._builder = builder
+        self.components = 2 if isinstance(kind.dtype, types.Complex) else 1
+        real = kind.dtype.underlying_float if self.components == 2 else kind.dtype
+        self.real = context.get_value_type(real)
+        self.itemsize = real.bitwidth // 8 * self.components
+
+    @property
+    def data(self) -> Any:
+        """Pointer to the first element."""
+        return self._make().data
+
+    def shape(self, axis: int) -> Any:
+        """Elements along an axis, an integer of 64 bits."""
+        return self._builder.extract_value(self._make().shape, axis)
+
+    def stride(self, axis: int) -> Any:
+        """Bytes from an element to the next one along an axis, an integer of 64 bits."""
+        return self._builder.extract_value(self._make().strides, axis)
+
+
+def intrinsic(write: Callable[..., Any], arguments: Sequence[Any], result: Any = None) -> Callable[..., Any]:
+    """Make a function for kernels from one that writes its instructions.
+
+    Parameters
+    ----------
+    write
+        Called with a builder and the arguments: values, or an `Array` for each array; a tuple is one value, from which
+        the builder extracts those that it holds. Returns a value, a list of them
+        for a tuple, or None.
+    arguments
+        Numba's types; `ANY` for an array.
+    result
+        Numba's type of the result, a tuple of types, or None.
+    """
+    from numba.cuda.extending import intrinsic as numba_intrinsic  # the simulator has none
+
+    returned = types.Tuple(result) if isinstance(result, tuple) else types.void if result is None else result
+
+    def code(context, builder, signature, values):
+        given = [
+            Array(context, builder, kind, value) if isinstance(kind, types.Array) else value
+            for kind, value in zip(signature.args, values, strict=True)
+        ]
+        made = write(builder, *given)
+        if made is None:
+            return context.get_dummy_value()
+        return context.make_tuple(builder, signature.return_type, made) if isinstance(made, list) else made
+
+    def typed(typing_context, *given):
+        kinds = [kind if wanted is ANY else wanted for kind, wanted in zip(given, arguments, strict=True)]
+        return returned(*kinds), code
+
+    # Numba reads the number of arguments off the function's signature
+    names = ["typing_context", *(f"x{i}" for i in range(len(arguments)))]
+    typed.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
+    made: Callable[..., Any] = numba_intrinsic(typed)
+    return made
+
+
+def instruction(
+    text: str, arguments: tuple[Any, ...] = (), result: Any = None, pure: bool = False
+) -> Callable[..., Any]:
+    """Make a function for kernels from PTX.
+
+    Parameters
+    ----------
+    text
+        Operands are ``$0``, ``$1``, ...: first the results, then the arguments.
+    arguments
+        Numba's types.
+    result
+        Numba's type of the result, a tuple of them, or None.
+    pure
+        The compiler may move it, merge it with its like, or drop it.
+    """
+    results = result if isinstance(result, tuple) else () if result is None else (result,)
+    letters = [f"={_LLVM[kind][1]}" for kind in results] + [_LLVM[kind][1] for kind in arguments]
+    call = assembly(text, [_LLVM[kind][0] for kind in results], [_LLVM[kind][0] for kind in arguments], letters, pure)
+
+    def write(builder, *values):
+        outputs = call(builder, values)
+        return None if not outputs else outputs[0] if len(outputs) == 1 else outputs
+
+    return intrinsic(write, arguments, result)
+
+
+def assembly(
+    text: str,
+    outputs: list[Any],
+    inputs: list[Any],
+    letters: list[str],
+    pure: bool = False,
+    clobbers_memory: bool = True,
+) -> Callable[[Any, Any], list[Any]]:
+    """Return a function of a builder and values that writes PTX and returns its results.
+
+    ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. Pure code touches no memory
+    that this kernel writes. Other code keeps its order; the compiler moves loads and stores across it only if it does
+    not clobber memory.
+    """
+    returned = ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
+    kind = ir.FunctionType(returned, inputs)
+    constraints = ",".join([*letters, *(["~{memory}"] if clobbers_memory and not pure else [])])
+
+    def emit(builder: Any, values: Any) -> list[Any]:
+        value = builder.call(ir.InlineAsm(kind, text, constraints, side_effect=not pure), values)
+        if len(outputs) < 2:
+            return [value] * len(outputs)
+        return [builder.extract_value(value, i) for i in range(len(outputs))]
+
+    return emit
+
+
+def integer(bits: int) -> Any:
+    """Return the type of integers of ``bits`` bits."""
+    return ir.IntType(bits)
+
+
+def is_integer(kind: Any) -> bool:
+    """Whether a builder's type is an integer type."""
+    return isinstance(kind, ir.IntType)
+
+
+def vector(kind: Any, count: int) -> Any:
+    """Return the type of a vector of ``count`` numbers."""
+    return ir.VectorType(kind, count)
+
+
+def constant(kind: Any, value: float) -> Any:
+    """Return a number of a type."""
+    return ir.Constant(kind, value)
+
+
+def undefined(kind: Any) -> Any:
+    """Return an undefined value, to be filled in."""
+    return ir.Constant(kind, ir.Undefined)
+
+
+class _ByValue(ir.values.ArgumentAttributes):  # type: ignore[misc]
+    """Attributes of a parameter with ``byval`` but without its type: the LLVM of NVVM for sm_90 demands that."""
+
+    _known = {**ir.values.ArgumentAttributes._known, "byval": False}  # noqa: RUF012 (as in llvmlite)
+
+
+def tensor_map_addresses(count: int) -> Callable[..., Any]:
+    """Make a function that takes a kernel's tensor maps, its first parameters, and returns their addresses.
+
+    One call takes all maps: NVVM accepts one annotation a kernel that keeps them out of local memory.
+    """
+
+    def write(builder, *maps):
+        function, module = builder.function, builder.module
+        places = [next(i for i, argument in enumerate(function.args) if argument is value) for value in maps]
+        for i in places:
+            function.args[i].attributes = _ByValue(["byval"])
+            function.args[i].attributes.align = 64
+        indices = module.add_metadata([I32(i) for i in places])
+        annotations = module.namedmetadata.get("nvvm.annotations") or module.add_named_metadata("nvvm.annotations")
+        annotations.add(module.add_metadata((function, ir.MetaDataString(module, "grid_constant"), indices)))
+        return [builder.ptrtoint(value, I64) for value in maps]
+
+    return intrinsic(write, [ANY] * count, (types.uint64,) * count)
+
+
+def dynamic_shared_memory(alignment: int) -> Callable[[], Any]:
+    """Make a function that returns the address of the block's dynamic shared memory, a multiple of the alignment."""
+
+    def write(builder):
+        name = "distmm_shared"
+        memory = builder.module.globals.get(name)
+        if memory is None:
+            memory = ir.GlobalVariable(builder.module, ir.ArrayType(I8, 0), name, addrspace=_SHARED)
+            memory.linkage, memory.align = "external", alignment
+        return builder.ptrtoint(memory, I32)
+
+    return intrinsic(write, (), types.uint32)
+
+
+def compile_to_ltoir(
+    kernel: Callable[..., None], signature: Any, target: tuple[Any, ...], threads: int, blocks: int
+) -> bytes:
+    """Compile a kernel to LLVM code for nvJitLink.
+
+    Parameters
+    ----------
+    target
+        Compute capability, with ``"a"`` as its third element for the instructions of that architecture alone.
+    threads, blocks
+        Of a block, and blocks that a multiprocessor must hold at once.
+
+    Raises
+    ------
+    RuntimeError
+        If numba-cuda is not as this file expects it.
+    """
+    check()
+    code: bytes
+    code, _ = cuda.compile(
+        kernel, signature, device=False, abi="numba", cc=target, output="ltoir", launch_bounds=(threads, blocks)
+    )
+    return code
+
+
+@functools.cache
+def check() -> None:
+    """Refuse a numba-cuda that would build wrong kernels, before any is built.
+
+    Raises
+    ------
+    RuntimeError
+        If arrays do not become the parameters that launches pass, or llvmlite's builder lacks a method.
+    """
+    from importlib.metadata import version
+
+    numba_cuda = f"numba-cuda {version('numba-cuda')}"
+    remedy = f"install numba-cuda {' or '.join(SEEN)}, or change {__name__} to suit this one"
+    try:
+        from numba.cuda.descriptor import cuda_target
+
+        manager = cuda_target.target_context.data_model_manager
+        fields = tuple(manager.lookup(types.Array(types.float32, 3, "A"))._fields)
+    except (ImportError, AttributeError) as error:
+        raise RuntimeError(f"{numba_cuda} does not say how it passes arrays ({error}): {remedy}") from error
+    if fields != ARRAY_FIELDS:
+        raise RuntimeError(f"{numba_cuda} passes an array as {fields}, launches as {ARRAY_FIELDS}: {remedy}")
+    lacking = [name for name in BUILDER_METHODS if not hasattr(ir.IRBuilder, name)]
+    if lacking:
+        raise RuntimeError(f"llvmlite {version('llvmlite')} has no {', '.join(lacking)} in its builder: {remedy}")

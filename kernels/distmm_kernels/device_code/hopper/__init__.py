@@ -1,0 +1,1 @@
+"""The Hopper kernel and the instructions that it is made of."""

@@ -1,0 +1,168 @@
+"""The epilogue of a tile in registers: C read from shared memory, sums scaled or reduced, D stored by TMA.
+
+Each warp handles its own 16 rows, so no warp waits for another. The layout of registers is that of
+`distmm_kernels.device_code.hopper.wgmma`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.elements import Registers
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
+from distmm_kernels.emulation.moduli import OFFSET
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
+
+__all__ = ["read_c", "residue", "scale", "store_d"]
+
+i32, u32, u64 = types.int32, types.uint32, types.uint64
+
+_together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp
+_fence = assembly(
+    "fence.proxy.async.shared::cta;", [], [], []
+)  # the thread's accesses of shared memory before the TMA's
+
+
+def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
+    """Make ``read_c(acc, row, permuted)``: boxes of 32-bit C, from the ``first`` of a tile on, into accumulators.
+
+    ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
+    `distmm_kernels.tiles.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read.
+    """
+    number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
+    pair = assembly(
+        "ld.shared.v2.b32 {$0, $1}, [$2];",
+        [number, number],
+        [I32],
+        [f"={letter}", f"={letter}", "r"],
+        clobbers_memory=False,
+    )
+
+    def write(builder, array, row, permuted):
+        acc = Registers(builder, array)
+        for box in range(boxes):
+            for j in range(4):
+                place = builder.add(row, builder.xor(permuted, I32(32 * j)))
+                upper = builder.add(place, I32(box * C_BOX_BYTES))
+                quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
+                acc.put(4 * (4 * (first + box) + j), [(element,) for element in quad])
+        _fence(builder, [])
+        _together(builder, [])
+
+    return intrinsic(write, (ANY, u32, u32))
+
+
+def scale(columns: int) -> Callable[..., None]:
+    """Make ``scale(acc, rows, columns)``: multiply by a factor of the row, then by one of the column.
+
+    In two steps, since the product of both factors may exceed float32's range where the result does not. ``rows`` and
+    ``columns`` are the addresses of the factors of the thread's first element; both lists are padded so that a tile may
+    be read whole.
+    """
+    one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
+    two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
+
+    def write(builder, array, row_factors, column_factors):
+        acc = Registers(builder, array)
+        rows = [one(builder, [builder.add(row_factors, I64(4 * row))])[0] for row in (0, 8)]
+        for j in range(columns // 8):
+            by_column = two(builder, [builder.add(column_factors, I64(32 * j))])
+            quad = [element for (element,) in acc.get(4 * j, 4)]
+            acc.put(
+                4 * j,
+                [(builder.fmul(builder.fmul(x, rows[i // 2]), by_column[i % 2]),) for i, x in enumerate(quad)],
+            )
+
+    return intrinsic(write, (ANY, u64, u64))
+
+
+def residue(columns: int) -> Callable[..., None]:
+    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues, `OFFSET` more than they are.
+
+    ``modulus`` is the address of a number from 129 to 256, and of what quotients by it are multiplications with
+    (`distmm_kernels.emulation.moduli.epilogue_multiplier`).
+    """
+    numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
+    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
+
+    def write(builder, array, address):
+        acc = Registers(builder, array)
+        modulus, multiplier = numbers(builder, [address])
+        # a multiple of the modulus that exceeds 2^27, so that no sum is negative
+        start = builder.add(builder.shl(modulus, I32(20)), I32(OFFSET))
+        for i, (element,) in enumerate(acc.get(0, columns // 2)):
+            value = builder.add(element, start)
+            quotient = builder.lshr(high(builder, [value, multiplier])[0], I32(7))
+            acc.put(i, [(builder.sub(value, builder.mul(quotient, modulus)),)])
+
+    return intrinsic(write, (ANY, u64))
+
+
+def store_d(tile: HopperTile) -> Callable[..., None]:
+    """Make ``store_d(acc, buffers, row, permuted, lane, map, x, y, z, left)``: a warp stores its 16 rows of D by TMA.
+
+    Box after box of 128 bytes a row goes through the warp's buffers in shared memory, whose address is ``buffers``;
+    where a lane writes there, `distmm_kernels.tiles.hopper_tiles.box_place` says. The first box's first element in D is
+    ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns before stores are complete; the next call waits where
+    it would overwrite what they read.
+    """
+    slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
+    first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
+    free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
+    # commit a group even without a store, so that there is one group for each box
+    send = assembly(
+        "{ .reg .pred p, q; setp.eq.u32 p, $0, 0; setp.gt.and.s32 q, $6, 0, p; "
+        "@q cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [$1, {$3, $4, $5}], [$2]; "
+        "@p cp.async.bulk.commit_group; }",
+        [],
+        [I32, I64, I32, I32, I32, I32, I32],
+        ["r", "l", "r", "r", "r", "r", "r"],
+    )
+
+    def write(builder, array, buffers, row, permuted, lane, tensor_map, x, y, z, left):
+        acc = Registers(builder, array)
+        for box in range(tile.columns // tile.box_columns):
+            buffer = builder.add(buffers, I32(box % slots * WARP_ROWS * SPAN))
+            free(builder, [lane])
+            _together(builder, [])
+            put(builder, acc, box, tile.output, builder.add(buffer, row), permuted)
+            _fence(builder, [])
+            _together(builder, [])
+            along = I32(box * tile.box_columns)
+            send(builder, [lane, tensor_map, buffer, builder.add(x, along), y, z, builder.sub(left, along)])
+
+    return intrinsic(write, (ANY, u32, u32, u32, u32, u64, i32, i32, i32, i32))
+
+
+def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Pairs of 32-bit words: 8 columns are two units, and a thread's pair is one half of a unit."""
+    number, letter = (F32, "f") if output == "float32" else (I32, "r")
+    put = assembly("st.shared.v2.b32 [$0], {$1, $2};", [], [I32, number, number], ["r", letter, letter])
+    for j in range(4):
+        quad = [element for (element,) in acc.get(4 * (4 * box + j), 4)]
+        place = builder.add(row, builder.xor(permuted, I32(32 * j)))
+        put(builder, [place, *quad[:2]])
+        put(builder, [builder.add(place, I32(8 * SPAN)), *quad[2:]])
+
+
+def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Four 8 x 8 matrices of 16-bit numbers, 16 columns of 16 rows, with each stmatrix."""
+    name = "bf16" if output == "bfloat16" else "f16"
+    narrow = assembly(f"cvt.rn.{name}x2.f32 $0, $2, $1;", [I32], [F32, F32], ["=r", "f", "f"], pure=True)
+    put = assembly("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5, ["r"] * 5)
+    for j in range(4):
+        part = [element for (element,) in acc.get(8 * (4 * box + j), 8)]
+        words = [narrow(builder, part[i : i + 2])[0] for i in range(0, 8, 2)]
+        put(builder, [builder.add(row, builder.xor(permuted, I32(32 * j))), *words])
+
+
+def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
+    """Pairs of residues, each less `OFFSET`: 16 columns are a unit, of which 8 lie in a thread's four neighbours."""
+    put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
+    for j in range(16):
+        quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
+        place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
+        for upper, (first, second) in enumerate((quad[:2], quad[2:])):
+            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            put(builder, [builder.add(place, I32(8 * SPAN * upper)), pair])

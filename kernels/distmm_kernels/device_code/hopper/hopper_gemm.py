@@ -1,0 +1,76 @@
+"""The Hopper kernel: a persistent, warp-specialised GEMM.
+
+One block runs on each multiprocessor and takes tile after tile of C. Its first thread keeps a ring of stages of A and B
+filled (`loads`). Two warpgroups multiply the stages and store D (`multiplies`). Barriers tell which stages are full and
+which are empty (`ring`). While one tile is stored, the stages of the next one arrive.
+"""
+
+from __future__ import annotations
+
+from distmm_kernels.device_code.emit import TENSOR_MAP, cuda, dynamic_shared_memory, tensor_map_addresses, types
+from distmm_kernels.device_code.hopper import barriers
+from distmm_kernels.device_code.hopper.loads import load_tiles
+from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
+from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
+from distmm_kernels.launch.compiler import Source
+from distmm_kernels.tiles.hopper_tiles import THREADS, HopperTile
+
+__all__ = ["hopper_gemm"]
+
+int32, uint32 = types.int32, types.uint32
+
+SIGNATURE = types.void(*[TENSOR_MAP] * 6, *[types.uint64] * 13)
+
+shared_memory = dynamic_shared_memory(alignment=1024)  # which the 128-byte swizzle demands
+
+
+def hopper_gemm(tile: HopperTile) -> Source:
+    """Make the kernel of a tile.
+
+    Its parameters are six tensor maps: A, A's low part, B, B's low part (the maps of the only parts again, where there
+    is one product), C (that of D again, where there is none) and D; then, all unsigned and of 64 bits:
+
+    row_scales, row_step, column_scales, column_step
+        Addresses of float32 factors, and bytes from one matrix's to the next one's. Where D is int8, the first two
+        say where the modulus of each matrix stands.
+    m, n, k
+        Sizes of one matrix.
+    batch, a_step, b_step, c_step
+        Matrices in the batch; 1 where A (B, C) has as many, 0 where all of them use one.
+    high, wide
+        Rows and columns of tiles of one C.
+    """
+    addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
+    fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
+    load, multiply = load_tiles(tile), multiply_tiles(tile)
+
+    def kernel(
+        a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
+        m, n, k, batch, a_step, b_step, c_step, high_, wide_,
+    ):  # fmt: skip
+        a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
+        shared = shared_memory()
+        full, empty = ring_barriers(shared)
+        thread = uint32(cuda.threadIdx.x)
+        # the same in all threads of a warp, and known to be: descriptors and barriers then stay in uniform registers
+        warpgroup = uint32(cuda.shfl_sync(0xFFFFFFFF, int32(thread >> uint32(7)), 0))
+        set_up(thread, full, empty)
+
+        ring = Ring(shared, full, empty)
+        high, wide = uint32(high_), uint32(wide_)
+        each = uint32(high * wide)
+        last, total = uint32(k), uint32(each * uint32(batch))
+        grid, t = TileGrid(high, wide, each, total), uint32(cuda.blockIdx.x)
+        if warpgroup == uint32(0):
+            fewer()
+            if thread == uint32(0):
+                load(ring, grid, t, last, (a, a_low, b, b_low, c), (a_step, b_step, c_step))
+            # nothing may follow here, nor a barrier after the branch: ptxas would take the loop's TMA instructions off
+            # the uniform datapath, and spill
+        else:
+            more()
+            scales = row_scales, row_step, column_scales, column_step
+            multiply(ring, grid, t, last, n, thread, warpgroup, d, scales)
+
+    kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
+    return Source(kernel, SIGNATURE, THREADS, 1, tile.shared_bytes)

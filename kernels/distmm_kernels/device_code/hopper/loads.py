@@ -1,0 +1,112 @@
+"""The producer of the Hopper kernel: one thread keeps the ring's stages filled with A, B and C, by TMA.
+
+C comes as A and B do, in stages of its own. If the warps read it from global memory, tensor cores wait 5.6 us a tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.hopper import barriers, tma
+from distmm_kernels.device_code.hopper.ring import following, locate
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
+
+__all__ = ["load_tiles"]
+
+int32, uint32 = types.int32, types.uint32
+
+
+def load_tiles(tile: HopperTile) -> Callable[..., None]:
+    """Make ``(ring, grid, k, maps, steps)``: load the operands of every tile of this block.
+
+    ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part and C; ``steps`` say whether A, B
+    and C have a matrix for each matrix of the batch (1) or one for all (0).
+    """
+    # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
+    start_from_c, add_c = tile.adds and not tile.scaled, tile.adds and tile.scaled
+    rows, columns, depth = uint32(ROWS), uint32(tile.columns), uint32(tile.depth)
+    load_stage, load_c, after = _load_stage(tile), _load_c(tile), following(tile)
+
+    def load(ring, grid, t, last, maps, steps):
+        stage = uint32(0)
+        parity = uint32(1)
+        while t < grid.total:
+            z, i, j = locate(grid, t)
+            m0, n0, c_matrix = int32(i * rows), int32(j * columns), int32(z * uint32(steps[2]))
+            if start_from_c:
+                stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+            k = uint32(0)
+            while k < last:
+                barriers.wait(ring.empty + stage * uint32(8), parity)
+                load_stage(ring, stage, maps, m0, n0, int32(k), z, steps)
+                k += depth
+                stage, parity = after(stage, parity)
+            if add_c:
+                stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+            t += uint32(cuda.gridDim.x)
+
+    return inlined(load)
+
+
+def _load_stage(tile: HopperTile) -> Callable[..., None]:
+    """Make ``(ring, stage, maps, m0, n0, k0, z, steps)``: start the loads of one step of A and B, both parts if two."""
+    two_parts = tile.parts == 2
+    stage_bytes, a_bytes, b_bytes = uint32(tile.stage_bytes), uint32(tile.a_bytes), uint32(tile.b_bytes)
+    b_offset = uint32(tile.parts * tile.a_bytes)
+    load_a = _load_operand(tile, tile.a_major == "k", ROWS)
+    load_b = _load_operand(tile, tile.b_major == "k", tile.columns)
+
+    def load(ring, stage, maps, m0, n0, k0, z, steps):
+        here, barrier = ring.stages + stage * stage_bytes, ring.full + stage * uint32(8)
+        barriers.expect_bytes(barrier, stage_bytes)
+        load_a(here, maps[0], barrier, m0, k0, int32(z * uint32(steps[0])))
+        load_b(here + b_offset, maps[2], barrier, n0, k0, int32(z * uint32(steps[1])))
+        if two_parts:
+            load_a(here + a_bytes, maps[1], barrier, m0, k0, int32(z * uint32(steps[0])))
+            load_b(here + b_offset + b_bytes, maps[3], barrier, n0, k0, int32(z * uint32(steps[1])))
+
+    return inlined(load)
+
+
+def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., None]:
+    """Make ``(at, map, full, i, k, z)``: start the load of one step of an operand.
+
+    ``lines`` are its rows of A, or columns of B, in a tile.
+
+    Along k that is one box. Otherwise it is a box for each 64 of the lines, whose rows in shared memory are 128 bytes.
+    """
+    if along_k:
+        return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))
+    boxes, box_lines, box_bytes = lines // 64, uint32(64), uint32(tile.depth * SPAN)
+
+    def load(at, matrix, full, i, k, z):
+        for box in range(boxes):
+            line = i + int32(uint32(box) * box_lines)
+            tma.load_box(at + uint32(box) * box_bytes, matrix, full, line, k, z)
+
+    return inlined(load)
+
+
+def _load_c(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of C, some boxes a stage; returns stage and parity."""
+    boxes, together = uint32(tile.c_boxes), uint32(tile.c_stage_boxes)
+    stage_bytes, after = uint32(tile.stage_bytes), following(tile)
+    box_bytes, columns = uint32(C_BOX_BYTES), uint32(C_BOX_COLUMNS)
+
+    def load(ring, stage, parity, c, x, y, z):
+        box = uint32(0)
+        while box < boxes:
+            barriers.wait(ring.empty + stage * uint32(8), parity)
+            here, barrier = ring.stages + stage * stage_bytes, ring.full + stage * uint32(8)
+            count = uint32(min(together, boxes - box))
+            barriers.expect_bytes(barrier, count * box_bytes)
+            for _ in range(count):
+                tma.load_box(here, c, barrier, x + int32(box * columns), y, z)
+                here += box_bytes
+                box += uint32(1)
+            stage, parity = after(stage, parity)
+        return stage, parity
+
+    return inlined(load)

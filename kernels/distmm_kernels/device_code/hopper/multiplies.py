@@ -1,0 +1,226 @@
+"""The consumers of the Hopper kernel: two warpgroups multiply the ring's stages by wgmma, and store tiles of D.
+
+A tile of C is read from stages of its own. Threads read it, while wgmma reads A and B, and the TMA may overwrite a
+stage before a thread's reads are done unless the thread fences them, as `read_c` does: without the fence, one element
+in 10,000 was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.hopper import barriers, tma, wgmma
+from distmm_kernels.device_code.hopper.epilogue import read_c, residue, scale, store_d
+from distmm_kernels.device_code.hopper.ring import following, locate
+from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, WARP_ROWS, HopperTile, box_place
+
+__all__ = ["multiply_tiles"]
+
+float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
+
+
+def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
+    """Make ``(ring, grid, k, n, thread, warpgroup, d, scales)``: multiply, finish and store every tile of this block.
+
+    ``d`` is the address of D's tensor map; ``scales`` are the kernel's parameters of that name.
+    """
+    # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
+    three = tile.products == 3
+    start_from_c = tile.adds and not tile.scaled
+    accumulators, number = tile.columns // 2, int32 if tile.accumulator == "int32" else float32
+    rows, columns = uint32(ROWS), uint32(tile.columns)
+    staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
+    d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
+    clear, take_c, finish, store = wgmma.clear(accumulators), _take_c(tile), _finish(tile), store_d(tile)
+    multiply = _three_products(tile) if three else _one_product(tile)
+
+    def consume(ring, grid, t, last, n, thread, warpgroup, d, scales):
+        stage = uint32(0)
+        acc = cuda.local.array(accumulators, number)
+        totals = cuda.local.array(accumulators, number) if three else acc
+        parity = uint32(0)
+        half, warp, lane = warpgroup - uint32(1), (thread >> uint32(5)) & uint32(3), thread & uint32(31)
+        warp_row = half * uint32(64) + warp * uint32(WARP_ROWS)
+        buffers = ring.stages + staging + ((thread >> uint32(5)) - uint32(4)) * warp_bytes
+        at, permuted = d_place(lane)
+        c_at, c_permuted = c_place(lane)
+        c_at += warp_row * uint32(SPAN)
+        mine, other = uint32(1) + half, uint32(2) - half  # turns, of which the warpgroups start with the first one's
+        if three and half == uint32(1):
+            barriers.give_turn(other)
+        while t < grid.total:
+            z, i, j = locate(grid, t)
+            row, column = uint32(i * rows + warp_row), uint32(j * columns)
+            if start_from_c:
+                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+            else:
+                clear(totals)
+            stage, parity = multiply(acc, totals, ring, stage, parity, last, half, lane, mine, other)
+            stage, parity = finish(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
+            left = int32(n) - int32(column)
+            store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left)
+            t += uint32(cuda.gridDim.x)
+        tma.wait_stores()
+
+    return inlined(consume)
+
+
+def _descriptors(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(here, half)``: descriptors of the warpgroup's rows of A, and of B, in the stage at an address."""
+    a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
+    a_constant, b_constant = (uint64(wgmma.descriptor(along, tile.depth)) for along in (a_along_k, b_along_k))
+    a_half = uint32(64 * SPAN if a_along_k else tile.depth * SPAN)  # from one warpgroup's rows of A to the other's
+    b_offset = uint32(tile.parts * tile.a_bytes)
+
+    def describe(here, half):
+        a_tile = a_constant | uint64(((here + half * a_half) & uint32(0x3FFFF)) >> uint32(4))
+        b_tile = b_constant | uint64(((here + b_offset) & uint32(0x3FFFF)) >> uint32(4))
+        return a_tile, b_tile
+
+    return inlined(describe)
+
+
+def _one_product(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(acc, totals, ring, stage, parity, k, half, lane, mine, other)``: add A B to ``acc``.
+
+    ``mine`` and ``other`` are the numbers of the warpgroups' turns, which `_three_products` needs. Returns the next
+    stage and its parity.
+
+    The next stage's products are issued before those of this stage are complete, so a stage is freed one step late.
+    """
+    steps, depth, stage_bytes = tile.depth // tile.instruction_depth, uint32(tile.depth), uint32(tile.stage_bytes)
+    none = uint32(tile.stages)
+    a_next, b_next = (wgmma.step(major == "k", tile.instruction_depth) for major in (tile.a_major, tile.b_major))
+    describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
+    wait_all, wait_but_last = wgmma.wait_for(0), wgmma.wait_for(1)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+        before = none  # the stage whose products are still being added
+        k = uint32(0)
+        while k < last:
+            barriers.wait(ring.full + stage * uint32(8), parity)
+            a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
+            wgmma.fence()
+            for s in range(steps):
+                multiply(acc, a_tile + uint64(s * a_next), b_tile + uint64(s * b_next), 1)
+            wgmma.commit()
+            wait_but_last()
+            if lane == uint32(0) and before != none:
+                barriers.arrive(ring.empty + before * uint32(8))
+            before = stage
+            k += depth
+            stage, parity = after(stage, parity)
+        wait_all()
+        if lane == uint32(0):
+            barriers.arrive(ring.empty + before * uint32(8))
+        return stage, parity
+
+    return inlined(accumulate)
+
+
+def _three_products(tile: HopperTile) -> Callable[..., Any]:
+    """Make what `_one_product` makes, for operands in two parts: three products a stage, added to ``totals`` at once.
+
+    The tensor cores truncate their sum, so it is taken out after each stage. The warpgroups take turns: one multiplies
+    while the other adds. Without turns both add at the same time now and then, and the tensor cores idle: 191 TFLOP/s
+    instead of 229 (fp16x3, n = 16384).
+    """
+    steps, depth, stage_bytes = tile.depth // tile.instruction_depth, uint32(tile.depth), uint32(tile.stage_bytes)
+    a_low, b_low = uint64(tile.a_bytes // 16), uint64(tile.b_bytes // 16)
+    a_next, b_next = (wgmma.step(major == "k", tile.instruction_depth) for major in (tile.a_major, tile.b_major))
+    describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
+    add, wait_all = wgmma.add(tile.columns // 2), wgmma.wait_for(0)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+        k = uint32(0)
+        while k < last:
+            barriers.wait(ring.full + stage * uint32(8), parity)
+            a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
+            barriers.take_turn(mine)
+            wgmma.fence()
+            for s in range(steps):
+                multiply(acc, a_tile + a_low + uint64(s * a_next), b_tile + uint64(s * b_next), s)
+            for s in range(steps):
+                multiply(acc, a_tile + uint64(s * a_next), b_tile + b_low + uint64(s * b_next), 1)
+            for s in range(steps):
+                multiply(acc, a_tile + uint64(s * a_next), b_tile + uint64(s * b_next), 1)
+            wgmma.commit()
+            barriers.give_turn(other)
+            wait_all()
+            if lane == uint32(0):
+                barriers.arrive(ring.empty + stage * uint32(8))
+            add(totals, acc)
+            k += depth
+            stage, parity = after(stage, parity)
+        return stage, parity
+
+    return inlined(accumulate)
+
+
+def _finish(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, or reduce.
+
+    ``row`` and ``column`` are those of the warp's first element. Returns stage and parity, since C may come after A B.
+    """
+    scaled, add_c, reduced = tile.scaled, tile.adds and tile.scaled, tile.output == "int8"
+    rescale, reduce, take_c, add = (
+        scale(tile.columns),
+        residue(tile.columns),
+        _take_c(tile),
+        wgmma.add(tile.columns // 2),
+    )
+
+    def finish(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
+        row_scales, row_step, column_scales, column_step = scales
+        if scaled:
+            # of the thread's first element
+            my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
+            rescale(
+                totals,
+                row_scales + uint64(z) * row_step + uint64(my_row) * uint64(4),
+                column_scales + uint64(z) * column_step + uint64(my_column) * uint64(4),
+            )
+            if add_c:
+                stage, parity = take_c(acc, ring, stage, parity, c_at, c_permuted, lane)
+                add(totals, acc)
+        if reduced:
+            reduce(totals, row_scales + uint64(z) * row_step)
+        return stage, parity
+
+    return inlined(finish)
+
+
+def _take_c(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators.
+
+    ``at`` is where the thread reads in a box, ``permuted`` its place in that row. Returns the next stage and parity.
+    """
+    stage_bytes, after = uint32(tile.stage_bytes), following(tile)
+
+    def taker(first):
+        """Take the stage whose first box has this number: nothing, where the tile has no more boxes."""
+        count = max(0, min(tile.c_stage_boxes, tile.c_boxes - first))
+        read = read_c(first, count, tile.accumulator)
+
+        def take(acc, ring, stage, parity, at, permuted, lane):
+            if count == 0:
+                return stage, parity
+            barriers.wait(ring.full + stage * uint32(8), parity)
+            read(acc, ring.stages + stage * stage_bytes + at, permuted)
+            if lane == uint32(0):
+                barriers.arrive(ring.empty + stage * uint32(8))
+            return after(stage, parity)
+
+        return inlined(take)
+
+    # registers have constant numbers, so each stage has a function of its own
+    take_0, take_1, take_2 = (taker(number * tile.c_stage_boxes) for number in range(MOST_C_STAGES))
+
+    def take_all(acc, ring, stage, parity, at, permuted, lane):
+        stage, parity = take_0(acc, ring, stage, parity, at, permuted, lane)
+        stage, parity = take_1(acc, ring, stage, parity, at, permuted, lane)
+        return take_2(acc, ring, stage, parity, at, permuted, lane)
+
+    return inlined(take_all)

@@ -1,0 +1,83 @@
+"""The ring of stages in shared memory, through which one thread hands operands to the warps that multiply.
+
+A stage holds one step of A and B. Its *full* barrier completes a phase when the stage has arrived, its *empty* barrier
+when all consumer warps have read it. The parity of a barrier's phase flips each time the ring comes round, so producer
+and consumers each carry the number of their stage and the parity that they wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.hopper import barriers
+from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, HopperTile, place
+
+__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate"]
+
+uint32 = types.uint32
+
+
+class Ring(NamedTuple):
+    """Addresses in shared memory: of the first stage, the first full barrier and the first empty barrier."""
+
+    stages: Any
+    full: Any
+    empty: Any
+
+
+class TileGrid(NamedTuple):
+    """Tiles of the whole product: how many rows and columns of them one C has, how many tiles one C and all C have."""
+
+    high: Any
+    wide: Any
+    each: Any
+    total: Any
+
+
+def barriers_of(tile: HopperTile) -> Callable[[Any], tuple[Any, Any]]:
+    """Make ``(shared)``: the addresses of the first full and the first empty barrier, behind the stages and D."""
+    offset, full_bytes = uint32(tile.stages * tile.stage_bytes + tile.staging_bytes), uint32(8 * tile.stages)
+
+    def addresses(shared):
+        full = shared + offset
+        return full, full + full_bytes
+
+    return inlined(addresses)
+
+
+def initialise(tile: HopperTile) -> Callable[[Any, Any, Any], None]:
+    """Make ``(thread, full, empty)``: the first thread sets up all barriers, then the block may use them."""
+    stages = tile.stages
+
+    def set_up(thread, full, empty):
+        if thread == uint32(0):
+            for i in range(stages):
+                barriers.initialise(full + uint32(8 * i), uint32(1))
+                barriers.initialise(empty + uint32(8 * i), uint32(CONSUMERS))
+            barriers.fence_barrier_init()
+        cuda.syncthreads()
+
+    return inlined(set_up)
+
+
+def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Make ``(stage, parity)``: the next stage, and the parity of its barriers."""
+    stages = uint32(tile.stages)
+    return inlined(
+        lambda stage, parity: (
+            (uint32(0), parity ^ uint32(1)) if stage + uint32(1) == stages else (stage + uint32(1), parity)
+        )
+    )
+
+
+_place = inlined(place)
+
+
+@inlined
+def locate(grid, t):
+    """Return the matrix of tile ``t`` of all C, and its row and column, in tiles."""
+    z = uint32(t // grid.each)
+    i, j = _place(uint32(t - z * grid.each), grid.high, grid.wide, uint32(GROUP))
+    return z, i, j

@@ -1,0 +1,150 @@
+"""The functions of `unrolled` and `mma` as loops in Python, for Numba's simulator, which runs no machine instructions.
+
+They use the same offsets, so the simulator finds wrong ones, and they check the kernels' promises. The simulator runs
+one thread at a time. Where an instruction belongs to a whole warp, a thread reads from shared memory what the other
+lanes would hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling
+from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
+
+__all__ = [
+    "address",
+    "close_stage",
+    "copy",
+    "copy_along_k",
+    "load",
+    "multiply",
+    "multiply_by_warp",
+    "store",
+    "wait_for_stages",
+]
+
+
+def load(offsets: Offsets) -> Callable[..., None]:
+    """Make what `unrolled.load` makes."""
+
+    def run(registers, matrices, batch, row, column, inside):
+        matrix = matrices[batch]
+        for p, (i, j) in enumerate(offsets):
+            valid = row + i < matrix.shape[0] and column + j < matrix.shape[1]
+            assert valid or not inside
+            registers[p] = matrix[row + i, column + j] if valid else 0
+
+    return run
+
+
+def store(offsets: Offsets, width: int) -> Callable[..., None]:
+    """Make what `unrolled.store` makes."""
+
+    def run(registers, matrices, batch, row, column, inside):
+        matrix = matrices[batch]
+        for p, (i, j) in enumerate(offsets):
+            for e in range(width):
+                at = row + i, column + j + e
+                valid = at[0] < matrix.shape[0] and at[1] < matrix.shape[1]
+                assert valid or not inside
+                if valid:
+                    matrix[at] = registers[p * width + e]
+
+    return run
+
+
+def address(unit: int = 1) -> Callable[..., int]:
+    """Make what `unrolled.address` makes; there are no addresses, and `copy` does without."""
+
+    def run(matrices, batch, row, column):
+        return 0
+
+    return run
+
+
+def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
+    """Make what `unrolled.copy` makes; the data is there at once."""
+
+    def run(tile, base, matrices, batch, k, column, first):
+        matrix = matrices[batch]
+        for step, e in itertools.product(steps, range(vector)):
+            valid = k + step < matrix.shape[0] and column + e < matrix.shape[1]
+            tile[base + step * width + e] = matrix[k + step, column + e] if valid else 0
+
+    return run
+
+
+def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
+    """Make what `unrolled.copy_along_k` makes; the data is there at once."""
+
+    def run(tile, base, matrices, batch, k, column, first):
+        matrix, vector = matrices[batch], VECTOR_BYTES // matrices.dtype.itemsize
+        for step, e in itertools.product(steps, range(vector)):
+            valid = k + e < matrix.shape[0] and column + step < matrix.shape[1]
+            tile[base + step * width + e] = matrix[k + e, column + step] if valid else 0
+
+    return run
+
+
+def close_stage() -> Callable[[], None]:
+    """Make what `unrolled.close_stage` makes: copies are complete at once."""
+    return lambda: None
+
+
+def wait_for_stages(open_stages: int) -> Callable[[], None]:
+    """Make what `unrolled.wait_for_stages` makes: copies are complete at once."""
+    return lambda: None
+
+
+def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
+    """Make what `unrolled.multiply` makes."""
+    rows, columns = tiling.thread_rows, tiling.thread_columns
+
+    def run(acc, operands, tile_a, base_a, tile_b, base_b):
+        for k in range(first, last):
+            tiles = (tile_a, base_a), (tile_b, base_b)
+            for (tile, base), vectors in zip(tiles, tiling.step_vectors((k + 1) % tiling.depth), strict=True):
+                for (register, place), e in itertools.product(vectors, range(tiling.vector)):
+                    operands[register + e] = tile[base + place + e]
+            a, b = tiling.step_registers(k)
+            for i, j in itertools.product(range(rows), range(columns)) if k >= 0 else ():
+                acc[i * columns + j] += operands[a + i] * operands[b + j]
+
+    return run
+
+
+def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
+    """Make what `mma.multiply` makes.
+
+    A thread computes its part of C from what the lanes of its warp would load for each instruction, and adds a step
+    when it would load it.
+    """
+    loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0), tiling.steps(1))
+    steps, products = tiling.depth // tiling.step, tiling.products()
+
+    def run(acc, operands, tile_a, base_a, tile_b, base_b):
+        below, beside = _lane(base_a % tiling.stage_elements(0), tiling)
+        places = [[place + e for _, place, count in loads[operand] for e in range(count)] for operand in (0, 1)]
+
+        def held(operand, lane_below, lane_beside, register):
+            tile, base = ((tile_a, base_a), (tile_b, base_b))[operand]
+            across, step_along = along[operand]
+            lanes = (lane_below - below) * 2 * across + (lane_beside - beside) * step_along
+            return tile[base + lanes + step * step_along + places[operand][register]]
+
+        for k in range(first, last):
+            step = (k + 1) % steps * tiling.step
+            for a, b, c in products:
+                for (r, row), e, q in itertools.product(enumerate(a), (0, 1), range(tiling.step)):
+                    acc[c[2 * r + e]] += held(0, below, q, row) * held(1, 2 * beside + e, q, b)
+
+    return run
+
+
+def _lane(start: int, tiling: MmaTiling) -> tuple[int, int]:
+    """Return which of the ``LANES`` begins to read A at such an element of a tile."""
+    row, column = divmod(start, tiling.pitch(0))
+    i, k = (row, column) if tiling.along_k[0] else (column, row)
+    return i % (2 * LANES[0]) // 2, k

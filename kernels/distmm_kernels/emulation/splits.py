@@ -1,0 +1,283 @@
+"""float32 operands in tensor cores' formats: the launches that split them, the layout of the parts, and the guards."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import GRANULE, Format, Guard, granules, warps_of
+from distmm_kernels.launch.driver import LoadedKernel, loaded
+from distmm_kernels.layout.copies import choose
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.vectors import row_pitch
+
+__all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
+
+Array = Any  # cupy.ndarray: CuPy ships no types
+
+MAX_GRID_Z = 65535
+PAST_THE_ROWS = 256  # a tile of the product may extend so far beyond the last row, and reads scales there
+ALIGNMENT = 256  # bytes, of what shares one allocation
+GUARDS, NO_GUARD = len(Guard), Guard(0)
+Grid = tuple[int, int, int]
+
+
+class Piece(NamedTuple):
+    """Granules of an operand as the Hopper kernel takes them.
+
+    Attributes
+    ----------
+    hi, lo
+        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``. The same in a format of one part.
+    scales, scales_step
+        Address of float32 powers of two that the product of each row is multiplied by, and of `PAST_THE_ROWS` more
+        words that may be read; bytes from one matrix's to the next one's. 0 if the format has none.
+    """
+
+    hi: Stack
+    lo: Stack
+    scales: int
+    scales_step: int
+
+
+class Layout(NamedTuple):
+    """Where the parts of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
+
+    If ``k_major``, each granule of an operand in two parts is a stack of its own, with lines of `GRANULE` elements. If
+    lines had all of k, the 128 lines that the accelerator loads at once would lie on too many pages of memory.
+    """
+
+    batch: int
+    rows: int
+    k: int
+    k_major: bool
+    lo: int
+    scales: int
+    maxima: int
+    weights: int
+    table_pitch: int  # words
+    granule_step: int  # elements
+    ld: int  # elements, as the next one
+    last_ld: int
+    end: int
+
+    @classmethod
+    def of(cls, form: Format, batch: int, rows: int, k: int, by_rows: bool) -> Layout:
+        """Lay out the parts of a stack that is read with its k contiguous, or its rows."""
+        k_major = by_rows or form.along_k
+        count, itemsize = max(granules(k), 1), form.dtype.itemsize
+        if not k_major:
+            ld = last_ld = row_pitch(rows, itemsize)
+            elements, step = batch * k * ld, GRANULE * ld
+        elif form.guarded:
+            ld, last_ld = GRANULE, row_pitch(k - (count - 1) * GRANULE, itemsize)
+            step = batch * rows * GRANULE
+            elements = (count - 1) * step + batch * rows * last_ld
+        else:
+            ld = last_ld = row_pitch(k, itemsize)
+            elements, step = batch * rows * ld, GRANULE
+        part = -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
+        pitch = rows + PAST_THE_ROWS + -rows % 4  # the kernel reads scales in pairs
+        table = 4 * batch * count * pitch
+        scales = form.parts * part
+        maxima = scales + (table if form.scaled else 0)
+        weights = maxima + (table if form.scaled and not by_rows else 0)
+        end = weights + (table if form.guarded and not by_rows else 0)
+        lo = (form.parts - 1) * part
+        return cls(batch, rows, k, k_major, lo, scales, maxima, weights, pitch, step, ld, last_ld, end)
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """A stack of matrices ``(batch, rows, k)``, A or B transposed, in a tensor core's format."""
+
+    format: Format
+    layout: Layout
+    memory: Any
+
+    @property
+    def k_major(self) -> bool:
+        """Whether k is contiguous, not the rows."""
+        return self.layout.k_major
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return self.layout.end
+
+    def piece(self, index: int) -> Piece:
+        """Return one granule."""
+        at = self.layout
+        length = min(GRANULE, at.k - index * GRANULE)
+        ld = at.ld if index * GRANULE + length < at.k else at.last_ld
+        lines, line = (at.rows, length) if at.k_major else (length, at.rows)
+        # rows contiguous: a matrix is all of k, of which this is a slice
+        step = (at.rows if at.k_major else at.k) * ld
+        return self._piece(index, at.batch, lines, line, ld, step, 4 * max(granules(at.k), 1) * at.table_pitch)
+
+    def side_by_side(self, first: int, count: int) -> Piece:
+        """Return ``count`` whole granules of a single matrix as a stack."""
+        at = self.layout
+        lines, line = (at.rows, GRANULE) if at.k_major else (GRANULE, at.rows)
+        return self._piece(first, count, lines, line, at.ld, at.granule_step, 4 * at.table_pitch)
+
+    def _piece(self, index: int, batch: int, lines: int, line: int, ld: int, step: int, scales_step: int) -> Piece:
+        at, itemsize = self.layout, self.format.dtype.itemsize
+        hi = self.memory.ptr + index * at.granule_step * itemsize
+        lying = (batch, lines, line), (step * itemsize, ld * itemsize, itemsize), itemsize
+        parts = Stack(hi, *lying), Stack(hi + at.lo, *lying)
+        if not self.format.scaled:
+            return Piece(*parts, 0, 0)
+        return Piece(*parts, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
+
+    def array(self, part: Stack) -> Array:
+        """Return a part of a piece as a CuPy array."""
+        import cupy
+
+        pointer = self.memory + (part.address - self.memory.ptr)
+        return cupy.ndarray(part.shape, self.format.dtype, pointer, part.strides)
+
+    def rounded(self, shape: tuple[int, ...]) -> Array:
+        """Return the parts of a format of one part as an array ``(*batch, rows, k)``."""
+        import cupy
+
+        itemsize = self.format.dtype.itemsize
+        strides: tuple[int, ...] = self.layout.ld * itemsize, itemsize
+        for size in reversed(shape[1:-1]):
+            strides = size * strides[0], *strides
+        return cupy.ndarray(shape, self.format.dtype, self.memory, strides)
+
+
+class Found:
+    """The guards of an operand. The device writes them into pinned host memory, so no copy is needed to read them."""
+
+    def __init__(self, count: int, looked_for: bool) -> None:
+        import cupy
+
+        self._guards: tuple[Guard, ...] | None = None if looked_for else (NO_GUARD,) * count
+        self.address = 0
+        if not looked_for:
+            return
+        self._memory = cupy.cuda.alloc_pinned_memory(4 * GUARDS * max(count, 1))
+        self._flags = np.frombuffer(self._memory, np.uint32, GUARDS * count)
+        self._flags[...] = 0
+        self.address = int(self._memory.ptr)
+        self._done = cupy.cuda.Event(disable_timing=True)
+
+    def __del__(self) -> None:
+        # after this the memory may be reused, so wait until the device no longer writes to it
+        if self._guards is None:
+            self._done.synchronize()
+
+    def record(self) -> None:
+        """Say that all kernels that look for guards are enqueued."""
+        if self._guards is None:
+            self._done.record()
+
+    @property
+    def here(self) -> bool:
+        """Whether `guards` would not wait for the device."""
+        return self._guards is not None or bool(self._done.done)
+
+    @property
+    def guards(self) -> tuple[Guard, ...]:
+        """Guards of each granule. Where one is raised, the parts of the granule are not valid."""
+        if self._guards is None:
+            self._done.synchronize()
+            if not self._flags.any():
+                self._guards = (NO_GUARD,) * (len(self._flags) // GUARDS)
+                return self._guards
+            flags = self._flags.tolist()
+            granules = (zip(Guard, flags[i : i + GUARDS], strict=True) for i in range(0, len(flags), GUARDS))
+            self._guards = tuple(Guard(sum(guard for guard, flag in each if flag)) for each in granules)
+        return self._guards
+
+    @property
+    def raised(self) -> bool:
+        """Whether any guard is raised."""
+        return any(self.guards)
+
+
+class _Plan(NamedTuple):
+    """How stacks of one shape, strides and alignment are split."""
+
+    layout: Layout
+    zeros: tuple[int, int]  # offset and number of bytes that must be zero before
+    launches: tuple[tuple[LoadedKernel, Grid], ...]
+    numbers: tuple[int, ...]
+
+
+class Splitter:
+    """Splits operands into one format on one device."""
+
+    def __init__(self, form: Format, device: Device) -> None:
+        self.form, self.device = form, device
+        self._plans: dict[tuple[Any, ...], _Plan] = {}
+
+    def __call__(self, stack: Array) -> tuple[Parts, Found]:
+        """Enqueue the splitting of a stack of float32 matrices ``(batch, rows, k)``, or of one, with any strides.
+
+        It is read in place where its rows or its k are contiguous. The device must be current.
+        """
+        import cupy
+
+        source = Stack.of(stack)
+        address, shape, strides, _ = source
+        key = shape, strides, address % 16
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plan(source)
+            if plan is None:
+                return self(cupy.ascontiguousarray(stack))
+            self._plans[key] = plan
+        memory = cupy.cuda.alloc(plan.layout.end)
+        found = Found(granules(shape[2]), self.form.guarded)
+        stream = cupy.cuda.get_current_stream().ptr
+        if plan.zeros[1]:
+            cupy.cuda.runtime.memsetAsync(memory.ptr + plan.zeros[0], 0, plan.zeros[1], stream)
+        for first in range(0, shape[0], MAX_GRID_Z):
+            values = (address, memory.ptr, found.address, *plan.numbers, first)
+            for kernel, (x, y, z) in plan.launches:
+                kernel.launch((x, y, min(z - first, MAX_GRID_Z)), (), values, stream)
+        found.record()
+        return Parts(self.form, plan.layout, memory), found
+
+    def _plan(self, source: Stack) -> _Plan | None:
+        """Choose the kernels and lay out what they write; None if the stack must be copied first."""
+        batch, rows, k = source.shape
+        form, empty = self.form, 0 in source.shape
+        copy, recipes = choose(source, form)
+        by_rows = empty or copy.name == "split_rows"
+        if not (empty or recipes):
+            return None
+        at = Layout.of(form, batch, rows, k, by_rows)
+        numbers = (
+            *(source.step, source.strides[1 if by_rows else 2], rows, k),
+            *(at.lo, at.scales, at.maxima, at.weights, at.table_pitch, at.granule_step, at.ld, at.last_ld),
+        )
+        if empty:
+            return _Plan(at, (0, 0), (), numbers)
+        if by_rows:
+            lines = at.table_pitch if form.scaled else rows
+            grid = -(-lines // (8 // warps_of(k))), granules(k), batch
+        else:
+            block_rows, block_k = copy.block
+            grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
+        launches = tuple((loaded(recipe, self.device), grid) for recipe in recipes)
+        return _Plan(at, (at.scales, 0 if by_rows else at.end - at.scales), launches, numbers)
+
+
+@functools.cache
+def splitter(form: Format, device: Device) -> Splitter:
+    """Return the one splitter of a format on a device."""
+    return Splitter(form, device)
+
+
+def as_stack(array: Array) -> Array:
+    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``, or one: a view, where strides allow."""
+    return array if array.ndim < 4 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])

@@ -1,0 +1,106 @@
+"""From a function in Numba's language to machine code for one architecture, without a GPU.
+
+`distmm_kernels.device_code.emit` compiles and nvJitLink links. Link-time optimisation is not optional: without it ptxas
+ignores ``setmaxnreg`` and serialises ``wgmma``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["Binary", "Source", "architecture", "build", "versions"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel before compilation.
+
+    Attributes
+    ----------
+    function
+        In Numba's language.
+    signature
+        A Numba signature that returns nothing: tensor maps first, then arguments of 8 bytes each (`types.uint64`,
+        `types.int64`, arrays).
+    threads
+        Of one block.
+    blocks
+        How many must fit on one multiprocessor at the same time; this bounds the registers of a thread.
+    shared_bytes
+        Dynamic shared memory of one block.
+    """
+
+    function: Callable[..., None]
+    signature: Any
+    threads: int
+    blocks: int = 1
+    shared_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Binary:
+    """A kernel as machine code, with what a launch needs.
+
+    Attributes
+    ----------
+    cubin
+        For one architecture; holds exactly one kernel.
+    log
+        What ptxas says: registers, spills, warnings.
+    """
+
+    cubin: bytes
+    threads: int
+    shared_bytes: int
+    log: str
+
+
+def architecture(compute_capability: tuple[int, int]) -> str:
+    """Return the name of the target; ``sm_90a`` and later ones include instructions of that architecture alone."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def versions() -> str:
+    """Return the versions of all packages and libraries that compile a kernel."""
+    from importlib.metadata import version
+
+    from cuda.bindings import nvjitlink, nvvm
+
+    numba = ", ".join(f"{name} {version(name)}" for name in ("numba-cuda", "numba", "llvmlite"))
+    return f"{numba}, nvvm {nvvm.version()} {nvvm.ir_version()}, nvjitlink {nvjitlink.version()}"
+
+
+def build(source: Source, compute_capability: tuple[int, int]) -> Binary:
+    """Compile and link a kernel (0.3 to 5 seconds)."""
+    from distmm_kernels.device_code import emit
+
+    target = architecture(compute_capability)
+    numba_target = (*compute_capability, "a") if target.endswith("a") else compute_capability
+    code = emit.compile_to_ltoir(source.function, source.signature, numba_target, source.threads, source.blocks)
+    cubin, log = _link(code, source.function.__name__, target)
+    return Binary(cubin, source.threads, source.shared_bytes, log)
+
+
+def _link(code: bytes, name: str, target: str) -> tuple[bytes, str]:
+    from cuda.bindings import nvjitlink
+
+    options = [f"-arch={target}", "-lto", "-O3", "-verbose", "-Xptxas=-v"]
+    handle = nvjitlink.create(len(options), options)
+    try:
+        try:
+            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, code, len(code), name)
+            nvjitlink.complete(handle)
+        except nvjitlink.nvJitLinkError as error:
+            log = bytearray(nvjitlink.get_error_log_size(handle))
+            nvjitlink.get_error_log(handle, log)
+            raise RuntimeError(f"{name} does not link for {target}: {log.decode(errors='replace')}") from error
+        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
+        nvjitlink.get_linked_cubin(handle, cubin)
+        log = bytearray(nvjitlink.get_info_log_size(handle))
+        nvjitlink.get_info_log(handle, log)
+    finally:
+        nvjitlink.destroy(handle)
+    return bytes(cubin), log.decode(errors="replace").strip("\0 \n")

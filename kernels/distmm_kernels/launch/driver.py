@@ -1,0 +1,145 @@
+"""Launch machine code through the CUDA driver, in a few microseconds.
+
+Numba's dispatcher takes 42 us for a launch with nine arguments, most of it spent on their types. Here every argument is
+8 bytes or a tensor map, and a launch is one `struct.pack` and one call of the driver.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import math
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from distmm_kernels.device import Device
+from distmm_kernels.launch.binary import Recipe, binary
+
+__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded"]
+
+
+def check(status: Any, *answer: Any) -> Any:
+    """Return the results of a call of the driver.
+
+    Raises
+    ------
+    RuntimeError
+        If it failed; the message names the error.
+    """
+    if status:  # CUDA_SUCCESS is 0
+        from cuda.bindings import driver
+
+        _, text = driver.cuGetErrorString(status)
+        raise RuntimeError(f"the CUDA driver answers {status.name}: {text.decode() if text else 'unknown error'}")
+    return answer[0] if len(answer) == 1 else answer
+
+
+class LoadedKernel:
+    """A kernel on one device, ready for launches from any thread.
+
+    Attributes
+    ----------
+    registers, local_bytes
+        Of one thread. Local memory is where spilled registers go; our kernels have none.
+    """
+
+    def __init__(self, recipe: Recipe, device: Device) -> None:
+        import cupy
+        from cuda.bindings import driver
+
+        if device.compute_capability is None:
+            raise ValueError(f"{device} is no GPU: {recipe.maker} runs on CUDA devices only")
+        made = binary(recipe, device.compute_capability)
+        self.recipe, self.device = recipe, device
+        self.threads, self.shared_bytes = made.threads, made.shared_bytes
+        library = check(*driver.cuLibraryLoadData(made.cubin, [], [], 0, [], [], 0))
+        (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
+        handle = check(*driver.cuDeviceGet(device.index))
+        attribute = driver.CUfunction_attribute
+        if self.shared_bytes > 48 * 1024:  # more must be requested, for each kernel and device
+            most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(*driver.cuKernelSetAttribute(most, self.shared_bytes, kernel, handle))
+        fact = functools.partial(driver.cuKernelGetAttribute, kernel=kernel, dev=handle)
+        self.registers = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)))
+        self.local_bytes = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)))
+        self._function = check(*driver.cuKernelGetFunction(kernel))
+        self._launch = driver.cuLaunchKernel
+        self._blocks = threading.local()
+        self._current_stream = cupy.cuda.get_current_stream
+
+    def launch(
+        self, grid: tuple[int, int, int], maps: Sequence[int], values: Sequence[int], stream: int | None = None
+    ) -> None:
+        """Enqueue one run. The device must be current, as it is inside ``cupy.cuda.Device``.
+
+        Parameters
+        ----------
+        grid
+            Blocks in x, y and z.
+        maps
+            Addresses of the tensor maps that the signature begins with. The driver copies them now.
+        values
+            The other arguments: integers, addresses, `array_arguments`; all of 8 bytes.
+        stream
+            Address of a CUDA stream; CuPy's current one if None.
+        """
+        try:
+            block = self._blocks.block  # one for each thread; the driver reads it before the launch returns
+        except AttributeError:
+            block = self._blocks.block = ParameterBlock(len(maps), len(values))
+        self.launch_with(grid, block.fill(maps, values), stream)
+
+    def launch_with(self, grid: tuple[int, int, int], parameters: int, stream: int | None = None) -> None:
+        """Enqueue one run as `launch` does, with the parameters at an address that `ParameterBlock.fill` returned."""
+        if stream is None:
+            stream = self._current_stream().ptr
+        (status,) = self._launch(self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, parameters, 0)
+        if status:
+            check(status)
+
+
+class ParameterBlock:
+    """The buffer from which the driver reads a kernel's parameters: values, then pointers to tensor maps and to values.
+
+    One call of `struct` fills it; a ctypes object for each parameter would take 20 us.
+    """
+
+    def __init__(self, maps: int, values: int) -> None:
+        written = values + maps
+        self._buffer = ctypes.create_string_buffer(8 * (written + values))
+        first = ctypes.addressof(self._buffer)
+        self.address = first + 8 * values
+        struct.pack_into(f"{values}q", self._buffer, 8 * written, *range(first, self.address, 8))
+        self._put = struct.Struct(f"{written}q").pack_into
+
+    def fill(self, maps: Sequence[int], values: Sequence[int]) -> int:
+        """Write the parameters of a launch; return the address of the pointers to them."""
+        self._put(self._buffer, 0, *values, *maps)
+        return self.address
+
+
+_lock = threading.Lock()
+_loaded: dict[tuple[Recipe, int], LoadedKernel] = {}
+
+
+def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
+    """Return the kernel on a device. The first call of a process finds it on disk or compiles it."""
+    key = recipe, device.index
+    kernel = _loaded.get(key)
+    if kernel is None:
+        with _lock:
+            kernel = _loaded.get(key)
+            if kernel is None:
+                kernel = _loaded[key] = LoadedKernel(recipe, device)
+    return kernel
+
+
+def array_arguments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
+    """Return an array as a kernel's arguments where its signature has a Numba array of the same dimensions.
+
+    In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes. That is numba-
+    cuda's layout: `distmm_kernels.device_code.emit.check` refuses another one.
+    """
+    return (0, 0, math.prod(shape), itemsize, address, *shape, *strides)

@@ -1,0 +1,120 @@
+"""Launches of the Hopper kernel on matrices that the tensor memory accelerator can load."""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+from distmm_kernels.device import Device
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.driver import ParameterBlock, loaded
+from distmm_kernels.launch.tensor_map import TensorMap, tensor_map
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, ROWS, WARP_ROWS, HopperTile
+
+__all__ = ["HopperGemm", "Scales", "hopper_gemm"]
+
+
+class Scales(NamedTuple):
+    """Factors of the product's rows and columns, in device memory.
+
+    Attributes
+    ----------
+    rows, columns
+        Addresses of float32: of a row each, then of 127 more that are read but not used; of a column each, then of 255.
+    row_step, column_step
+        Bytes from one matrix's to the next one's; 0 where all matrices of the batch have the same.
+
+    Where D is int8 there are no factors: ``rows`` is the address of the first matrix's modulus, and of the number by
+    which it divides (`distmm_kernels.emulation.moduli.epilogue_multiplier`), as words.
+    """
+
+    rows: int
+    row_step: int
+    columns: int
+    column_step: int
+
+
+NO_SCALES = Scales(0, 0, 0, 0)
+
+
+class _Launch(NamedTuple):
+    """All parameters of a launch. Block and maps are kept alive, since the driver reads from their addresses."""
+
+    grid: tuple[int, int, int]
+    parameters: int
+    block: ParameterBlock
+    maps: tuple[TensorMap, ...]
+
+
+class HopperGemm:
+    """One variant of the kernel on one device. `hopper_gemm` returns the one that a process needs.
+
+    Parameters
+    ----------
+    tile
+        What to run.
+    """
+
+    def __init__(self, tile: HopperTile, device: Device) -> None:
+        self.tile = tile
+        self._kernel = loaded(Recipe("distmm_kernels.device_code.hopper.hopper_gemm:hopper_gemm", (tile,)), device)
+        self._multiprocessors = device.multiprocessors
+        self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
+        self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
+        self._d_box = (WARP_ROWS, tile.box_columns)
+        # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the map
+        # of a D at a new address costs more than the rest of a launch.
+        self._kept = functools.lru_cache(maxsize=1024)(self._launch)
+
+    def __call__(
+        self,
+        a: tuple[Stack, ...],
+        b: tuple[Stack, ...],
+        c: Stack | None,
+        d: Stack,
+        scales: Scales = NO_SCALES,
+    ) -> None:
+        """Enqueue ``D = C + scale * A B`` on CuPy's current stream; the device must be current.
+
+        Parameters
+        ----------
+        a, b
+            One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is
+            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. From
+            `Stack.for_tensor_map`. One matrix, or as many as D.
+        c
+            ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
+        d
+            ``(m, n)``. C and D are aligned as A and B are.
+        """
+        kept = self._kept(a, b, c, d, scales)
+        self._kernel.launch_with(kept.grid, kept.parameters)
+
+    def _launch(
+        self,
+        a: tuple[Stack, ...],
+        b: tuple[Stack, ...],
+        c: Stack | None,
+        d: Stack,
+        scales: Scales,
+    ) -> _Launch:
+        tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
+        k = a[0].columns if tile.a_major == "k" else a[0].rows
+        a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
+        b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
+        d_map = tensor_map(d, tile.output, *self._d_box)
+        c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
+        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map
+        high, wide = -(-m // ROWS), -(-n // tile.columns)
+        grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
+        steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
+        values = *scales, m, n, k, matrices, *steps, high, wide
+        block = ParameterBlock(len(maps), len(values))
+        return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
+
+
+@functools.cache
+def hopper_gemm(tile: HopperTile, device: Device) -> HopperGemm:
+    """Return a variant of the kernel on a device."""
+    return HopperGemm(tile, device)

@@ -1,0 +1,1 @@
+"""How matrices lie in GPU memory, and the copies that change it."""

@@ -1,0 +1,91 @@
+"""The reference product, the first element where another one differs, and the triple loop that defines the product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Difference", "first_difference", "multiply", "triple_loop"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first element that is off, in row-major order."""
+
+    index: tuple[int, ...]
+    value: Any
+    expected: Any
+
+    def __str__(self) -> str:
+        where = ", ".join(map(str, self.index))
+        return f"C[{where}] is {self.value}, expected {self.expected} (off by {abs(self.value - self.expected):.3g})"
+
+
+def multiply(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
+    """Product in a type that makes rounding negligible, ``(..., m, k) @ (..., k, n)``.
+
+    Floats are multiplied in float64 and complex numbers in complex128. Integers are exact modulo 2^bits: with the
+    wrap-around of their own result type, as in NumPy. Bools give bools.
+    """
+    dtype = np.result_type(a, b)
+    if dtype.kind in "fc":
+        wide = np.complex128 if dtype.kind == "c" else np.float64
+        return np.asarray(np.matmul(a.astype(wide), b.astype(wide)))
+    # int64 keeps the low bits of every narrower type
+    product = np.matmul(a.astype(np.int64), b.astype(np.int64))
+    return np.asarray(product != 0 if dtype.kind == "b" else product.astype(dtype))
+
+
+def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Multiply ``(m, k)`` by ``(k, n)`` in plain Python, as the textbook defines it: k ascending, starting from 0."""
+    depth, columns = len(b), len(b[0]) if b else 0
+    c = [[0] * columns for _ in a]
+    for i, row in enumerate(a):
+        for j in range(columns):
+            total = 0
+            for k in range(depth):
+                total += row[k] * b[k][j]
+            c[i][j] = total
+    return c
+
+
+def first_difference(
+    c: NDArray[Any], expected: NDArray[Any], rtol: float = 0.0, atol: float | NDArray[Any] = 0.0
+) -> Difference | None:
+    """Find the first element with ``|c - expected| > atol + rtol * |expected|``, in row-major order.
+
+    Parameters
+    ----------
+    c, expected
+        Arrays of one shape. NaN equals NaN, and an infinity only the same infinity.
+    atol
+        A number, or an array of the same shape: a bound for each element
+        (`distmm_kernels.reference.matrices.error_bound`).
+
+    Returns
+    -------
+    Difference or None
+        None when every element is within the tolerance.
+
+    Raises
+    ------
+    ValueError
+        If the shapes differ.
+    """
+    if c.shape != expected.shape:
+        raise ValueError(f"C has shape {c.shape}, the reference {expected.shape}: they must be the same")
+    same = (c == expected) | ((c != c) & (expected != expected))
+    if c.dtype.kind in "fc" or expected.dtype.kind in "fc":
+        wide = np.complex128 if "c" in c.dtype.kind + expected.dtype.kind else np.float64
+        with np.errstate(invalid="ignore", over="ignore"):
+            distance = np.abs(c.astype(wide) - expected.astype(wide))
+            same |= distance <= atol + rtol * np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64)
+    wrong = np.flatnonzero(~same)
+    if wrong.size == 0:
+        return None
+    index = tuple(int(i) for i in np.unravel_index(wrong[0], c.shape))
+    return Difference(index, c[index].item(), expected[index].item())

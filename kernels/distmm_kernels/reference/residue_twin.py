@@ -1,0 +1,153 @@
+"""float64 products by residues bit by bit in NumPy: what the kernel ``residues`` computes, without the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm_kernels.emulation.formats import GRANULE, SHARE, Guard
+from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET, PRODUCT, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, SHORTEST, STRETCH, smallest
+from distmm_kernels.reference.accuracy import Errors
+
+__all__ = ["errors", "exact_product", "fma_chain", "product", "reconstruct", "scaled", "split", "squares"]
+
+Float64 = NDArray[np.float64]
+
+
+def squares(x: Float64) -> Float64:
+    """Sum the squares of rows ``(rows, k)`` of one granule, in the order of the device.
+
+    Fours of neighbours from left to right, the 32 fours of a stretch by halves, stretches from left to right.
+    """
+    rows, k = x.shape
+    stretches = max(1, -(-k // STRETCH))
+    padded = np.zeros((rows, stretches * STRETCH))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        padded[:, :k] = x * x
+        fours = padded.reshape(rows, stretches, STRETCH // 4, 4)
+        sums = ((fours[..., 0] + fours[..., 1]) + fours[..., 2]) + fours[..., 3]
+        while sums.shape[-1] > 1:
+            sums = sums[..., ::2] + sums[..., 1::2]
+        total = np.zeros(rows)
+        for stretch in range(stretches):
+            total = total + sums[:, stretch, 0]
+    return total
+
+
+def scaled(x: Float64) -> tuple[NDArray[np.int64], Float64, Guard]:
+    """Scale rows ``(rows, k)`` of one granule to integers: ``x = integers * factor``, nearly.
+
+    Returns
+    -------
+    integers, factor
+        ``(rows, k)``, and a power of two ``(rows,)``. No numbers to compute with where the guard is raised.
+    """
+    sums, guard = squares(x), Guard(0)
+    if not (sums <= LARGEST_SQUARES).all():
+        guard |= Guard.OVERFLOW
+    if ((sums > 0) & (sums < LEAST_SQUARES)).any():
+        guard |= Guard.UNDERFLOW
+    held = (sums >= LEAST_SQUARES) & (sums <= LARGEST_SQUARES)
+    exponent = np.where(held, np.frexp(LIMIT / np.where(held, sums, 1.0))[1].astype(np.int64) - 1 >> 1, 0)
+    with np.errstate(under="ignore"):
+        integers = np.rint(np.where(held[:, None], x, 0) * np.ldexp(1.0, exponent)[:, None]).astype(np.int64)
+    small = (x != 0) & (np.abs(integers) < 2 ** smallest(x.shape[1]))
+    if (SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any():
+        guard |= Guard.RANGE
+    return integers, np.ldexp(1.0, -exponent), guard
+
+
+def split(x: Float64) -> tuple[NDArray[np.int8], Float64, Guard]:
+    """Return the residues ``(moduli, rows, k)`` of rows of one granule, their factors and the guard."""
+    integers, factor, guard = scaled(x)
+    residues = [((integers % p + OFFSET) % p - OFFSET).astype(np.int8) for p in MODULI]
+    return np.stack(residues), factor, guard
+
+
+def reconstruct(residues: NDArray[Any]) -> Float64:
+    """Return the integers between -P/2 and P/2 that have these residues ``(moduli, ...)``, rounded to float64."""
+    wide = residues.astype(np.int64)
+    # sums of integers below 2^53 in their unit: exact, as on the device
+    high, middle, low = (
+        sum(digits(weight)[i] * wide[j] for j, weight in enumerate(WEIGHTS)).astype(np.float64) for i in range(3)
+    )
+    quotient = np.rint(np.ldexp(high, UNITS[0]) * (1 / PRODUCT)).astype(np.int64)
+    rest = [
+        part.astype(np.int64) - digit * quotient
+        for part, digit in zip((high, middle, low), digits(PRODUCT), strict=True)
+    ]
+    high, middle, low = (np.ldexp(part.astype(np.float64), unit) for part, unit in zip(rest, UNITS, strict=True))
+    return np.asarray(high + (middle + low))
+
+
+def product(a: Float64, b: Float64, c: Float64 | None = None) -> tuple[Float64, Guard]:
+    """Return ``c + a @ b`` as the kernel computes it where no guard is raised, and the guards.
+
+    A last granule of fewer than ``SHORTEST`` steps is a chain of multiply-adds.
+    """
+    d, found = c, Guard(0)
+    for first in range(0, a.shape[1], GRANULE):
+        left, right = a[:, first : first + GRANULE], b[first : first + GRANULE]
+        if left.shape[1] < SHORTEST:
+            d = fma_chain(left, right, d)
+            continue
+        (x, rows, one), (y, columns, other) = split(left), split(np.ascontiguousarray(right.T))
+        found |= one | other
+        # float64 holds the sums of int8 products exactly, and adds them by BLAS
+        sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(1, 2)).astype(np.int64)
+        moduli = np.array(MODULI)[:, None, None]
+        added = reconstruct((sums + OFFSET) % moduli - OFFSET) * (rows[:, None] * columns)
+        d = added if d is None else d + added
+    return np.zeros((a.shape[0], b.shape[1])) if d is None else d, found
+
+
+def fma_chain(a: Float64, b: Float64, c: Float64 | None = None) -> Float64:
+    """Return ``c + a @ b`` by one fused multiply-add after another, as ``"ieee"`` does; nearly always the same bits."""
+    d = np.zeros((a.shape[0], b.shape[1])) if c is None else c
+    for k in range(a.shape[1]):
+        product, rest = _two_product(a[:, k, None], b[k])
+        total, lost = _two_sum(d, product)
+        d = total + (lost + rest)
+    return d
+
+
+def exact_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
+    """Return ``a @ b`` as a float64 and what it lacks, to some 100 bits: a reference for float64 on any machine."""
+    high, low = np.zeros((2, a.shape[0], b.shape[1]))
+    for k in range(a.shape[1]):
+        product, rest = _two_product(a[:, k, None], b[k])
+        total, lost = _two_sum(high, product)
+        high, low = _two_sum(total, low + (lost + rest))
+    return high, low
+
+
+def errors(c: Float64, a: Float64, b: Float64) -> Errors:
+    """Measure a product of finite float64 matrices against `exact_product`."""
+    high, low = exact_product(a, b)
+    error = (c - high) - low
+    magnitude = np.maximum(np.abs(a) @ np.abs(b), np.finfo(np.float64).tiny)
+    norms = np.linalg.norm(error), np.linalg.norm(high)
+    return Errors(float(norms[0] / norms[1]), float((np.abs(error) / magnitude).max()))
+
+
+def _two_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return the rounded sum and its error (Knuth)."""
+    total = x + y
+    other = total - x
+    return total, (x - (total - other)) + (y - other)
+
+
+def _two_product(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return the rounded product and its error (Dekker)."""
+    (x1, x0), (y1, y0) = _halves(x), _halves(y)
+    product = x * y
+    return product, x0 * y0 - (((product - x1 * y1) - x0 * y1) - x1 * y0)
+
+
+def _halves(x: Float64) -> tuple[Float64, Float64]:
+    far = x * (2.0**27 + 1)
+    high = far - (far - x)
+    return high, x - high

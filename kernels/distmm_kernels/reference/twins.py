@@ -1,0 +1,179 @@
+"""Tensor-core arithmetic, bit by bit, in NumPy: it tells a kernel's accuracy without the device that it runs on.
+
+The arithmetic is that of MMA-Sim (arXiv 2511.10909), which its authors checked against the hardware: in one instruction
+all products and the accumulator are aligned to the largest exponent, cut off 25 bits below it, added exactly, and the
+sum is cut off to float32. All of this rounds towards zero. So the error of a long chain grows with its length, not with
+the root of it, and a kernel with float32's accuracy must take the sum out of the tensor core every few instructions
+(promotion).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm_kernels.emulation.formats import (
+    GRANULE,
+    LARGEST_EXPONENT,
+    SHARE,
+    SMALL_EXPONENT,
+    TF32_LARGEST_EXPONENT,
+    TF32_SMALLEST_EXPONENT,
+    TOP,
+    Guard,
+)
+
+__all__ = ["fma_chain", "fp16x3", "round_tf32", "split_fp16", "split_tf32", "tf32x1", "tf32x3", "wgmma"]
+
+Float32 = NDArray[np.float32]
+
+KEPT = 25  # bits below the largest exponent that the tensor core adds
+STEPS = {"float16": 16, "float32": 8}  # k of one instruction; float32 stands for TF32
+
+
+def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Float32, Guard]:
+    """Split rows ``(rows, k)`` of one granule: ``x = (hi + lo) * scale``, nearly.
+
+    Returns
+    -------
+    hi, lo
+        ``(rows, k)``; both zero-filled where the guard says that the format cannot hold a row.
+    scale
+        ``(rows,)``, powers of two.
+    """
+    top = np.max(np.abs(x), axis=1, initial=0.0)
+    finite = np.isfinite(x).all(axis=1)
+    raw = np.where(finite, _exponent(np.where(finite, top, 1.0)), 128)
+    exponent = np.where(top == 0, 0, np.clip(raw, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+    guard = Guard(0)
+    if not finite.all() or (raw > LARGEST_EXPONENT).any():
+        guard |= Guard.OVERFLOW
+    if (top[finite] > 0).any() and (raw[finite & (top > 0)] < -LARGEST_EXPONENT).any():
+        guard |= Guard.UNDERFLOW
+    small = (x != 0) & (np.abs(x) < np.ldexp(1.0, exponent - TOP + SMALL_EXPONENT)[:, None])
+    if _too_many(small, x):
+        guard |= Guard.RANGE
+    with np.errstate(over="ignore", invalid="ignore"):
+        scaled = x * np.ldexp(np.float32(1), TOP - exponent)[:, None]
+        hi = scaled.astype(np.float16)
+        lo = (scaled - hi.astype(np.float32)).astype(np.float16)
+    return hi, lo, np.ldexp(np.float32(1), exponent - TOP), guard
+
+
+def split_tf32(x: Float32) -> tuple[Float32, Float32, Guard]:
+    """Split ``(rows, k)`` of one granule into two TF32 numbers: ``x = hi + lo``, nearly."""
+    guard = Guard(0)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if not (np.abs(x) < np.ldexp(1.0, TF32_LARGEST_EXPONENT)).all():
+            guard |= Guard.OVERFLOW
+        tiny = (x != 0) & (np.abs(x) < np.ldexp(1.0, TF32_SMALLEST_EXPONENT))
+        if _too_many(tiny, x):
+            guard |= Guard.UNDERFLOW
+        hi = round_tf32(x)
+        return hi, round_tf32(x - hi), guard
+
+
+def round_tf32(x: Float32) -> Float32:
+    """Round to 10 bits behind the first, halves away from zero, as ``cvt.rna.tf32.f32`` does; NaN and infinity stay."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
+    return np.where(np.isfinite(x), rounded, x).astype(np.float32)
+
+
+def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any]) -> Float32:
+    """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
+
+    The operands are float16, or float32 of which TF32's bits are read (the lower 13 are ignored). The exponent of a
+    product is the sum of its factors' exponents, before normalisation.
+    """
+    a, b = _as_read(a), _as_read(b)
+    products = a[:, :, None] * b[None, :, :]  # exact in float64
+    exponents = _exponent(a)[:, :, None] + _exponent(b)[None, :, :]
+    exponents = np.where(products == 0, -(10**6), exponents)
+    top = np.maximum(exponents.max(axis=1), np.where(acc == 0, -(10**6), _exponent(acc)))
+    unit = np.where(top == -(10**6), 0, top) - KEPT
+    terms = np.trunc(np.ldexp(products, -unit[:, None, :])).sum(axis=1) + np.trunc(
+        np.ldexp(acc.astype(np.float64), -unit)
+    )
+    return _towards_zero(np.ldexp(terms, unit))
+
+
+def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 64) -> Float32:
+    """Return ``c + a @ b`` as the kernel ``fp16x3`` computes it: one granule of k after the other.
+
+    Parameters
+    ----------
+    promotion
+        Steps of k after which the tensor core's sum is added to a float32 total; None: never.
+    """
+    d = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
+    for first in range(0, a.shape[1], GRANULE):
+        a_hi, a_lo, rows, _ = split_fp16(a[:, first : first + GRANULE])
+        b_hi, b_lo, columns, _ = split_fp16(b[first : first + GRANULE].T)
+        total = _promoted(np.zeros_like(d), (a_lo, b_hi.T), (a_hi, b_lo.T), (a_hi, b_hi.T), promotion=promotion)
+        scaled = (total * rows[:, None]) * columns  # exact, unless the result is subnormal
+        d = scaled if c is None and first == 0 else d + scaled
+    return d
+
+
+def tf32x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 32) -> Float32:
+    """Return ``c + a @ b`` as the kernel ``tf32x3`` computes it; the parameters are those of `fp16x3`."""
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
+    (a_hi, a_lo, _), (b_hi, b_lo, _) = split_tf32(a), split_tf32(b)
+    return _promoted(total, (a_lo, b_hi), (a_hi, b_lo), (a_hi, b_hi), promotion=promotion)
+
+
+def tf32x1(a: Float32, b: Float32, promotion: int | None = None) -> Float32:
+    """Return ``a @ b`` of operands rounded to TF32."""
+    return _promoted(
+        np.zeros((a.shape[0], b.shape[1]), np.float32), (round_tf32(a), round_tf32(b)), promotion=promotion
+    )
+
+
+def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:
+    """Return ``c + a @ b`` by one fused multiply-add after another, as ``"ieee"`` does.
+
+    The sum is rounded to float64 on its way to float32, which differs from a fused step in one case in 2^29.
+    """
+    d = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
+    for k in range(a.shape[1]):
+        d = (a[:, k, None].astype(np.float64) * b[k].astype(np.float64) + d).astype(np.float32)
+    return d
+
+
+def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promotion: int | None) -> Float32:
+    """Add the products of pairs; the smallest first within each stretch of k that one accumulator takes."""
+    k = pairs[0][0].shape[1]
+    stretch, step = promotion or max(k, 1), STEPS[pairs[0][0].dtype.name]
+    for start in range(0, k, stretch):
+        acc = np.zeros_like(total)
+        for left, right in pairs:
+            for first in range(start, min(start + stretch, k), step):
+                last = min(first + step, start + stretch)
+                acc = wgmma(acc, left[:, first:last], right[first:last])
+        total = total + acc
+    return total
+
+
+def _too_many(small: NDArray[np.bool_], x: Float32) -> bool:
+    """Whether any row has more than its share of small numbers among those that are not zero."""
+    return bool((SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any())
+
+
+def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:
+    if x.dtype == np.float32:
+        x = (np.ascontiguousarray(x).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
+    return x.astype(np.float64)
+
+
+def _exponent(x: NDArray[Any]) -> NDArray[np.intp]:
+    """Return floor(log2 |x|), exact; of zero, an arbitrary number."""
+    return np.asarray(np.frexp(x)[1].astype(np.intp) - 1)
+
+
+def _towards_zero(x: NDArray[np.float64]) -> Float32:
+    nearest = x.astype(np.float32)
+    over = np.abs(nearest.astype(np.float64)) > np.abs(x)
+    return np.where(over, np.nextafter(nearest, np.float32(0)), nearest).astype(np.float32)

@@ -1,0 +1,245 @@
+"""Tiles of the Hopper kernel: which are legal, their layout in shared memory, and which lane handles what. Pure.
+
+One thread block of three warpgroups owns a tile of C at a time. The first warpgroup's first thread loads: *stages* of A
+and B, each 128 bytes of k deep, arrive in shared memory by TMA. The other two warpgroups multiply them, 64 rows each.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from numpy import uint32
+
+__all__ = [
+    "C_BOX_BYTES",
+    "C_BOX_COLUMNS",
+    "GROUP",
+    "MOST_C_STAGES",
+    "ROWS",
+    "HopperTile",
+    "Operand",
+    "Output",
+    "best_columns",
+    "box_place",
+    "place",
+]
+
+Operand: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
+Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
+
+ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
+SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the width of the widest swizzle
+WARP_ROWS = 16  # of C in the registers of one warp
+CONSUMERS = 8  # warps
+THREADS = 384
+SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
+BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
+MOST_STAGES = 8
+
+C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
+C_BOX_BYTES = ROWS * SPAN
+MOST_C_STAGES = 3  # that a tile of C comes in
+
+# Blocks that run at the same time share rows of A and columns of B in the second-level cache: tiles are numbered down
+# this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
+GROUP = 16
+
+_BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "float32": 32, "int32": 32}
+
+
+@dataclass(frozen=True)
+class HopperTile:
+    """One variant of the Hopper kernel.
+
+    Attributes
+    ----------
+    operand
+        What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
+    output
+        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is the
+        residue of int32 sums modulo a number of each matrix.
+    columns
+        Of a tile.
+    a_major, b_major
+        Axis that is contiguous in memory; ``m`` and ``n`` for 16-bit operands only.
+    products
+        1, or 3: A and B each come as a high and a low part, and D is ``A_low B_high + A_high B_low + A_high B_high``.
+        Their sum is added to float32 totals after each stage: the tensor cores' own sum is truncated, not rounded.
+    adds
+        Whether there is a C of the accumulator's type. The sum of products starts from it.
+    scaled
+        Whether rows and columns of the product are multiplied by given powers of two; C is added after that.
+    buffers
+        The most boxes of 2 KiB that a warp has for rows of D, which the TMA stores from there.
+
+    Raises
+    ------
+    ValueError
+        If the hardware cannot do it, or shared memory does not hold two stages.
+    """
+
+    operand: Operand
+    output: Output
+    columns: int = 256
+    a_major: Literal["k", "m"] = "k"
+    b_major: Literal["k", "n"] = "n"
+    products: Literal[1, 3] = 1
+    adds: bool = False
+    scaled: bool = False
+    buffers: int = 2
+
+    def __post_init__(self) -> None:
+        widest = 192 if self.products == 3 else 256  # two sets of accumulators do not fit in registers beyond 192
+        if self.columns % 64 or not 64 <= self.columns <= widest:
+            raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
+        if (self.operand == "int8") != (self.output in ("int32", "int8")):
+            raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, or reduced; all others float")
+        if self.output == "int8" and (self.adds or self.columns % self.box_columns):
+            raise ValueError(f"{self}: residues are added to no C, and stored in boxes of {self.box_columns} columns")
+        if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
+            raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
+        if self.stages < 2:
+            raise ValueError(f"{self.stages} stage fits in shared memory, two are needed: use fewer columns or buffers")
+
+    @property
+    def accumulator(self) -> Output:
+        """Type of C, and of the sums."""
+        return "int32" if self.operand == "int8" else "float32"
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an operand's element."""
+        return _BITS[self.operand] // 8
+
+    @property
+    def depth(self) -> int:
+        """Steps of k in a stage: also the granule at which a cut of k leaves the bits of a product as they are."""
+        return SPAN // self.itemsize
+
+    @property
+    def instruction_depth(self) -> int:
+        """Steps of k in one wgmma: always 32 bytes."""
+        return 32 // self.itemsize
+
+    @property
+    def a_bytes(self) -> int:
+        """Bytes of one part of A in a stage."""
+        return ROWS * SPAN
+
+    @property
+    def b_bytes(self) -> int:
+        """Bytes of one part of B in a stage."""
+        return self.columns * SPAN
+
+    @property
+    def parts(self) -> int:
+        """1, or 2 where operands come as a high and a low part."""
+        return 2 if self.products == 3 else 1
+
+    @property
+    def stage_bytes(self) -> int:
+        """Bytes of shared memory that one stage takes."""
+        return self.parts * (self.a_bytes + self.b_bytes)
+
+    @property
+    def c_boxes(self) -> int:
+        """Boxes of C in a tile."""
+        return self.columns // C_BOX_COLUMNS
+
+    @property
+    def c_stage_boxes(self) -> int:
+        """Boxes of C that come in one stage; the last one may have fewer."""
+        return min(self.c_boxes, self.stage_bytes // C_BOX_BYTES)
+
+    @property
+    def staging_bytes(self) -> int:
+        """Bytes of shared memory from which the TMA stores rows of D."""
+        return CONSUMERS * self.slots * WARP_ROWS * SPAN
+
+    @property
+    def slots(self) -> int:
+        """Boxes of a warp, used in turn: as many as divide the boxes of a tile."""
+        boxes = self.columns // self.box_columns
+        return max(slots for slots in range(1, self.buffers + 1) if boxes % slots == 0)
+
+    @property
+    def stages(self) -> int:
+        """Stages that fit: one is multiplied while the others are loaded."""
+        return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory of a block."""
+        return self.stages * self.stage_bytes + self.staging_bytes + BARRIERS
+
+    @property
+    def box_columns(self) -> int:
+        """Columns of D in one box of 128 bytes a row."""
+        return SPAN * 8 // _BITS[self.output]
+
+    @property
+    def registers(self) -> tuple[int, int]:
+        """Registers of a loading and of a multiplying thread. All together have 3 x 168 at the launch."""
+        return (24, 240) if self.products == 3 else (40, 232)
+
+
+def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
+    """Return row and column of a tile, in tiles, in a C of ``high`` by ``wide`` tiles.
+
+    Numbers run down ``group`` rows, then along the columns, then to the next group; the last group may be lower.
+    All integers are unsigned, of 32 bits: the kernel calls this function too.
+    """
+    above = uint32(tile // uint32(group * wide) * group)
+    height = uint32(min(group, high - above))
+    inside = uint32(tile - above * wide)
+    column = uint32(inside // height)
+    return uint32(above + inside - column * height), column
+
+
+def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
+    """Return the function that says where the lanes of a warp write the first 8 or 16 columns of a box of D.
+
+    From a lane (unsigned, 32 bits) to bytes from the box's start, and bytes within a row of 128 that are still to be
+    combined with the columns' place by exclusive or: unit ``u`` of 16 bytes in row ``r`` lies at unit ``u ^ (r % 8)``.
+    """
+    return {32: _words_place, 16: _halves_place, 8: _bytes_place}[_BITS[output]]
+
+
+def _words_place(lane):  # type: ignore[no-untyped-def]
+    """8 rows of 8 words: each lane writes two words of one row, half a unit."""
+    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+    return row * uint32(SPAN) + pair % uint32(2) * uint32(8), (pair // uint32(2) ^ row) * uint32(16)
+
+
+def _halves_place(lane):  # type: ignore[no-untyped-def]
+    """Four matrices of 8 rows of one unit: upper, lower rows of 8 columns, then of the next 8; a lane names a row."""
+    matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
+    return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
+
+
+def _bytes_place(lane):  # type: ignore[no-untyped-def]
+    """8 rows of 8 bytes, half a unit: each lane writes two bytes of one row."""
+    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+    return row * uint32(SPAN) + pair * uint32(2), row * uint32(16)
+
+
+# Rates of tiles by columns, where all multiprocessors are busy, for one product and for three (H200, n = 8192 and 4096)
+RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 64: 0.6}}
+
+
+@functools.lru_cache(maxsize=1024)
+def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int) -> int:
+    """Return how wide tiles should be for products ``(batch, m, n)``.
+
+    A wide tile loads less for each multiplication. Narrow ones balance a small product, or the last round, better.
+    """
+
+    def cost(columns: int) -> float:
+        tiles = -(-m // ROWS) * batch * -(-n // columns)
+        return -(-tiles // multiprocessors) * columns / rates[columns]
+
+    rates = RATES[products]
+    return min(rates, key=cost)

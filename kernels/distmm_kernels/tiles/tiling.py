@@ -1,0 +1,219 @@
+"""What each thread of the register-tiled kernel owns: index arithmetic only, no device and no Numba.
+
+A thread block owns a tile of C, a warp a part of it, a thread ``thread_rows x thread_columns`` elements. Along k the
+block loads ``depth`` steps of A and B at a time, both with k first. Every offset that follows from this is a
+constant of the compiled kernel, and is computed here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+__all__ = ["TILINGS", "VECTOR_BYTES", "WARP", "Tiling", "lane_place", "tiling_for"]
+
+# Threads of a warp along the rows and along the columns of its part of C.
+WARP = (4, 8)
+
+VECTOR_BYTES = 16  # the widest load of a thread, and the alignment that the tensor memory accelerator demands
+
+Offsets: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def lane_place(lane):  # type: ignore[no-untyped-def]  # Python's int or Numba's
+    """Row and column of a lane among the ``WARP`` of its warp.
+
+    The hardware serves a load of 16 bytes for half a warp at a time. It takes one pass if lanes that differ in one of
+    their two lowest bits load the same address, and two if not. So one of these bits counts rows and one columns: then
+    both A and B take the two passes that 16 vectors need at least.
+    """
+    return lane >> 4 << 1 | lane >> 1 & 1, (lane >> 2 & 3) << 1 | lane & 1
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Sizes of one register-tiled kernel, in elements.
+
+    Attributes
+    ----------
+    rows, columns
+        Of the tile of C that a thread block owns.
+    depth
+        Steps along k that are loaded at once, as one stage.
+    stages
+        Buffers for tiles of A and B in shared memory: one is multiplied while the others are loaded.
+    thread_rows, thread_columns
+        Elements of C that a thread holds in registers.
+    vector
+        Elements of one vector in shared memory, which every size above but ``depth`` is a multiple of.
+    blocks
+        Thread blocks that a multiprocessor must hold at once, which limits the registers of each thread.
+
+    Raises
+    ------
+    ValueError
+        If the sizes are not consistent.
+    """
+
+    warp: ClassVar[tuple[int, int]] = WARP
+    step: ClassVar[int] = 1  # steps of k whose operands a thread loads at once
+    place: ClassVar[Any] = staticmethod(lane_place)
+    spread: ClassVar[bool] = False  # whether lanes side by side read steps of k side by side
+
+    rows: int
+    columns: int
+    depth: int
+    stages: int
+    thread_rows: int
+    thread_columns: int
+    vector: int
+    blocks: int = 2
+
+    def __post_init__(self) -> None:
+        for name, whole, part in (
+            ("rows", self.rows, self.warp[0] * self.thread_rows),
+            ("columns", self.columns, self.warp[1] * self.thread_columns),
+            ("depth", self.depth, 2 * self.step),  # the two places for a step's operands in registers change turns
+            ("thread_rows", self.thread_rows, self.runs[0]),
+            ("thread_columns", self.thread_columns, self.runs[1]),
+        ):
+            if whole <= 0 or part <= 0 or whole % part:
+                raise ValueError(f"{self}: {name} is {whole}, which must be a positive multiple of {part}")
+        if self.stages < 2:
+            raise ValueError(f"{self} has {self.stages} stages: one is multiplied while others fill, so give 2 or more")
+        if self.threads > 1024:
+            raise ValueError(f"{self} has {self.threads} threads a block, CUDA allows 1024: use larger thread tiles")
+        for operand in (0, 1):
+            self.copies(operand)
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return self.rows // self.thread_rows * (self.columns // self.thread_columns)
+
+    @property
+    def along_k(self) -> tuple[bool, bool]:
+        """Whether A, and whether B, come with k as their fast axis."""
+        return False, False
+
+    @property
+    def runs(self) -> tuple[int, int]:
+        """Neighbours in a column and in a row of C that a thread owns."""
+        return self.vector, self.vector
+
+    @property
+    def operands(self) -> int:
+        """Elements of A and B that a thread holds for one step."""
+        return self.thread_rows + self.thread_columns
+
+    @property
+    def warp_rows(self) -> int:
+        """Warps of a block along the rows of its tile."""
+        return self.rows // (self.warp[0] * self.thread_rows)
+
+    @property
+    def shared_elements(self) -> int:
+        """Elements of all stages in shared memory."""
+        return self.stages * (self.stage_elements(0) + self.stage_elements(1))
+
+    @property
+    def shared_bytes(self) -> int:
+        """The same in bytes."""
+        return self.shared_elements * VECTOR_BYTES // self.vector
+
+    def row_of(self, element: int) -> int:
+        """Row of a thread's element ``0 ... thread_rows - 1``, from its first: vectors of the lanes alternate."""
+        run = self.runs[0]
+        return element // run * self.warp[0] * run + element % run
+
+    def column_of(self, element: int) -> int:
+        """Column of a thread's element ``0 ... thread_columns - 1``, from the thread's first."""
+        run = self.runs[1]
+        return element // run * self.warp[1] * run + element % run
+
+    def outputs(self, width: int) -> Offsets:
+        """``(row, column)`` of each vector of C of a thread, from the thread's first element, row by row."""
+        return tuple(
+            (self.row_of(i), self.column_of(j))
+            for i in range(self.thread_rows)
+            for j in range(0, self.thread_columns, width)
+        )
+
+    def step_registers(self, k: int) -> tuple[int, int]:
+        """First register of A's and of B's operands of step ``k``; there is room for two steps, used in turn."""
+        first = k % 2 * (self.thread_rows + self.thread_columns)
+        return first, first + self.thread_rows
+
+    def step_vectors(self, k: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+        """Register and place in the tile of each vector of step ``k`` that a thread loads, of A and of B."""
+        a, b = self.step_registers(k)
+        return (
+            [(a + i, k * self.rows + self.row_of(i)) for i in range(0, self.thread_rows, self.vector)],
+            [(b + j, k * self.columns + self.column_of(j)) for j in range(0, self.thread_columns, self.vector)],
+        )
+
+    def tile(self, operand: int) -> tuple[int, int]:
+        """Rows and columns of a tile of A (0) or B (1) in shared memory."""
+        width = (self.rows, self.columns)[operand]
+        return (width, self.depth) if self.along_k[operand] else (self.depth, width)
+
+    def pitch(self, operand: int) -> int:
+        """Elements from a row of the tile in shared memory to the next."""
+        return self.tile(operand)[1]
+
+    def steps(self, operand: int) -> tuple[int, int]:
+        """Elements of a tile from one row of A, or column of B, to the next, and from one step of k to the next."""
+        return (self.pitch(operand), 1) if self.along_k[operand] else (1, self.pitch(operand))
+
+    def stage_elements(self, operand: int) -> int:
+        """Elements of one stage of A (0) or B (1) in shared memory."""
+        return self.tile(operand)[0] * self.pitch(operand)
+
+    def lanes(self, operand: int) -> int:
+        """Threads side by side on one row of a tile, each with a vector."""
+        return self.tile(operand)[1] // self.vector
+
+    def copies(self, operand: int) -> tuple[int, ...]:
+        """List the rows of a tile that a thread copies a vector of each, from its first, ``thread // lanes``.
+
+        The vector begins at ``thread % lanes * vector`` of the row.
+        """
+        shape, lanes = self.tile(operand), self.lanes(operand)
+        if self.threads % lanes or shape[0] % (self.threads // lanes):
+            raise ValueError(
+                f"{self}: the vectors of a tile of {shape} cannot be divided evenly among {self.threads} threads"
+            )
+        return tuple(range(0, shape[0], self.threads // lanes))
+
+
+TilingT = TypeVar("TilingT", bound=Tiling)
+
+# For each type the tiling for large products, then the one for small ones.
+#
+# Large: 128 registers of a thread hold its part of C, in every type but int64, whose products take registers of their
+# own. A step is then 128 multiply-adds of reals for 6 vector loads from shared memory.
+# Small: more blocks of C, so that more multiprocessors have one.
+_FOUR_BYTES = (Tiling(128, 128, 16, 3, 8, 16, 4), Tiling(64, 64, 16, 3, 4, 8, 4, blocks=4))
+
+TILINGS = {
+    "float32": _FOUR_BYTES,
+    "int32": _FOUR_BYTES,
+    "float64": (Tiling(64, 128, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
+    "int64": (Tiling(64, 64, 8, 3, 4, 4, 2), Tiling(32, 32, 8, 3, 4, 2, 2, blocks=4)),
+    "complex64": (Tiling(128, 64, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
+    "complex128": (Tiling(64, 64, 8, 2, 4, 8, 1), Tiling(32, 32, 8, 3, 4, 2, 1, blocks=4)),
+}
+
+# Time of a small tiling for as much work as a large one does, where both keep all multiprocessors busy.
+SMALL_COST = 1.25
+
+
+def tiling_for(tilings: tuple[TilingT, TilingT], m: int, n: int, batch: int, multiprocessors: int) -> TilingT:
+    """Choose the large or the small tiling for a product by the time of the multiprocessor that has most to do."""
+
+    def time(tiling: TilingT) -> float:
+        tiles = batch * -(-m // tiling.rows) * -(-n // tiling.columns)
+        cost = 1.0 if tiling is tilings[0] else SMALL_COST
+        return cost * -(-tiles // multiprocessors) * tiling.rows * tiling.columns
+
+    return min(tilings, key=time)

@@ -1,0 +1,151 @@
+"""The loop over waves: when the next one is sent, who is told what has ended, and what is left when it ends early."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import CancelledError
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, Future
+
+from distmm.api.waves import Waves
+from distmm.transfer import counted_writes
+from tests.until import until
+
+
+class Task:
+    """A future whose end the test decides."""
+
+    def __init__(self, key: Any) -> None:
+        self.key = key
+        self.callbacks: list[Callable[[Any], None]] = []
+
+    def add_done_callback(self, call: Callable[[Any], None]) -> None:
+        self.callbacks.append(call)
+
+    def end(self) -> None:
+        for call in self.callbacks:
+            call(self)
+
+
+def tasks(wave: str, count: int = 4) -> list[Any]:
+    return [Task((wave, i)) for i in range(count)]
+
+
+def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_written() -> None:
+    unused: Any = None
+    waves = Waves(unused, lambda future: None)
+    assert waves.may_send()
+    first = tasks("first")
+    for wave, futures in (("first", first), ("second", tasks("second"))):
+        waves.send(futures, 1)
+        for i in (0, 0, 1):  # the first one twice: its worker was lost
+            waves.note_made((wave, i))
+        assert not waves.may_send()
+        waves.note_made((wave, 2))  # one is to come
+        assert waves.may_send() == (wave == "first")
+    for task in first:
+        task.end()
+    while len(waves.sent) > 1:
+        waves._take_next()
+    assert waves.may_send()
+
+
+def test_a_block_that_is_made_before_its_future_is_known_counts() -> None:
+    unused: Any = None
+    waves = Waves(unused, lambda future: None)
+    for i in range(3):
+        waves.note_made(("quick", i))
+    waves.send(tasks("quick"), 1)
+    assert waves.may_send()
+
+
+@pytest.mark.parametrize(("tail", "most"), [(0, 1), (np.inf, 2)])
+def test_no_more_waves_are_in_flight_than_their_tails_say(tail: float, most: int) -> None:
+    sent: list[list[Task]] = []
+    taken: list[Any] = []
+    flying: list[int] = []
+
+    def send(number: int) -> tuple[list[Any], float]:
+        sent.append(tasks(str(number), 3))
+        return list(sent[-1]), tail
+
+    def beat() -> None:
+        flying.append(len(waves.sent))
+        if waves.sent and (len(sent) == 4 or not waves.may_send()):
+            sent[-len(waves.sent)].pop().end()
+
+    waves = Waves(SimpleNamespace(status="running"), lambda future: taken.append(future.key), beat=beat)  # type: ignore[arg-type]
+    waves.run(partial(send, number) for number in range(4))
+    assert max(flying) == most
+    assert sorted(taken) == sorted((str(number), i) for number in range(4) for i in range(3))
+
+
+def test_a_task_may_be_sent_again_and_is_waited_for(client: Client) -> None:
+    taken: list[int] = []
+
+    def take(future: Future) -> None:
+        taken.append(future.result())
+        if taken[-1] < 3:
+            waves.send([client.submit(lambda x: x + 1, taken[-1], pure=False)], 0)
+
+    waves = Waves(client, take)
+    waves.run([lambda: ([client.submit(lambda: 0, pure=False)], 0.0)])
+    assert taken == [0, 1, 2, 3]
+
+
+def test_waves_of_nothing_are_over_at_once(client: Client) -> None:
+    Waves(client, pytest.fail).run([lambda: ([], 0.0)] * 3)
+
+
+def test_a_client_that_is_closed_meanwhile_ends_the_loop(client: Client) -> None:
+    other = Client(client.scheduler.address, set_as_default=False)
+    waves = Waves(other, lambda future: None)
+    closing = threading.Thread(target=lambda: (until(lambda: bool(waves.sent)), other.close()))
+    closing.start()
+    with pytest.raises(CancelledError, match="the client was closed"):
+        waves.run([lambda: (tasks("never ends", 1), 0.0)])
+    closing.join()
+
+
+def write(folder: Path, run: counted_writes.Run, number: int) -> int:
+    """Write a file when a gate is there."""
+    with run.writing():
+        (folder / f"begun.{number}").touch()
+        until((folder / "gate").exists)
+        (folder / f"written.{number}").touch()
+    return number
+
+
+@pytest.mark.parametrize("grace", [0.0, 60.0])
+def test_when_the_loop_has_ended_early_none_of_its_tasks_writes(client: Client, tmp_path: Path, grace: float) -> None:
+    run = counted_writes.Run()
+    count = 4 * len(client.scheduler_info(n_workers=-1)["workers"])
+
+    def beat() -> None:
+        if list(tmp_path.glob("begun.*")):
+            raise KeyboardInterrupt
+
+    def wait(self: counted_writes.Run, *args: Any) -> None:
+        (tmp_path / "gate").touch()
+        end(self, *args)
+
+    end = counted_writes.Run.end
+    waves = Waves(client, lambda future: None, beat=beat, run=run, grace=lambda: grace)
+    begun = waves._begun
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counted_writes.Run, "end", wait)
+        patch.setattr(waves, "_begun", lambda: ((tmp_path / "gate").touch(), begun())[1])
+        with pytest.raises(KeyboardInterrupt):
+            waves.run([lambda: (client.map(partial(write, tmp_path, run), range(count), pure=False), 0.0)])
+    written = {path.name.replace("begun", "written") for path in tmp_path.glob("begun.*")}
+    assert {path.name for path in tmp_path.glob("written.*")} == written
+    late = client.submit(write, tmp_path, run, 99, pure=False)
+    assert "the call has ended" in str(late.exception())
+    assert not (tmp_path / "begun.99").exists()

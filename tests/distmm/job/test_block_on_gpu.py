@@ -1,0 +1,263 @@
+"""A block of C that a GPU has made is judged there, and copied to the host once."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import distmm
+from distmm import clusters, job
+from distmm.checking import sketch
+from distmm.checking.checksum import checksum
+from distmm.checking.tolerance import Tolerance
+from distmm.graph.placement import Placement
+from distmm.job import block_writer, computation
+from distmm.job.block_writer import Writer
+from distmm.job.computation import Computation
+from distmm.job.folder import Folder
+from distmm.job.lock import Lock, locked
+from distmm.job.spec import Spec
+from distmm.planning.geometry import Grid
+from distmm.storage import create_output, open_matrix
+from distmm.transfer.counted_writes import Run
+from distmm.worker import gpu, gpu_copies
+from tests.distmm.checking.sketched import K, M, N, matrices
+
+
+class Block(np.ndarray):
+    """A NumPy array that passes for a CuPy array, and notes the bytes of each copy to the host."""
+
+    to_host: ClassVar[list[int]] = []
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"version": 3}
+
+    def get(self, out: np.ndarray | None = None) -> np.ndarray:
+        self.to_host.append(self.nbytes)
+        copy = np.array(self)
+        if out is None:
+            return copy
+        out[...] = copy
+        return out
+
+
+class Cupy(types.ModuleType):
+    """NumPy's functions under CuPy's name: they return arrays on the "GPU", and note the bytes of each copy to it."""
+
+    ndarray = Block
+    to_device: ClassVar[list[int]] = []
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(np, name)
+
+        def on_gpu(*args: Any, **kwargs: Any) -> Any:
+            if name == "asarray" and not isinstance(args[0], Block):
+                self.to_device.append(args[0].nbytes)
+            found = function(*args, **kwargs)
+            return found.view(Block) if isinstance(found, np.ndarray) else found
+
+        return on_gpu
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Cupy]]:
+    monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
+    monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
+    Block.to_host.clear()
+    Cupy.to_device.clear()
+    yield Cupy
+    Block.to_host.clear()
+    Cupy.to_device.clear()
+
+
+@dataclass
+class OneBlock:
+    """A job whose C is one block, at the moment when that is made."""
+
+    folder: Path
+    a: np.ndarray
+    b: np.ndarray
+    dtype: np.dtype[Any]
+    beta: complex = 0
+    tokens: Iterator[int] = field(default_factory=itertools.count)
+
+    def write(self, block: Any, added: np.ndarray | None = None) -> dict[str, Any]:
+        """What the writing task says of a block."""
+        plan = distmm.plan(self.a, self.b, blocks=(M, K, N))
+        on_gpu = replace(plan, cluster=replace(plan.cluster, device="cuda"))
+        folder = Folder.of(self.folder / f"C{next(self.tokens)}.zarr").of_job("0" * 16)
+        tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
+        weights = sketch.weigh(None, [self.b], (0,), tolerance.work)
+        right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.work, weights)]
+        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64)
+        with locked(folder.path) as lock:
+            folder.make()
+            target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
+            writer = Writer(folder, Run(lock.token), target, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)})
+            record = writer.write(Placement("C", Grid(1, 1), (), 0, 0, 0, 0), block, left, 0, added, weights)
+            assert list(folder.markers()) == [(0, 0)] * record["written"]
+            if record["written"]:
+                np.testing.assert_array_equal(open_matrix(folder.draft)[...], np.asarray(block))
+            Lock.check(folder.path, lock.token)
+        return record
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster: the writing task is called here."""
+    monkeypatch.setattr(block_writer, "get_worker", lambda: types.SimpleNamespace(name="0"))
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("name", ["float32", "float16", "complex64", "int8", "uint64"])
+@pytest.mark.parametrize("right", [True, False])
+def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
+    right: bool, name: str, cupy: type[Cupy], tmp_path: Path
+) -> None:
+    a, b, c = matrices(name)
+    if not right:
+        c[17, 30] = c[17, 30] ^ 1 if c.dtype.kind in "iu" else 1000
+    record = OneBlock(tmp_path, a, b, c.dtype).write(c.view(Block))
+    assert (record["written"], record["crc32c"]) == (right, checksum(c))
+    assert record["row"] == 17 or right
+    whole = [nbytes for nbytes in Block.to_host if nbytes >= c.nbytes]
+    sums = 8 * (1 + (c.dtype.kind == "c")) * M * sketch.VECTORS
+    assert whole == [c.nbytes]
+    assert sum(Block.to_host) <= c.nbytes + 3 * sums  # and products with vectors, norms and exponents
+    assert sum(cupy.to_device) <= 2 * N * sketch.VECTORS * 8  # vectors
+
+
+@pytest.mark.usefixtures("alone", "cupy")
+def test_a_gpu_reads_the_c_that_is_added_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pieces: list[int] = []
+
+    def uploaded(block: np.ndarray) -> Iterator[Any]:
+        for half in np.split(block, 2):
+            pieces.append(half.nbytes)
+            yield half.copy().view(Block)
+
+    monkeypatch.setattr(gpu_copies, "pieces", uploaded)
+    a, b, c = matrices("float32")
+    before = matrices("float32", "uniform")[2]
+    record = OneBlock(tmp_path, a, b, c.dtype, beta=-2).write((c - 2 * before).view(Block), before)
+    assert record["written"]
+    assert sum(pieces) == before.nbytes
+    assert not OneBlock(tmp_path / "other", a, b, c.dtype, beta=-1).write((c - 2 * before).view(Block), before)[
+        "written"
+    ]
+
+
+@pytest.mark.parametrize(("device", "kind"), [("cuda", "cupy"), ("cpu", "numpy")])
+def test_products_of_a_job_leave_their_blocks_where_they_are_made(
+    device: Any, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class BuiltError(Exception):
+        pass
+
+    def build(name: str, plan: Any, a: Any, b: Any, choice: Any, epilogue: Any, *args: Any, **kwargs: Any) -> None:
+        raise BuiltError(epilogue.kind)
+
+    a, b, _ = matrices("float32")
+    plan = distmm.plan(a, b, blocks=(M, K, N))
+    plan = replace(plan, cluster=replace(plan.cluster, device=device))
+    writer: Any = types.SimpleNamespace(run=Run(), plan=plan)
+    made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
+    monkeypatch.setattr(computation.product_graph, "build", build)
+    with pytest.raises(BuiltError, match=kind):
+        made._send(plan.waves[0], ((0, 0),), plan, writer)
+
+
+# On a real GPU
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("staged", [True, False])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "complex128", "int8"])
+def test_a_gpu_copies_the_bytes_of_a_block_to_the_host_once(
+    name: str, staged: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import cupy
+    from cupy.cuda import runtime
+
+    to_host: list[int] = []
+    to_device: list[int] = []
+
+    class Counted(cupy.ndarray):  # type: ignore[misc]
+        """Notes what is copied to the host of this array, and of those that are made of it."""
+
+        def get(self, *args: Any, **kwargs: Any) -> Any:
+            to_host.append(self.nbytes)
+            return super().get(*args, **kwargs)
+
+    copy = runtime.memcpy2DAsync
+
+    def counted(
+        to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: int
+    ) -> None:
+        (to_host if kind == runtime.memcpyDeviceToHost else to_device).append(width * height)
+        copy(to, to_pitch, of, of_pitch, width, height, kind, stream)
+
+    monkeypatch.setattr(runtime, "memcpy2DAsync", counted)
+    monkeypatch.setattr(gpu_copies, "STAGE", 2000 if staged else 1 << 26)  # bytes: in several pieces, or in one
+    monkeypatch.setattr(gpu_copies, "_idle", [])
+    a, b, c = matrices(name)
+    one = OneBlock(tmp_path, a, b, c.dtype)
+    record = one.write(cupy.asarray(c).view(Counted))
+    assert (record["written"], record["crc32c"]) == (True, checksum(c))
+    sums = 3 * 16 * M * sketch.VECTORS  # products with vectors, norms and exponents
+    assert c.nbytes <= sum(to_host) <= c.nbytes + sums
+    assert not to_device
+
+
+@pytest.mark.gpu
+def test_a_job_on_a_gpu_copies_c_to_the_host_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("dask_cuda")
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((700, 700)).astype("f4") for _ in "AB")
+    np.save(tmp_path / "A.npy", a)
+    np.save(tmp_path / "B.npy", b)
+
+    def count() -> None:
+        from distmm.worker import gpu_copies as here
+
+        fetch, pieces = here.fetch, here.pieces
+        here.counts = {"fetched": 0, "uploaded": 0}  # type: ignore[attr-defined]
+
+        def fetched(block: Any) -> np.ndarray:
+            here.counts["fetched"] += block.nbytes  # type: ignore[attr-defined]
+            return fetch(block)
+
+        def uploaded(block: np.ndarray) -> Iterator[Any]:
+            here.counts["uploaded"] += block.nbytes  # type: ignore[attr-defined]
+            return pieces(block)
+
+        here.fetch, here.pieces = fetched, uploaded  # type: ignore[assignment]
+
+    def counts() -> dict[str, int]:
+        from distmm.worker import gpu_copies as here
+
+        return dict(here.counts)  # type: ignore[attr-defined]
+
+    with clusters.local(device="gpu", dashboard=":0") as client:
+        client.run(count)
+        summary = job.multiply(
+            tmp_path / "A.npy", tmp_path / "B.npy", tmp_path / "C.zarr", client=client, device="gpu",
+            blocks=(200, 300, 200),
+        )  # fmt: skip
+        found = list(client.run(counts).values())
+    assert summary.recomputed == 0
+    np.testing.assert_allclose(open_matrix(tmp_path / "C.zarr")[...], a @ b, rtol=1e-3, atol=1e-2)
+    assert sum(one["fetched"] for one in found) == a.nbytes
+    assert not any(one["uploaded"] for one in found)

@@ -1,0 +1,183 @@
+"""What `distmm.scheduler.dask_internals` does to a real scheduler: these tests fail first when Dask changes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import dask
+import distributed
+import pytest
+from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+
+from distmm.scheduler import dask_internals
+from tests.until import until
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Client]:
+    """Two workers and their scheduler in this process."""
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+class Holding(SchedulerPlugin):
+    """Holds every task of a new graph, and notes the states of tasks."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.told: list[tuple[str, str, bool]] = []
+
+    def update_graph(self, scheduler, *, keys, **kwargs):
+        for number, key in enumerate(sorted(dask_internals.to_run(scheduler, keys))):
+            dask_internals.hold(scheduler.tasks[key], number)
+
+    def transition(self, key, start, finish, *args, **kwargs):
+        ts = self.scheduler.tasks[key]
+        self.told.append((start, finish, bool(ts.waiters or ts.who_wants)))
+
+
+@pytest.fixture
+def holding(two: Client) -> Iterator[Holding]:
+    scheduler = two.cluster.scheduler
+    plugin = Holding(scheduler)
+    scheduler.add_plugin(plugin, name="holding")
+    yield plugin
+    scheduler.remove_plugin("holding")
+
+
+def on_scheduler(client: Client, function) -> None:
+    """Run where the scheduler runs, which is no place for two threads."""
+    client.run_on_scheduler(lambda dask_scheduler: function(dask_scheduler))
+
+
+def held(client: Client, number: int) -> None:
+    scheduler = client.cluster.scheduler
+    until(lambda: sum(ts.state == "no-worker" for ts in list(scheduler.tasks.values())) == number)
+
+
+def test_this_version_has_been_looked_at() -> None:
+    """Where it has not: run all tests, read what the release notes say of the scheduler, and add it to `SEEN`."""
+    assert distributed.__version__ in dask_internals.SEEN
+
+
+def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_their_priorities(
+    two: Client, holding: Holding
+) -> None:
+    futures = [two.submit(lambda x: x, n, key=f"held-{n}") for n in range(3)]
+    held(two, 3)
+    address = sorted(two.scheduler_info()["workers"])[1]
+
+    def start(scheduler: Scheduler) -> None:
+        tasks = [scheduler.tasks[f"held-{n}"] for n in range(3)]
+        for number, ts in enumerate(tasks):
+            dask_internals.place(ts, address, -number)  # the last one first
+        dask_internals.start(scheduler, tasks)
+
+    on_scheduler(two, start)
+    assert [future.result(timeout=60) for future in futures] == [0, 1, 2]
+    assert {worker for workers in two.who_has(futures).values() for worker in workers} == {address}
+    log = two.run(lambda dask_worker: [key for key, *_ in dask_worker.state.log if isinstance(key, str)])[address]
+    first = [key for key in dict.fromkeys(log) if key.startswith("held-")]
+    assert first == ["held-2", "held-1", "held-0"]
+
+
+def test_tasks_of_a_dead_worker_move_to_its_replacement(two: Client, holding: Holding) -> None:
+    future = two.submit(lambda: 1, key="moved")
+    held(two, 1)
+    address = next(iter(two.scheduler_info()["workers"]))
+
+    def move(scheduler: Scheduler) -> None:
+        dask_internals.move_tasks(scheduler, dask_internals.HELD, address)
+        scheduler.tasks["moved"].loose_restrictions = True
+        dask_internals.start(scheduler, [scheduler.tasks["moved"]])
+
+    on_scheduler(two, move)
+    assert future.result(timeout=60) == 1
+    assert list(two.who_has(future).values()) == [[address]]
+
+
+def test_held_tasks_fail_with_a_reason_and_all_that_need_them(two: Client, holding: Holding) -> None:
+    one = two.submit(lambda: 1, key="fails")
+    after = two.submit(lambda x: x, one, key="fails-too")
+    held(two, 1)
+
+    def fail(scheduler: Scheduler) -> None:
+        dask_internals.fail(scheduler, [scheduler.tasks["fails"]], RuntimeError("no such luck"))
+
+    on_scheduler(two, fail)
+    for future in (one, after):
+        with pytest.raises(RuntimeError, match="no such luck"):
+            future.result(timeout=60)
+
+
+def test_blocks_are_copied_and_dropped(two: Client) -> None:
+    first, second = sorted(two.scheduler_info()["workers"])
+    future = two.submit(lambda: 1, key="copied", workers=[first])
+    future.result(timeout=60)
+    on_scheduler(two, lambda scheduler: dask_internals.copy_blocks(scheduler, second, ["copied"]))
+    until(lambda: len(two.who_has(future)["copied"]) == 2)
+    on_scheduler(two, lambda scheduler: dask_internals.copy_blocks(scheduler, "tcp://nobody:1", ["copied"]))
+    on_scheduler(two, lambda scheduler: dask_internals.drop_blocks(scheduler, second, ["copied"]))
+    until(lambda: two.who_has(future)["copied"] == [first])
+
+
+def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Client, holding: Holding) -> None:
+    scheduler = two.cluster.scheduler
+
+    def start_all(scheduler: Scheduler) -> None:
+        for ts in scheduler.tasks.values():
+            dask_internals.place(ts, next(iter(scheduler.workers)))
+        dask_internals.start(scheduler, list(scheduler.tasks.values()))
+
+    future = two.submit(lambda: 1, key="let-go")
+    held(two, 1)
+    on_scheduler(two, start_all)
+    future.result(timeout=60)
+
+    def lose(scheduler: Scheduler) -> None:
+        scheduler.remove_all_replicas(scheduler.tasks["let-go"])
+        scheduler.transitions({"let-go": "released"}, "test")
+
+    on_scheduler(two, lose)
+    until(lambda: scheduler.tasks["let-go"].state in ("memory", "processing", "no-worker"))
+    assert ("memory", "released", True) in holding.told
+    future.result(timeout=60)
+    holding.told.clear()
+    del future
+    until(lambda: "let-go" not in scheduler.tasks)
+    assert {("memory", "released", False), ("memory", "forgotten", False)} & set(holding.told)
+
+
+def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: Holding) -> None:
+    raw = two.submit(lambda: 1, key="raw")
+    block = two.submit(lambda x: x, raw, key="block")
+    held(two, 1)
+
+    def look(dask_scheduler: Scheduler) -> list[list[str]]:
+        tasks = dask_scheduler.tasks
+        for ts in (tasks["raw"], tasks["block"]):
+            ts.worker_restrictions = None
+        new = {"raw", "block"}
+        alone = [ts.key for ts in dask_internals.makers(tasks["block"], new)]
+        tasks["raw"].worker_restrictions = {"by the user"}
+        return [alone, [ts.key for ts in dask_internals.makers(tasks["block"], new)]]
+
+    assert two.run_on_scheduler(look) == [["block", "raw"], ["block"]]
+    two.cancel([raw, block])
+
+
+def test_the_memory_manager_pauses_and_goes_on(two: Client) -> None:
+    def look(dask_scheduler: Scheduler) -> list[bool]:
+        paused = dask_internals.MemoryManager(dask_scheduler)
+        assert paused.manager is not None
+        states = [paused.manager.running]
+        for change in (paused.pause, paused.pause, paused.resume, paused.resume):
+            change()
+            states.append(paused.manager.running)
+        return states
+
+    assert two.run_on_scheduler(look) == [True, False, False, True, True]

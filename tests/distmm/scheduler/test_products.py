@@ -1,0 +1,88 @@
+"""Decisions of the state machine in cases that deserve a name; `test_simulated_schedules.py` draws all others."""
+
+from __future__ import annotations
+
+from distmm.graph.placement import Placement
+from distmm.planning.geometry import Grid
+from distmm.scheduler.product_state import Limits, Operand, PlannedTask
+from distmm.scheduler.products import Decisions, Products
+
+DEPTH = 3
+
+
+def machine(workers: int) -> Products:
+    made = Products()
+    for name in range(workers):
+        made.worker_joined(f"tcp://{name}", name)
+    return made
+
+
+def chain(name: str, grid: Grid, j: int = 0) -> list[PlannedTask]:
+    """One block of C in `DEPTH` steps."""
+    places = [Placement(name, grid, (), 0, j, step, step) for step in range(DEPTH)]
+    return [
+        PlannedTask((name, 0, j, step), where, where.rank, not step, (("A", 0, step), ("B", step, j)))
+        for step, where in enumerate(places)
+    ]
+
+
+def operands(tasks: list[PlannedTask], reader: str | None) -> dict[tuple[object, ...], Operand]:
+    """Blocks that are still to be loaded."""
+    return {block: Operand((block,), reader) for task in tasks for block in task.operands}
+
+
+def decide(products: Products) -> Decisions:
+    return products.decide(lambda block: ())
+
+
+def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares_it() -> None:
+    products = machine(1)
+    first, second = chain("first", Grid(1, 1)), chain("second", Grid(1, 1))
+    limits = {"first": Limits(lookahead=1), "second": Limits(lookahead=1)}
+    products.arrived(first, (), operands(first, "first"), (), limits)
+    decide(products)
+    # The loads are under way, or held for a step of the first product: nobody makes them for the second one.
+    products.arrived(second, (), {block: Operand() for task in second for block in task.operands}, (), limits)
+    for task in first:
+        products.forgotten(task.key, task.where)
+    for task in second:
+        started = [key for key, _ in decide(products).start]
+        assert task.key in started or not task.where.step  # the first step is open from the beginning
+        assert (task.operands[0] in started) == (task.where.step > 0)
+        products.finished(task.key, task.where)
+
+
+def test_a_worker_that_joins_changes_no_home_and_no_placement_of_a_product() -> None:
+    def ranks(joins: bool) -> list[tuple[object, int]]:
+        products, tasks = machine(2), chain("c", Grid(1, 3), 2)  # planned for three workers, and there are two
+        limits, found = {"c": Limits(lookahead=1)}, []
+        products.arrived(tasks, (), operands(tasks, "c"), (), limits)
+        for task in tasks:
+            found += decide(products).start
+            if joins:
+                products.worker_joined(f"tcp://more-{task.key}", "more")
+            products.finished(task.key, task.where)
+        return found
+
+    calm = ranks(joins=False)
+    assert len(calm) == 3 * DEPTH
+    assert ranks(joins=True) == calm
+
+
+def test_a_replacement_inherits_the_rank_and_what_was_placed_there() -> None:
+    products, tasks = machine(2), chain("c", Grid(1, 2), 1)
+    products.arrived(tasks, (), operands(tasks, "c"), (), {"c": Limits(lookahead=1)})
+    before = [rank for key, rank in decide(products).start if key == tasks[0].key]
+    products.worker_left("tcp://1")
+    assert products.worker_joined("tcp://again", 1) == "tcp://1"
+    products.finished(tasks[0].key, tasks[0].where)
+    after = [rank for key, rank in decide(products).start if key == tasks[1].key]
+    assert before == after == [1]
+    assert products.ranks.addresses[1] == "tcp://again"
+
+
+def test_events_of_products_that_are_not_known_change_nothing() -> None:
+    products, (task, *_) = machine(1), chain("c", Grid(1, 1))
+    for event in (products.finished, products.failed, products.released, products.forgotten):
+        event(task.key, task.where)
+    assert not products.undecided

@@ -1,0 +1,197 @@
+"""Files that are damaged, that vanish, or that are none: refused with the path and the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import h5py
+import numpy as np
+import pytest
+import zarr
+
+from distmm.errors import InputError
+from distmm.storage import open_matrix
+from distmm.storage.flat import read_rows
+from tests.distmm.storage.samples import sample, stored
+
+
+@pytest.mark.parametrize("key", [np.s_[13], np.s_[:, -10], np.s_[0, 0, 0], np.s_[None], [0, 1], True, "a", (..., ...)])
+def test_indices_that_storage_cannot_read_are_refused(key: Any, tmp_path: Path) -> None:
+    with pytest.raises(IndexError):
+        open_matrix(stored("npy-c", tmp_path, sample()))[key]
+
+
+def damaged_metadata(folder: Path, form: str, **changes: Any) -> str:
+    path = Path(stored(form, folder, sample()))
+    file = path / (".zarray" if form == "zarr2" else "zarr.json")
+    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
+    return str(path)
+
+
+def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -> None:
+    values = sample()
+    (tmp_path / "empty.npy").write_bytes(b"")
+    np.save(tmp_path / "objects.npy", np.array([[1, None]], dtype=object))
+    np.save(tmp_path / "names.npy", np.array([["a", "b"]]))
+    np.save(tmp_path / "records.npy", np.zeros((2, 2), [("x", "f4")]))
+    np.save(tmp_path / "long.npy", values.astype("longdouble"))
+    np.save(tmp_path / "dates.npy", values.astype("int64").astype("M8[s]"))
+    np.save(tmp_path / "vector.npy", values[0])
+    np.save(tmp_path / "stack.npy", values[None])
+    np.save(tmp_path / "short.npy", values)
+    os.truncate(tmp_path / "short.npy", 200)
+    (tmp_path / "text.npy").write_text("1 2 3")
+    (tmp_path / "text.h5").write_text("1 2 3")
+    (tmp_path / "text.csv").write_text("1,2,3")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "zero.zarr").mkdir()
+    (tmp_path / "zero.zarr" / "zarr.json").write_bytes(b"")
+    zarr.open_group(tmp_path / "bare.zarr", mode="w")
+    two = zarr.open_group(tmp_path / "two.zarr", mode="w")
+    two.create_array("A", data=values)
+    two.create_array("B", data=values)
+    zarr.create_array(tmp_path / "cube.zarr", data=values[None])
+    with h5py.File(tmp_path / "two.h5", "w") as file:
+        file["A"], file["B"], file["names"], file["null"] = values, values, [b"a"], h5py.Empty("f4")
+    with h5py.File(tmp_path / "names.h5", "w") as file:
+        file["A"] = np.array([[b"a", b"b"]])
+    cases = {
+        "nothing.npy": "no such file",
+        "nothing.h5:/A": "no such file",
+        "empty.npy": "not a readable .npy",
+        "objects.npy": "not a readable .npy",
+        "names.npy": "<U1 elements",
+        "records.npy": "elements, which cannot be multiplied",
+        "long.npy": "float128 elements",
+        "dates.npy": "datetime64",
+        "vector.npy": "1 dimensions, and a matrix has 2",
+        "stack.npy": r"\(1, 13, 9\)",
+        "short.npy": "not a readable .npy",
+        "text.npy": "magic string",
+        "text.h5": "not a readable HDF5",
+        "text.csv": "unknown format",
+        "plain": "not a readable Zarr",
+        "zero.zarr": "not a readable Zarr",
+        "bare.zarr": "holds nothing",
+        "two.zarr": r"A \(13, 9\), B \(13, 9\).*two.zarr/[AB]",
+        "cube.zarr": "3 dimensions",
+        "two.h5": r"/A \(13, 9\), /B \(13, 9\).*two.h5:/A",
+        "two.h5:/C": "no dataset '/C'; it holds /A, /B",
+        "two.h5:/null": "0 dimensions",
+        "names.h5": "elements, which cannot be multiplied",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message) as caught:
+            open_matrix(tmp_path / name)
+        assert str(tmp_path) in str(caught.value), name
+
+
+@pytest.mark.parametrize("form", ["zarr2", "zarr3"])
+@pytest.mark.parametrize("shape", [[float("nan"), 9], [-13, 9], "13x9", None, [13]])
+def test_zarr_with_impossible_sizes_is_refused(form: str, shape: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"A-zarr.\.zarr"):
+        open_matrix(damaged_metadata(tmp_path, form, shape=shape))
+
+
+def test_zarr_with_chunks_of_length_zero_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="metadata"):
+        open_matrix(damaged_metadata(tmp_path, "zarr2", chunks=[0, 4]))
+
+
+def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path) -> None:
+    gone = open_matrix(stored("npy-c", tmp_path, sample()))
+    os.unlink(gone.path)
+    with pytest.raises(InputError, match=r"cannot read \[2:4, 0:9\].*No such file"):
+        gone[2:4]
+    rotten = open_matrix(stored("zarr2", tmp_path, sample()))
+    (Path(rotten.path) / "0.0").write_bytes(b"rot")
+    with pytest.raises(InputError, match="cannot read"):
+        rotten[2:4]
+    short = open_matrix(stored("plain3", tmp_path, sample()))
+    os.truncate(Path(short.path) / "c" / "0" / "1", 9)
+    with pytest.raises(InputError, match=r"chunk c/0/1 has 9 bytes, not 128"):
+        short[2:4]
+
+
+@pytest.mark.parametrize(("form", "reader", "method"), [("zarr3", zarr.Array, "__getitem__"), ("plain3", os, "preadv")])
+def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
+    form: str, reader: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = stored(form, tmp_path, sample())
+    matrix, read = open_matrix(path), getattr(reader, method)
+
+    def vanish_first(*asked: Any) -> Any:
+        shutil.rmtree(path, ignore_errors=True)
+        return read(*asked)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(reader, method, vanish_first)
+        with pytest.raises(InputError, match="cannot read"):
+            matrix[...]
+    stored(form, tmp_path, sample()[:5, :])
+    with pytest.raises(InputError, match="has been replaced since it was opened"):
+        matrix[:2, :2]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_a_file_that_loses_its_end_while_it_is_read_kills_nobody(order: Literal["C", "F"], tmp_path: Path) -> None:
+    """Touching the pages of a map beyond the end of its file is a bus error, which ends the process."""
+    values = np.ones((1000, 900), order=order)
+    values.tofile(tmp_path / "A.bin") if order == "C" else values.T.tofile(tmp_path / "A.bin")
+    mapped = np.memmap(tmp_path / "A.bin", values.dtype, "r", 0, values.shape, order)
+    os.truncate(tmp_path / "A.bin", 8 * 1000)
+    with pytest.raises(EOFError, match="the file ends at byte 8000"):
+        read_rows(mapped, slice(0, 1000, 1), slice(0, 900, 1))
+
+
+@pytest.mark.parametrize("name", ["A.npy", "A.h5", "A.h5:/A", "A.bin:1x1:float64", "A.zarr"])
+def test_a_pipe_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None:
+    for file in ("A.npy", "A.h5", "A.bin"):
+        os.mkfifo(tmp_path / file)
+    (tmp_path / "A.zarr").mkdir()
+    os.mkfifo(tmp_path / "A.zarr" / "zarr.json")
+    with pytest.raises(InputError, match="is a pipe, not a file with data"):
+        open_matrix(tmp_path / name)
+
+
+@pytest.mark.parametrize(("form", "chunk"), [("zarr2", "0.0"), ("zarr3", "c/0/0"), ("plain3", "c/0/0")])
+def test_a_pipe_among_chunks_is_refused_and_not_waited_for(form: str, chunk: str, tmp_path: Path) -> None:
+    matrix = open_matrix(stored(form, tmp_path, sample()))
+    (Path(matrix.path) / chunk).unlink()
+    os.mkfifo(Path(matrix.path) / chunk)
+    with pytest.raises(InputError, match="is a pipe, not a file with data"):
+        matrix[2:4]
+
+
+def test_hdf5_data_in_other_files_are_not_read(tmp_path: Path) -> None:
+    values = sample()
+    values.tofile(tmp_path / "raw.bin")
+    with h5py.File(tmp_path / "B.h5", "w") as file:
+        file["B"] = values
+    with h5py.File(tmp_path / "A.h5", "w") as file:
+        file["group/A"] = values
+        file["soft"] = h5py.SoftLink("/group")
+        file["circle"] = h5py.SoftLink("circle")
+        file["out"] = h5py.ExternalLink("B.h5", "/")
+        file["around"] = h5py.SoftLink("out/B")
+        file.create_dataset("raw", values.shape, values.dtype, external=[(str(tmp_path / "raw.bin"), 0, values.nbytes)])
+        layout = h5py.VirtualLayout(values.shape, values.dtype)
+        layout[...] = h5py.VirtualSource(str(tmp_path / "B.h5"), "B", values.shape)
+        file.create_virtual_dataset("virtual", layout)
+    for name in ("group/A", "/soft/A"):
+        np.testing.assert_array_equal(open_matrix(tmp_path / f"A.h5:{name}")[2:5], values[2:5])
+    (tmp_path / "B.h5").unlink()  # a link is refused before the other file is looked for
+    cases = {
+        "out/B": "a link to / in another file, B.h5",
+        "around": "a link to / in another file, B.h5",
+        "raw": "external storage.*copy the elements",
+        "virtual": "a virtual dataset.*copy the elements",
+        "circle": "no dataset 'circle'",
+    }
+    for name, message in cases.items():
+        with pytest.raises(InputError, match=message):
+            open_matrix(tmp_path / f"A.h5:{name}")

@@ -1,0 +1,66 @@
+"""What distmm uses of Zarr beyond its public interface is as it was; where it is not, products go on without it.
+
+If a test here fails with a new Zarr, `distmm/storage/zarr_internals.py` is to be compared with that version first.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import re
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+import zarr
+from zarr.abc.codec import BytesBytesCodec
+from zarr.codecs import GzipCodec, ShardingCodec
+from zarr.storage import LocalStore
+
+from distmm.storage import open_matrix, zarr_internals
+from tests.distmm.storage.samples import sample
+
+
+def test_zarr_has_the_parts_that_are_used() -> None:
+    assert list(inspect.signature(zarr.AsyncArray.__init__).parameters) == ["self", "metadata", "store_path", "config"]
+    assert {"_decode_single", "_encode_single", "compute_encoded_size"} <= set(dir(BytesBytesCodec))
+    assert {"codecs", "index_codecs"} <= set(ShardingCodec.__dataclass_fields__)
+    assert {"get", "get_sync"} <= set(dir(LocalStore))
+    assert zarr_internals.NO_TYPES == ""
+    declared = {name for kind in zarr_internals.BaseFloat.__mro__ for name in inspect.get_annotations(kind)}
+    assert {"dtype_cls", "_zarr_v3_name", "endianness"} <= declared
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_every_packing_codec_of_an_array_is_bounded(version: int, tmp_path: Path) -> None:
+    options = {"shards": (8, 8)} if version == 3 else {}
+    array = zarr.create_array(
+        tmp_path / "A.zarr", shape=(8, 8), chunks=(4, 4), dtype="f8", zarr_format=version, **options
+    )
+    described = repr(zarr_internals.bounded(array).metadata)
+    assert "Bounded" in described
+
+
+def test_a_zarr_that_has_changed_is_said_and_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    values = sample()
+    zarr.create_array(tmp_path / "A.zarr", data=values, chunks=(4, 4), compressors=GzipCodec())
+    monkeypatch.delattr(zarr, "AsyncArray")
+    with pytest.warns(RuntimeWarning, match=r"Zarr .* is not as distmm knows it .*without a bound on memory"):
+        np.testing.assert_array_equal(open_matrix(tmp_path / "A.zarr")[...], values)
+    monkeypatch.setattr(zarr_internals, "NO_TYPES", "no module named x")
+    with pytest.warns(RuntimeWarning, match="bfloat16 arrays can be neither read nor written"):
+        zarr_internals.register_bfloat16()
+
+
+def test_bfloat16_arrays_travel_to_workers(tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "A.zarr", shape=(4, 4), dtype=np.dtype(ml_dtypes.bfloat16))
+    travelled = pickle.loads(pickle.dumps(zarr.open(tmp_path / "A.zarr")))
+    assert travelled.dtype == ml_dtypes.bfloat16
+
+
+def test_no_other_module_uses_private_parts_of_zarr() -> None:
+    private = re.compile(r"zarr\.core|AsyncArray|async_array|store_path|encode_chunk_key|\bzarr\.\w*\._")
+    package = Path(zarr_internals.__file__).parents[1]
+    users = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
+    assert users == {"zarr_internals.py"}

@@ -1,0 +1,83 @@
+"""Monitoring that fails, in each place where it can, and products that do not notice."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster
+
+from distmm import job, matmul
+from distmm.storage import open_matrix
+from distmm.telemetry import client as telemetry
+from distmm.telemetry import dashboard, faults, metrics, report, targets, worker
+from distmm.telemetry.scheduler import Telemetry
+from distmm.telemetry.worker import WorkerTelemetry
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+def raises(where: object, name: str) -> Patch:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError(name)
+
+    return lambda patch: patch.setattr(where, name, broken)
+
+
+def missing(module: str) -> Patch:
+    return lambda patch: patch.setitem(sys.modules, module, None)
+
+
+# What is broken, and how many warnings a product and a job give: none where Dask itself logs the error.
+FAULTS: dict[str, tuple[Patch, int]] = {
+    "the scheduler's plugin does not start": (raises(Telemetry, "start"), 1),
+    "the page": (raises(dashboard, "install"), 1),
+    "no Bokeh": (missing("bokeh.server.tornado"), 0),
+    "/metrics": (raises(metrics, "expose"), 2),  # of scheduler and worker
+    "the list of targets": (raises(targets, "install"), 1),
+    "the workers' plugin does not start": (raises(WorkerTelemetry, "setup"), 0),
+    "listening on the scheduler": (raises(Telemetry, "transition"), 0),
+    "listening on workers": (raises(WorkerTelemetry, "transition"), 0),
+    "events of jobs": (raises(Telemetry, "log_event"), 0),
+    "heartbeats": (raises(worker, "heartbeat"), 0),
+    "the progress": (raises(Telemetry, "figures"), 1),
+    "the report": (raises(report, "write"), 1),
+}
+
+
+@pytest.fixture
+def one() -> Iterator[Client]:
+    """A cluster in this process, where scheduler and worker are patched too."""
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        yield client
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_products_and_jobs_go_on_where_monitoring_fails(
+    one: Client, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a = np.arange(1024.0).reshape(32, 32)
+    np.save(tmp_path / "a.npy", a)
+    patch, warnings = FAULTS[fault]
+    monkeypatch.setattr(faults, "_logged", set())
+    with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, faults.logger.name):
+        patch(patched)
+        for _ in range(2):  # the second one warns no more
+            A = da.from_array(a, chunks=16)
+            np.testing.assert_allclose(one.compute(matmul(A, A, client=one)).result(timeout=60), a @ a)
+            assert telemetry.figures(one, "unknown") is None
+        job.multiply(tmp_path / "a.npy", tmp_path / "a.npy", tmp_path / "c.npy", client=one)
+        np.testing.assert_allclose(open_matrix(tmp_path / "c.npy")[...], a @ a)
+        assert telemetry.bytes_moved(one) >= 0
+    said = [record.getMessage() for record in caplog.records if record.name == faults.logger.name]
+    assert len(said) == warnings, said

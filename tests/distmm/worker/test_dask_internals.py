@@ -1,0 +1,113 @@
+"""Private parts of Dask's worker: seen in this version, and no product fails where they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import types
+from typing import Any
+
+import distributed
+import distributed.metrics
+import distributed.utils
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker, get_worker
+from distributed.comm import get_address_host
+
+import distmm
+from distmm.worker import dask_internals, plugin, worker_slots
+
+
+def test_the_installed_version_of_dask_is_one_that_was_seen() -> None:
+    assert distributed.__version__.startswith(dask_internals.SEEN), (
+        "look at each function of distmm/worker/dask_internals.py with this version of distributed, then add it to SEEN"
+    )
+
+
+def test_tasks_are_known_as_such(client: Client) -> None:
+    assert client.submit(dask_internals.in_task, pure=False).result()
+    assert not any(client.run(dask_internals.in_task).values())
+    assert not dask_internals.in_task()
+
+
+def test_a_seceding_task_hands_on_no_meters() -> None:
+    measured: list[str] = []
+    meter = distributed.metrics.context_meter
+    with meter.add_callback(lambda label, value, unit: measured.append(label)):
+        with dask_internals.without_task_meters():
+            meter.digest_metric("inside", 1, "")
+        meter.digest_metric("outside", 1, "")
+    assert measured == ["outside"]
+
+
+def test_a_worker_tells_which_plugins_it_will_set_up() -> None:
+    async def start() -> list[object]:
+        class Looking(distributed.WorkerPlugin):
+            name = "looking"
+
+        given = Looking()
+        async with distributed.Scheduler(port=0, dashboard_address=":0") as scheduler:
+            worker = Worker(scheduler.address, plugins=(given,), dashboard_address=":0")
+            found = list(dask_internals.pending_plugins(worker))
+            assert found == [given]
+            async with worker:
+                return list(dask_internals.pending_plugins(worker))
+
+    assert asyncio.run(start()) == []
+
+
+def name_of(dask_worker: Worker) -> Any:
+    return dask_worker.name
+
+
+def ask_all() -> Any:
+    worker = get_worker()
+
+    async def ask() -> dict[str, dict[str, Any]]:
+        return await dask_internals.run_on_workers(worker, get_address_host(worker.address), name_of)
+
+    return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(60)
+
+
+def test_a_worker_has_all_workers_of_its_host_run_a_function(client: Client) -> None:
+    replies = client.submit(ask_all, pure=False).result()
+    assert {address: reply["result"] for address, reply in replies.items()} == client.run(name_of)
+    assert {reply["status"] for reply in replies.values()} == {"OK"}
+
+
+@pytest.fixture
+def gutted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dask without any of its private parts, in a thread that runs a task."""
+    monkeypatch.setattr(distributed.utils.thread_state, "key", "task", raising=False)
+    assert dask_internals.in_task()
+    monkeypatch.delattr(distributed.utils, "thread_state")
+    monkeypatch.delattr(distributed.metrics.ContextMeter, "clear_callbacks")
+
+
+def test_without_the_private_parts_tasks_keep_their_slots(gutted: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_slots, "secede", lambda: pytest.fail("it has seceded"))
+    with worker_slots.slot_released("load"):
+        pass
+    with dask_internals.without_task_meters():
+        pass
+    other: Any = types.SimpleNamespace(periodic_callbacks={})
+    assert list(dask_internals.pending_plugins(other)) == []
+    dask_internals.profile_without_collecting(other)
+
+
+def test_changes_to_a_worker_that_fail_do_not_fail_products(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def changed(worker: Worker) -> None:
+        raise AttributeError("Dask has changed")
+
+    monkeypatch.setattr(plugin, "profile_without_collecting", changed)
+    a, b = np.random.default_rng(1).integers(-9, 9, (2, 40, 40)).astype("f8")
+    with (
+        caplog.at_level(logging.WARNING),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        np.testing.assert_array_equal(distmm.matmul(a, b, client=client).compute(scheduler=client.get), a @ b)
+    assert "a change to this worker has failed: Dask's profiler may stop this worker on Python 3.11" in caplog.text

@@ -1,0 +1,38 @@
+"""What decides which kernel multiplies, and what does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from dask.base import tokenize
+
+from distmm.graph import layer
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.geometry import Problem
+from distmm.planning.plan import make_plan
+from distmm.worker.tasks import Epilogue, multiply
+
+F4 = np.dtype("f4")
+GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)
+
+
+def test_the_budget_of_prepared_operands_is_no_part_of_a_kernels_identity() -> None:
+    problem = Problem(4096, 4096, 4096, F4)
+    plan = make_plan(problem, GPUS, text="g2x1x1 b1024x1024x1024 p1 w1 l2")
+    tight = make_plan(
+        problem,
+        replace(GPUS, memory=10**8),
+        text="g2x1x1 b1024x1024x1024 p1 w2x2 l2",
+    )
+    assert plan.peak.prepared != tight.peak.prepared
+    first, second = layer.kernel_choice(plan), layer.kernel_choice(tight)
+    assert first == second
+    assert tokenize(first) == tokenize(second)
+
+
+def test_tasks_on_gpus_know_their_budget() -> None:
+    plan = make_plan(Problem(2048, 2048, 2048, F4), GPUS, text="g2x1x1 b1024x1024x1024 p1 w1 l2")
+    names = ("a", "b", None)
+    tasks = layer.ProductLayer("c-1", plan, names, layer.kernel_choice(plan), Epilogue(F4, "numpy"))
+    assert {task.kwargs["prepared"] for task in tasks.values() if task.func is multiply} == {plan.peak.prepared}

@@ -1,0 +1,174 @@
+"""A GPU in Numba's simulator: memory, launches and threads of its cases. `test_simulator` loads it as a plugin.
+
+Kernels run through their own launcher; only memory and the stream are NumPy's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from numba import cuda
+from numba.cuda.simulator import kernel as simulator
+from numba.cuda.simulator import kernelapi
+from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from numba.np.numpy_support import as_dtype
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.gemm import block_kernel
+from distmm_kernels.kernel import product_shape
+from distmm_kernels.launch import driver
+from distmm_kernels.launch import launches as launch
+from distmm_kernels.layout import stack
+
+GPU = Device("cuda", "simulator", 0, 0, (9, 0), 1)
+
+
+@pytest.fixture(autouse=True)
+def numpy_memory(monkeypatch):
+    """Let the launcher see NumPy arrays, of any strides, where it sees CuPy's on a GPU."""
+    monkeypatch.setattr(block_kernel, "view", FakeCUDAArray)
+    monkeypatch.setattr(block_kernel, "current_stream", lambda: 0)
+    monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
+    monkeypatch.setattr(driver, "loaded", RealigningKernel)
+
+
+@pytest.fixture(autouse=True)
+def threads_in_turn(monkeypatch):
+    """Let one thread of a block run at a time, from barrier to barrier, in an order that turns round at each.
+
+    Numba's own manager lets all run at once and polls them: that takes twice as long, a missing barrier shows by chance
+    alone, and threads that are interrupted at the wrong moment get shared arrays of their own.
+    """
+    monkeypatch.setattr(simulator.BlockManager, "run", run_block)
+
+
+@pytest.fixture(autouse=True)
+def lines_without_their_text(monkeypatch):
+    """Let shared arrays be found by file and line of the caller, without reading the source of the whole stack."""
+
+    def extract_stack(frame):
+        return [(frame.f_back.f_code.co_filename, frame.f_back.f_lineno), None]
+
+    monkeypatch.setattr(kernelapi, "traceback", SimpleNamespace(extract_stack=extract_stack))
+
+
+class Turns(simulator.BlockThread):
+    """A CUDA thread that waits for its turn at its start and at each barrier."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.mine, self.others, self.over = threading.Lock(), threading.Lock(), False
+        self.mine.acquire()
+        self.others.acquire()
+
+    def run(self):
+        self.mine.acquire()
+        super().run()  # keeps an exception
+        self.over = True
+        self.others.release()
+
+    def syncthreads(self):
+        self.others.release()
+        self.mine.acquire()
+
+    def take(self):
+        self.mine.release()
+        self.others.acquire()
+
+
+def run_block(manager, block, *args):
+    """Do what `BlockManager.run` does."""
+    shape = manager._block_dim
+    threads = [Turns(lambda: manager._f(*args), manager, block, place, False) for place in np.ndindex(*shape)]
+    for thread in threads:
+        thread.start()
+    while threads:
+        for thread in threads:
+            thread.take()
+            if thread.exception is not None:
+                error, trace = thread.exception
+                raise error.with_traceback(trace)
+        assert len({thread.over for thread in threads}) == 1, "some threads have ended, others wait at a barrier"
+        threads = [thread for thread in reversed(threads) if not thread.over]
+
+
+class SimulatedLaunch:
+    """Does what `launch.Launch` does, from the source of the kernel in place of its machine code."""
+
+    def __init__(self, recipe, device, blocks, stacks):
+        self.source = recipe.source()
+        self.dtype = as_dtype(self.source.signature.args[0].dtype)
+        self.blocks, self.stacks = blocks, stacks
+
+    def __call__(self, *addresses):
+        arrays = [self.array(*each) for each in zip(self.stacks, addresses, strict=True)]
+        cuda.jit(self.source.function)[self.blocks, self.source.threads](*map(FakeCUDAArray, arrays))
+
+    def array(self, stack, address):
+        if stack is None:
+            assert address == 0
+            return np.empty((0, 0, 0), self.dtype)
+        ends = [(size - 1) * stride for size, stride in zip(stack.shape, stack.strides, strict=True)]
+        below = -sum(end for end in ends if end < 0)
+        held = (ctypes.c_char * (sum(map(abs, ends)) + stack.itemsize)).from_address(address - below)
+        return np.ndarray(stack.shape, self.dtype, held, below, stack.strides)
+
+
+class Bounded(np.ndarray):
+    """Memory of a kernel: an index outside fails, a negative one too, which NumPy would count from the end."""
+
+    def __getitem__(self, index):
+        assert 0 <= index < self.size
+        return super().__getitem__(index)
+
+    def __setitem__(self, index, value):
+        assert 0 <= index < self.size
+        super().__setitem__(index, value)
+
+
+class RealigningKernel:
+    """What `driver.loaded` gives for the kernel of `device_code.realign`.
+
+    Attributes
+    ----------
+    read
+        First and last address of each array that the last launch could read from.
+    """
+
+    read: ClassVar[list[tuple[int, int]]] = []
+
+    def __init__(self, recipe, device):
+        self.source = recipe.source()
+
+    def launch(self, grid, maps, values):
+        def memory(_owner, _parent, count, itemsize, address, *_):
+            held = (ctypes.c_char * (count * itemsize)).from_address(address)
+            return FakeCUDAArray(np.ndarray(count, f"u{itemsize}", held).view(Bounded))
+
+        read = values[:7], values[7:14]
+        type(self).read[:] = [(each[4], each[4] + each[2] * each[3]) for each in read if each[2]]
+        arguments = *(memory(*each) for each in read), *values[14:19], memory(*values[19:26]), *values[26:]
+        cuda.jit(self.source.function)[grid, self.source.threads](*arguments)
+
+
+def multiply(kernel, a, b, c=None):
+    """Run the launcher into a d that holds poison, with a guard band around it."""
+    shape = product_shape(a.shape, b.shape)
+    whole = np.full((*shape[:-2], shape[-2] + 2, shape[-1] + 2), 99, a.dtype)
+    d = whole[..., 1:-1, 1:-1]
+    d[...] = np.nan if a.dtype.kind in "fc" else -77
+    before = [operand.copy() for operand in (a, b, c) if operand is not None]
+    kernel(Problem(1, 1, 1, a.dtype), GPU)._accumulate(a, b, c, d)
+    for operand, copy in zip((a, b, c), before, strict=False):
+        np.testing.assert_array_equal(operand, copy)
+    result = d.copy()
+    d[...] = 99
+    assert (whole == 99).all(), "wrote outside C"
+    return result

@@ -1,0 +1,49 @@
+"""Kernels with small tiles: the simulator makes a Python thread of every CUDA thread, and 32 x 32 of them cost seconds.
+
+Each case at 3 has its edges where the real tile has them at 32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from distmm_kernels.gemm.dmma import DmmaKernel
+from distmm_kernels.gemm.naive import NaiveKernel
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.gemm.tiled import TiledKernel
+from distmm_kernels.tiles.mma_tiles import MmaTiling
+from distmm_kernels.tiles.tiling import Tiling
+
+TILE = 3
+
+
+class SmallNaive(NaiveKernel):
+    tile = TILE
+
+
+class SmallTiled(TiledKernel):
+    tile = TILE
+
+
+class SmallRegisterTiled(RegisterTiledKernel):
+    """One warp, and vectors of two elements: of 16 bytes only for some types, which the simulator does not mind."""
+
+    tiling = Tiling(rows=8, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=2, vector=2)
+
+    def _tiling(self, a, b, d):
+        return self.tiling
+
+
+class SmallDmma(DmmaKernel):
+    """Two warps below each other, each with 16 x 16 of C."""
+
+    tiling = MmaTiling(rows=32, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=4, vector=2)
+    instruction_rows = 8
+
+    def _tiling(self, a, b, d):
+        chosen = super()._tiling(a, b, d)
+        return dataclasses.replace(self.tiling, along_k=chosen.along_k, instruction_rows=self.instruction_rows)
+
+
+class SmallTallDmma(SmallDmma):
+    instruction_rows = 16

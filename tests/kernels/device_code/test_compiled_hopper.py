@@ -1,0 +1,89 @@
+"""Builds the Hopper kernels where there is no GPU, and reads what the compiler and the disassembler say."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+from distmm_kernels.tiles.hopper_tiles import HopperTile
+
+pytestmark = pytest.mark.compile
+
+# each operand type, each way an operand may lie, C given and not, each width, both kinds of boxes
+TILES = [
+    HopperTile("bfloat16", "bfloat16"),
+    HopperTile("bfloat16", "float32", a_major="m", b_major="k", adds=True),
+    HopperTile("float16", "float16", 192, adds=True),
+    HopperTile("float16", "float32", 64, b_major="k"),
+    HopperTile("tfloat32", "float32", b_major="k", adds=True),
+    HopperTile("int8", "int32", b_major="k", adds=True),
+    HopperTile("int8", "int8", b_major="k"),
+    HopperTile("int8", "int8", 128, b_major="k"),
+    HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
+    HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
+    HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),
+]
+
+INSTRUCTIONS = {
+    "bfloat16": r"HGMMA.*F32\.BF16",
+    "float16": r"HGMMA.*F32\b(?!\.)",
+    "tfloat32": r"HGMMA.*F32\.TF32",
+    "int8": r"IGMMA.*S8",
+}
+
+
+@pytest.fixture(scope="module")
+def build():
+    """A function from a tile to its machine code."""
+    from numba import config
+
+    from distmm_kernels.launch import compiler
+
+    if config.ENABLE_CUDASIM:
+        pytest.skip("the simulator compiles nothing")
+    try:
+        compiler.versions()
+    except Exception as error:  # each library's own error when its file is not there
+        pytest.skip(f"the CUDA compiler is not installed: {error}")
+    from distmm_kernels.device_code.hopper.hopper_gemm import hopper_gemm
+
+    return lambda tile: compiler.build(hopper_gemm(tile), (9, 0))
+
+
+def disassembled(cubin: bytes, folder: Path) -> str | None:
+    """What nvdisasm makes of it; None where there is no nvdisasm."""
+    wheel = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
+    program = shutil.which("nvdisasm") or (str(wheel) if wheel.exists() else None)
+    if program is None:
+        return None
+    path = folder / "kernel.cubin"
+    path.write_bytes(cubin)
+    return subprocess.run([program, "-c", path], capture_output=True, check=True, text=True).stdout
+
+
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(build, tile, tmp_path):
+    made = build(tile)
+    # C7504: registers not moved between warpgroups; C7508 to C7515: wgmma serialised
+    assert not re.search(r"C75\d\d", made.log)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    assert re.search(r"Used 168 registers", made.log)
+    assert made.shared_bytes == tile.shared_bytes
+    assert made.threads == 384
+    code = disassembled(made.cubin, tmp_path)
+    if code is None:
+        return
+    assert not re.search(r"\b(LDL|STL)\b", code)
+    found = re.findall(INSTRUCTIONS[tile.operand], code)
+    assert len(found) >= tile.products * tile.depth // tile.instruction_depth
+    assert re.search(rf"GMMA\.64x{tile.columns}x{tile.instruction_depth}", code)
+    for needed in ("UTMALDG.3D", "UTMASTG.3D", "SYNCS", "USETMAXREG"):
+        assert needed in code
+    assert ("STSM" in code) == (tile.output in ("float16", "bfloat16"))
+    reads = tile.scaled or tile.output == "int8"
+    assert bool(re.search(r"\bLDG\b", code)) == reads, "factors, or a modulus; C comes by the TMA"

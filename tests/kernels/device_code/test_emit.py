@@ -1,0 +1,63 @@
+"""What this package takes from numba-cuda and llvmlite: these tests fail first when either changes."""
+
+from __future__ import annotations
+
+import ast
+import importlib.metadata
+from pathlib import Path
+
+import pytest
+
+import distmm_kernels
+from distmm_kernels.launch.driver import array_arguments
+
+PACKAGE = Path(distmm_kernels.__file__).parent
+
+
+@pytest.fixture
+def emit():
+    from numba import config
+
+    if config.ENABLE_CUDASIM:
+        pytest.skip("the simulator compiles nothing")
+    from distmm_kernels.device_code import emit
+
+    return emit
+
+
+def test_the_installed_numba_cuda_is_one_that_the_kernels_were_seen_on(emit):
+    installed = importlib.metadata.version("numba-cuda")
+    assert installed.startswith(tuple(f"{seen}." for seen in emit.SEEN)), (
+        f"numba-cuda {installed}: run pytest -m compile and pytest -m gpu, then add it to emit.SEEN"
+    )
+
+
+def test_numba_cuda_passes_arrays_as_launches_do(emit):
+    emit.check.__wrapped__()
+    assert len(array_arguments(0, (2, 3, 4), (48, 16, 4), 4)) == len(emit.ARRAY_FIELDS) - 2 + 2 * 3
+    address = emit.ARRAY_FIELDS.index("data")
+    assert array_arguments(77, (2,), (4,), 4)[address] == 77
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "message"),
+    [
+        ("ARRAY_FIELDS", ("data", "shape", "strides"), r"numba-cuda \S+ passes an array as \('meminfo'.*install"),
+        ("BUILDER_METHODS", ("add", "multiply_matrices"), r"llvmlite \S+ has no multiply_matrices.*install"),
+    ],
+)
+def test_another_numba_cuda_is_refused_before_a_kernel_is_built(emit, monkeypatch, name, other, message):
+    monkeypatch.setattr(emit, name, other)
+    with pytest.raises(RuntimeError, match=message):
+        emit.check.__wrapped__()
+
+
+def test_device_code_asks_builders_for_the_named_methods_only(emit):
+    called = set()
+    for path in (PACKAGE / "device_code").rglob("*.py"):
+        if path.name == "emit.py":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("builder", "self.builder"):
+                called.add(node.attr)
+    assert called == set(emit.BUILDER_METHODS)

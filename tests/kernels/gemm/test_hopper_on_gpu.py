@@ -1,0 +1,200 @@
+"""The kernels for Hopper's tensor cores on a real GPU: exact on integers, whatever the shape and however they lie."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from distmm_kernels.config import Problem
+from distmm_kernels.reference.matrices import STRIDES, on_gpu
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+CASES = ["float16", "bfloat16", "int8", "tf32", "bf16 of float32"]
+# around a tile of 128 x 256 and a stage of 32 to 128 steps of k
+SHAPES = [
+    (1, 1, 1), (1, 33, 1), (127, 63, 255), (128, 64, 256), (129, 65, 257), (128, 128, 64), (3, 500, 2), (200, 3, 1),
+    (300, 129, 520), (64, 31, 1000), (513, 1025, 77),
+]  # fmt: skip
+
+
+@pytest.fixture
+def hopper(gpu):
+    if gpu.compute_capability != (9, 0):
+        pytest.skip(f"{gpu} has no wgmma")
+    return gpu
+
+
+@pytest.fixture
+def kernel_for(hopper):
+    from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+
+    classes = {"tf32": HopperTf32Kernel, "bf16 of float32": HopperBf16Kernel}
+
+    def make(case):
+        dtype = np.dtype("float32") if case in classes else BFLOAT16 if case == "bfloat16" else np.dtype(case)
+        return classes.get(case, HopperKernel)(Problem(1, 1, 1, dtype), hopper)
+
+    return make
+
+
+def integers(shape, seed):
+    """Small enough that every sum of products below is exact in float32, and every one of them in bfloat16."""
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float64)
+
+
+def poisoned(kernel, monkeypatch):
+    """Let results begin as NaN, or as -77: an element left unwritten shows. Returns what surrounds them."""
+    empty, seen = type(kernel)._empty, []
+
+    def full(self, shape, dtype):
+        d = empty(self, shape, dtype)
+        whole = d if d.base is None else d.base
+        whole.view("uint8")[...] = 0xFF if dtype.kind != "i" else 179
+        seen.append((whole, d))
+        return d
+
+    monkeypatch.setattr(type(kernel), "_empty", full)
+    return seen
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_tile_of_a_large_c_is_added(kernel_for, case):
+    """Each block has 15 tiles or more: C of the next one comes while this one's is read (tests above have 1 or 2)."""
+    kernel = kernel_for(case)
+    m, k, n = 8192, 512, 8188
+    a, b = (on_gpu(integers(shape, i), dtype=kernel.dtype) for i, shape in enumerate(((m, k), (k, n))))
+    a_, b_, c = kernel.prepare_a(a), kernel.prepare_b(b), on_gpu(integers((m, n), 3), dtype=kernel.accumulator)
+    want = kernel.multiply(a_, b_, None) + c
+    for _ in range(3):
+        assert bool((kernel.multiply(a_, b_, c) == want).all())
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_integers_are_exact_for_every_shape(kernel_for, monkeypatch, case, shape):
+    m, k, n = shape
+    kernel = kernel_for(case)
+    a, b, c = integers((m, k), 1), integers((k, n), 2), integers((m, n), 3)
+    seen = poisoned(kernel, monkeypatch)
+    a_, b_ = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype))
+    assert a_.shape == (m, k)
+    assert b_.shape == (k, n)
+    d = kernel.multiply(a_, b_, None)
+    assert d.dtype == kernel.accumulator
+    np.testing.assert_array_equal(d.get(), a @ b)
+    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), a @ b + c)
+    for whole, view in seen:  # what lies between the rows of a result is not written
+        outside = whole[..., view.shape[-1] :].view("uint8")
+        assert (outside == outside[..., :1]).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("order_a", STRIDES)
+@pytest.mark.parametrize("order_b", STRIDES)
+def test_operands_and_c_may_lie_anyhow(kernel_for, case, order_a, order_b):
+    m, k, n = 150, 100, 270
+    kernel = kernel_for(case)
+    a, b = (
+        on_gpu(integers(s, i), order, kernel.dtype)
+        for i, (s, order) in enumerate((((m, k), order_a), ((k, n), order_b)))
+    )
+    c = on_gpu(integers((m, n), 3), order_b, kernel.accumulator)
+    expected = a.astype("f8").get() @ b.astype("f8").get() + c.get()
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
+    np.testing.assert_array_equal(d.get(), expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("batch_a", "batch_b"),
+    [((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 1), (1, 3)), ((2, 3), (3,)), ((0,), ()), ((1,), (4,))],
+)
+def test_batches_broadcast(kernel_for, case, batch_a, batch_b):
+    kernel = kernel_for(case)
+    a, b = integers((*batch_a, 140, 70), 1), integers((*batch_b, 70, 130), 2)
+    expected = a @ b
+    c = integers(expected.shape, 3)
+    a_, b_ = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype))
+    np.testing.assert_array_equal(kernel.multiply(a_, b_, None).get(), expected)
+    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), expected + c)
+
+
+def normal(shape, seed):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("shape", [(300, 1000, 500), (130, 2048, 66)])
+def test_bits_do_not_depend_on_how_k_is_cut_nor_on_the_run(kernel_for, case, shape):
+    m, k, n = shape
+    kernel = kernel_for(case)
+    factor = 30 if case == "int8" else 1
+    a, b = ((factor * normal(s, i)).astype(kernel.dtype) for i, s in enumerate(((m, k), (k, n))))
+    whole = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
+    assert (kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None) == whole).all()
+    for cuts in ([kernel.granule], [7 * kernel.granule, 12 * kernel.granule]):
+        d = None
+        for first, last in zip([0, *cuts], [*cuts, k], strict=True):
+            d = kernel.multiply(kernel.prepare_a(a[:, first:last]), kernel.prepare_b(b[first:last]), d)
+        assert (d == whole).all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_errors_are_those_of_the_operands_type_and_a_truncated_sum(kernel_for, case):
+    """Products are exact and each of K / 8 sums is truncated to float32 at worst (MMA-Sim, arXiv 2511.10909)."""
+    kernel = kernel_for(case)
+    if case == "int8":
+        pytest.skip("exact, which the integers show")
+    k = 4096
+    a, b = (np.abs(normal(s, i)) for i, s in enumerate(((256, k), (k, 300))))  # positive: truncation adds up
+    a, b = a.astype(kernel.dtype), b.astype(kernel.dtype)
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get()
+    exact = a.astype("f8") @ b.astype("f8")
+    rounding = {"tf32": 2.0**-11, "bf16 of float32": 2.0**-9}.get(case, 0.0)
+    bound = (2 * rounding + rounding**2 + k / 8 * 2.0**-23) * exact  # a and b are positive: |A||B| = AB
+    assert (np.abs(d - exact) <= bound).all()
+
+
+@pytest.mark.parametrize("case", ["float16", "bfloat16", "tf32"])
+@pytest.mark.parametrize("dtype", ["float16", BFLOAT16, "float64"])
+@pytest.mark.parametrize("n", [256, 77])
+def test_the_last_step_may_round_as_it_writes(kernel_for, case, dtype, n):
+    kernel = kernel_for(case)
+    a, b, c = normal((200, 300), 1), normal((300, n), 2), normal((200, n), 3)
+    a_, b_, c = (
+        kernel.prepare_a(a.astype(kernel.dtype)),
+        kernel.prepare_b(b.astype(kernel.dtype)),
+        on_gpu(c, dtype="f4"),
+    )
+    rounded = kernel.multiply(a_, b_, c, dtype=dtype)
+    finished = kernel.finish(kernel.multiply(a_, b_, c), 1, 0, None, dtype)
+    assert rounded.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(rounded.astype("f4").get(), finished.astype("f4").get())
+
+
+def test_infinities_and_nan_go_where_they_belong(kernel_for):
+    kernel = kernel_for("float16")
+    a, b = np.ones((4, 70), "f2"), np.ones((70, 5), "f2")
+    a[1, 3], a[2, 69], a[3, 0] = np.inf, np.nan, 65504
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get()
+    np.testing.assert_array_equal(d, np.array([70, np.inf, np.nan, 65504 + 69])[:, None] * np.ones((4, 5)))
+
+
+def test_legal_operands_are_not_copied(kernel_for):
+    kernel = kernel_for("bfloat16")
+    block = on_gpu(integers((64, 128), 1), dtype=BFLOAT16)
+    for operand in (block, block.T, block[8:, 8:], block[:, 8:72]):
+        for prepare in (kernel.prepare_a, kernel.prepare_b):
+            assert prepare(operand).array.data.ptr == operand.data.ptr
+
+
+def test_operands_of_another_kernel_are_refused(kernel_for):
+    kernel, other = kernel_for("bfloat16"), kernel_for("float16")
+    block = np.ones((8, 8))
+    with pytest.raises(TypeError, match="prepare it with this kernel"):
+        kernel.multiply(other.prepare_a(block.astype("f2")), other.prepare_b(block.astype("f2")), None)
+    with pytest.raises(TypeError, match="prepare it with this kernel"):
+        kernel.multiply(block, block, None)

@@ -1,0 +1,320 @@
+"""float64 products by residues, on a real GPU: the bits of the NumPy twin, layouts, guards, errors next to cuBLAS."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+
+import numpy as np
+import pytest
+
+from distmm_kernels.config import Problem
+from distmm_kernels.emulation.formats import GRANULE, granules
+from distmm_kernels.emulation.moduli import MODULI
+from distmm_kernels.emulation.residues import SHORTEST, STRETCH
+from distmm_kernels.reference import accuracy, residue_twin
+from distmm_kernels.reference import products as reference
+from distmm_kernels.reference.matrices import RAGGED_SHAPES, error_bound, on_gpu
+from distmm_kernels.reference.products import first_difference
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
+
+SHAPES = [(1, 1), (3, 2), (31, 127), (32, 128), (33, 129), (65, 600), (9, 1025), (5, 4100), (2, 8192), (3, 8193),
+          (2, 17000)]  # fmt: skip
+ORDERS = pytest.mark.parametrize("order", ["C", "F", "offset", "every other", "reversed"])
+
+
+@pytest.fixture
+def kernel(gpu):
+    if gpu.compute_capability != (9, 0):
+        pytest.skip(f"the Hopper kernel runs on compute capability 9.0, {gpu} has {gpu.compute_capability}")
+    from distmm_kernels.gemm.residues import ResidueKernel
+
+    return ResidueKernel(Problem(1, 1, 1, np.dtype(np.float64)), gpu)
+
+
+def normal(shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape)
+
+
+def multiply(kernel, a, b, c=None):
+    """Multiply where freed memory holds NaN, so that an element left unwritten shows."""
+    import cupy
+
+    a, b = kernel.prepare_a(a), kernel.prepare_b(b)
+    size = max(1, int(np.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2])))) * a.shape[-2] * (b.shape[-1] + 2)
+    poison = cupy.full(size, np.nan)
+    del poison
+    return kernel.multiply(a, b, c)
+
+
+def ways(kernel, a, b):
+    a, b = kernel.prepare_a(a), kernel.prepare_b(b)
+    return [kernel._way(a, b, index).name for index in range(len(a.found.guards))]
+
+
+def check(d, a, b, c=None):
+    expected = reference.multiply(a, b) if c is None else reference.multiply(a, b) + c
+    assert d.dtype == np.float64
+    difference = first_difference(d.get(), expected, atol=2 * error_bound(a, b, np.float64, c))
+    assert difference is None, str(difference)
+
+
+def bytes_at(residues, stack):
+    """The residues of one granule of one matrix, as a CuPy array."""
+    import cupy
+
+    pointer = residues.memory + (stack.address - residues.memory.ptr)
+    return cupy.ndarray(stack.shape, np.int8, pointer, stack.strides)
+
+
+def check_residues(residues, found, values):
+    import cupy
+
+    batch, rows, k = values.shape
+    assert len(found.guards) == granules(k)
+    for index, guard in enumerate(found.guards):
+        raised = False
+        for z in range(batch):
+            part = values[z, :, index * GRANULE : (index + 1) * GRANULE]
+            want, factor, flag = residue_twin.split(part)
+            raised |= flag != 0
+            if flag == 0:
+                assert np.array_equal(bytes_at(residues, residues.granule(index, z)).get(), want)
+                pointer = residues.memory + (residues.factors(index, z) - residues.memory.ptr)
+                assert np.array_equal(cupy.ndarray((rows,), np.float64, pointer).get(), factor)
+        assert (guard != 0) == raised, index
+
+
+@ORDERS
+@pytest.mark.parametrize("shape", SHAPES)
+def test_residues_are_those_of_the_twin(gpu, kernel, order, shape):
+    values = normal((2, *shape))
+    check_residues(*kernel._split(on_gpu(values, order)), values)
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("granule", [0, 1])
+@pytest.mark.parametrize("value", [np.inf, np.nan, 1e200, 1e-130, 1e-300, 0.0])
+def test_what_cannot_be_held_raises_the_guard_of_its_granule(kernel, order, granule, value):
+    values = np.abs(normal((2, 6, GRANULE + 700))) + 0.5
+    own = slice(granule * GRANULE, (granule + 1) * GRANULE)
+    values[1, 4, own.start] = value
+    if value < 1:  # a row of such numbers
+        values[1, 4, own] = value
+    residues, found = kernel._split(on_gpu(values, order))
+    check_residues(residues, found, values)
+    assert (found.guards[granule] != 0) == (value != 0)
+    assert found.guards[1 - granule] == 0
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("zeros", [0, 300])
+@pytest.mark.parametrize("more", [0, 1])
+def test_the_share_of_small_numbers_is_counted_exactly(kernel, order, zeros, more):
+    values = np.ones((1, 40, 64 * 20 + zeros))
+    values[0, 7, :zeros] = 0
+    values[0, 7, zeros : zeros + 20 + more] = 2.0**-40
+    residues, found = kernel._split(on_gpu(values, order))
+    check_residues(residues, found, values)
+    assert (found.guards[0] != 0) == bool(more)
+
+
+@pytest.mark.parametrize("k", [SHORTEST, 1000, GRANULE, 2 * GRANULE + 700])
+def test_the_device_has_the_bits_of_the_twin(kernel, k):
+    a, b, c = normal((140, k), 1), normal((k, 270), 2), normal((140, 270), 3)
+    for added in (None, c):
+        d = multiply(kernel, a, b, added if added is None else on_gpu(added)).get()
+        twin, guard = residue_twin.product(a, b, added)
+        assert guard == 0
+        assert (d == twin).all(), f"{(d != twin).mean():.3f} differ, by {np.abs(d - twin).max():.3g}"
+
+
+@pytest.mark.parametrize("shape", [*RAGGED_SHAPES, (127, 512, 191), (128, 640, 256), (129, 1001, 257), (300, 513, 5)])
+def test_every_ragged_shape_is_right(kernel, shape):
+    m, k, n = shape
+    a, b, c = normal((m, k), 1), normal((k, n), 2), normal((m, n), 3)
+    check(multiply(kernel, a, b), a, b)
+    for order in ("C", "F", "every other"):
+        check(multiply(kernel, a, b, on_gpu(c, order)), a, b, c)
+
+
+@ORDERS
+@pytest.mark.parametrize("order_b", ["C", "F", "offset"])
+def test_the_layout_of_operands_does_not_change_the_bits(kernel, order, order_b):
+    a, b = normal((203, 817), 1), normal((817, 150), 2)
+    plain = multiply(kernel, a, b)
+    check(plain, a, b)
+    assert (multiply(kernel, on_gpu(a, order), on_gpu(b, order_b)) == plain).all()
+
+
+def test_every_tile_of_a_large_c_is_right_and_bits_repeat(kernel, monkeypatch):
+    from distmm_kernels.gemm import residues
+
+    rng, (m, k, n) = np.random.default_rng(0), (3000, 1024, 2900)
+    a, b, c = (on_gpu(rng.integers(-1000, 1001, shape).astype("float64")) for shape in ((m, k), (k, n), (m, n)))
+    want = a.astype("int64") @ b.astype("int64") + c.astype("int64")
+    for workspace in (residues.WORKSPACE, 1 << 20):  # in one strip and in many
+        monkeypatch.setattr(residues, "WORKSPACE", workspace)
+        for _ in range(3):
+            assert bool((multiply(kernel, a, b, c) == want).all())
+
+
+def test_strips_do_not_change_the_bits(kernel, monkeypatch):
+    from distmm_kernels.gemm import residues
+
+    a, b, c = on_gpu(normal((1500, 1600), 1)), on_gpu(normal((1600, 700), 2)), on_gpu(normal((1500, 700), 3))
+    whole = multiply(kernel, a, b, c)
+    monkeypatch.setattr(residues, "WORKSPACE", 1)
+    assert residues.strip(1500, 700) == (128, 256)
+    assert (multiply(kernel, a, b, c) == whole).all()
+    part = multiply(kernel, a[1300:1430], b[:, 600:], c[1300:1430, 600:])
+    assert (part == whole[1300:1430, 600:]).all()
+
+
+@pytest.mark.parametrize("k", [700, GRANULE + 1])
+def test_parts_of_guarded_granules_do_not_change_the_bits(kernel, monkeypatch, k):
+    from distmm_kernels.gemm import residues
+
+    a, b, c = on_gpu(normal((301, k), 1)), on_gpu(normal((k, 277), 2)), on_gpu(normal((301, 277), 3))
+    a[150, 300] = 2.0**70
+    whole = multiply(kernel, a, b, c)
+    check(whole, a.get(), b.get(), c.get())
+    monkeypatch.setattr(residues, "WORKSPACE", 1)
+    assert (multiply(kernel, a, b, c) == whole).all()
+
+
+@pytest.mark.parametrize("guarded", [False, True])
+@pytest.mark.parametrize(("m", "k", "n"), [(1500, GRANULE + 1, 1201), (3000, 513, 3000), (1999, 301, 1901)])
+def test_a_product_takes_no_more_memory_than_residues_and_the_workspace(kernel, monkeypatch, m, k, n, guarded):
+    import cupy
+
+    from distmm_kernels.gemm import residues
+
+    class Live(cupy.cuda.MemoryHook):
+        name, now, peak = "live", 0, 0
+
+        def malloc_postprocess(self, **facts):
+            self.now += facts["mem_size"]
+            self.peak = max(self.peak, self.now)
+
+        def free_postprocess(self, **facts):
+            self.now -= facts["mem_size"]
+
+    a, b, c = on_gpu(normal((m, k), 1)), on_gpu(normal((k, n), 2)), on_gpu(normal((m, n), 3))
+    if guarded:
+        a[m // 2, k // 2] = np.inf
+    multiply(kernel, a[:200], b[:, :200])  # loads the kernels
+    monkeypatch.setattr(residues, "WORKSPACE", 1 << 24)  # less than C's residues take, and copies of A and B
+    live, pool = Live(), cupy.cuda.MemoryPool()
+    with cupy.cuda.using_allocator(pool.malloc), live:
+        left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
+        d = kernel.multiply(left, right, c, wait=False)
+    cupy.cuda.Device().synchronize()
+    held = left.residues.nbytes + right.residues.nbytes + 1.02 * d.nbytes
+    squares = 8 * max(m, n) * -(-k // STRETCH)
+    short = k % GRANULE if k % GRANULE < SHORTEST else 0  # without residues, but dmma may need copies in vectors
+    assert live.peak <= held + squares + 8 * (m + n) * (1.1 * short + 1) + (1 << 24) + (1 << 20)
+
+
+def test_bits_do_not_depend_on_cuts_of_k_at_the_granule(kernel):
+    k = 2 * GRANULE + 700
+    a, b, c = on_gpu(normal((200, k), 1)), on_gpu(normal((k, 300), 2)), on_gpu(normal((200, 300), 3))
+    a[7, GRANULE + 5] = 2.0**70  # the second granule goes another way
+    assert ways(kernel, a, b) == ["RESIDUES", "IEEE", "RESIDUES"]
+    whole = multiply(kernel, a, b, c)
+    check(whole, a.get(), b.get(), c.get())
+    for cuts in ((0, GRANULE, 2 * GRANULE, k), (0, 2 * GRANULE, k), (0, GRANULE, k)):
+        d = c
+        for first, last in itertools.pairwise(cuts):
+            d = multiply(kernel, a[:, first:last], b[first:last], d)
+        assert (d == whole).all()
+
+
+def test_infinities_and_nans_are_where_they_belong(kernel):
+    a, b = accuracy.draw("not finite", 300, 700, 260, dtype=np.float64)
+    with np.errstate(invalid="ignore"):
+        expected = reference.multiply(a, b)
+        d = multiply(kernel, a, b).get()
+    assert np.array_equal(np.isnan(d), np.isnan(expected))
+    infinite = np.isinf(expected)
+    assert np.array_equal(np.isinf(d), infinite)
+    assert np.array_equal(d[infinite], expected[infinite])
+
+
+@pytest.mark.parametrize("set_name", [name for name in accuracy.SETS if name not in ("not finite", "subnormal")])
+def test_errors_are_no_larger_than_those_of_a_chain_and_of_cublas(kernel, set_name):
+    m, k, n = 300, 2048, 260
+    a, b = accuracy.draw(set_name, m, k, n, seed=1, dtype=np.float64)
+    some = slice(0, 40)
+    ours = residue_twin.errors(multiply(kernel, a, b).get()[some], a[some], b)
+    chain = residue_twin.errors(residue_twin.fma_chain(a[some], b), a[some], b)
+    theirs = residue_twin.errors((on_gpu(a) @ on_gpu(b)).get()[some], a[some], b)
+    way = ways(kernel, a, b)[0]
+    line = f"{ours.normwise:.1e} {ours.componentwise:.1e} chain {chain.normwise:.1e} {chain.componentwise:.1e}"
+    print(set_name, way, line, f"cuBLAS {theirs.normwise:.1e} {theirs.componentwise:.1e}")  # noqa: T201 (with -rP)
+    assert ours.normwise <= 1.01 * chain.normwise
+    assert ours.componentwise <= 1.01 * chain.componentwise
+    if way == "RESIDUES":
+        assert ours.normwise <= theirs.normwise
+        assert ours.componentwise <= max(theirs.componentwise, 2.0**-53)
+
+
+@pytest.mark.parametrize(
+    ("batch_a", "batch_b"), [((3,), (3,)), ((), (4,)), ((2, 1), (3,)), ((5, 1, 2), (2,)), ((0,), ())]
+)
+def test_batches_broadcast(kernel, batch_a, batch_b):
+    a, b = normal((*batch_a, 70, 600), 1), normal((*batch_b, 600, 90), 2)
+    d = multiply(kernel, a, b)
+    assert d.shape == (*np.broadcast_shapes(batch_a, batch_b), 70, 90)
+    for place in np.ndindex(d.shape[:-2]):
+        left, right = (np.broadcast_to(x, (*d.shape[:-2], *x.shape[-2:]))[place] for x in (a, b))
+        assert (multiply(kernel, left, right) == d[place]).all()
+    assert (multiply(kernel, a, b, d * 0) == d).all()
+
+
+def test_operands_of_another_kernel_are_refused(kernel):
+    a, b = normal((5, 6)), normal((6, 7))
+    with pytest.raises(TypeError, match="prepare it with this kernel"):
+        kernel.multiply(kernel.prepare_a(a), on_gpu(b), None)
+
+
+def test_neither_c_nor_the_operands_are_written(kernel):
+    a, b, c = on_gpu(normal((150, 600), 1)), on_gpu(normal((600, 170), 2)), on_gpu(normal((150, 170), 3))
+    before = [x.copy() for x in (a, b, c)]
+    multiply(kernel, a, b, c)
+    assert all((x == y).all() for x, y in zip((a, b, c), before, strict=True))
+
+
+def test_what_an_operand_takes_is_what_the_plan_counts(kernel):
+    a = kernel.prepare_a(on_gpu(normal((2048, GRANULE))))
+    assert a.nbytes == a.matrices.nbytes + a.residues.nbytes
+    assert len(MODULI) / 8 <= a.residues.nbytes / a.matrices.nbytes < 1.001 * len(MODULI) / 8
+
+
+def test_threads_on_streams_of_their_own_get_the_same_bits_without_waiting(kernel):
+    import cupy
+
+    a, b = on_gpu(normal((700, 2 * GRANULE), 1)), on_gpu(normal((2 * GRANULE, 600), 2))
+    b[GRANULE + 3, 4] = np.nan  # a guard that is found while the product is under way
+    want = multiply(kernel, a, b)
+    cupy.cuda.Device().synchronize()
+    found = {}
+
+    def work(number):
+        with cupy.cuda.Device(kernel.device.index), cupy.cuda.Stream(non_blocking=True) as stream:
+            for _ in range(5):
+                left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
+                d = kernel.multiply(left, right, None, wait=False)
+                d = kernel.multiply(left, right, d, wait=False)
+            stream.synchronize()
+            found[number] = d.get(stream=stream)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    twice = multiply(kernel, a, b, want).get()
+    assert len(found) == 4
+    assert all(np.array_equal(d, twice, equal_nan=True) for d in found.values())

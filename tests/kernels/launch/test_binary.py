@@ -1,0 +1,128 @@
+"""The cache of compiled kernels on disk, without a compiler."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import itertools
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import distmm_kernels
+from distmm_kernels.launch import binary as module
+from distmm_kernels.launch import compiler
+from distmm_kernels.launch.binary import Recipe, binary, cache_folder
+
+HOPPER = (9, 0)
+
+
+@dataclass(frozen=True)
+class Size:
+    rows: int
+
+
+def maker(*parameters):
+    return parameters
+
+
+@pytest.fixture
+def builds(monkeypatch, tmp_path):
+    """What the compiler was asked for; it answers with something that no two calls share."""
+    asked, counter = [], itertools.count()
+
+    def build(source, compute_capability):
+        asked.append((source, compute_capability))
+        return compiler.Binary(b"\n\0cubin %d" % next(counter), 128, 50_000, "log\nof two lines")
+
+    monkeypatch.setattr(compiler, "build", build)
+    monkeypatch.setattr(module, "_versions", lambda: "numba-cuda 0.30")
+    monkeypatch.setattr(module.importlib, "import_module", lambda name: __import__("types").SimpleNamespace(make=maker))
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "cache"))
+    return asked
+
+
+def recipe(*parameters):
+    return Recipe("some.module:make", parameters)
+
+
+def test_a_kernel_is_compiled_once_and_then_found_on_disk(builds):
+    first = binary(recipe(1, Size(2)), HOPPER)
+    assert binary(recipe(1, Size(2)), HOPPER) == first
+    assert builds == [((1, Size(2)), HOPPER)]
+
+
+def test_whatever_the_code_depends_on_changes_the_key(builds, monkeypatch):
+    def key():
+        return recipe(Size(1)).key(HOPPER)
+
+    keys = [key(), recipe(Size(2)).key(HOPPER), recipe(Size(1)).key((8, 0)), Recipe("a:b", (Size(1),)).key(HOPPER)]
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_versions", lambda: "numba-cuda 0.31")
+        keys.append(key())
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_sources", lambda: "one character more")
+        keys.append(key())
+    assert len(set(keys)) == len(keys)
+    assert key() == keys[0]
+
+
+def test_the_key_covers_the_whole_package(monkeypatch):
+    read = []
+
+    def read_bytes(path):
+        read.append(path.relative_to(Path(distmm_kernels.__file__).parent).as_posix())
+        return b""
+
+    monkeypatch.setattr(Path, "read_bytes", read_bytes)
+    module._sources.__wrapped__()
+    assert {"config.py", "tiles/tiling.py", "device_code/emit.py", "device_code/hopper/ring.py"} <= set(read)
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", None, -1, 0])
+def test_a_damaged_file_is_compiled_again(builds, damage):
+    binary(recipe(), HOPPER)
+    (path,) = cache_folder().iterdir()
+    content = path.read_bytes()
+    if isinstance(damage, int):  # one bit
+        content = bytearray(content)
+        content[damage] ^= 1
+        path.write_bytes(content)
+    else:
+        path.write_bytes(content[: len(content) // 2] if damage is None else damage)
+    again = binary(recipe(), HOPPER)
+    assert len(builds) == 2
+    assert binary(recipe(), HOPPER) == again
+    assert len(builds) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_a_warning_and_no_result(builds, monkeypatch, tmp_path):
+    file = tmp_path / "file"
+    file.write_text("not a folder")
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(file))
+    with pytest.warns(RuntimeWarning, match="DISTMM_CACHE_DIR"):
+        assert binary(recipe(), HOPPER).threads == 128
+
+
+def test_many_writers_leave_one_whole_file(builds):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: binary(recipe(), HOPPER), range(40)))
+    (path,) = cache_folder().iterdir()
+    assert module._read(path) in made
+
+
+def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISTMM_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "distmm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert cache_folder() == tmp_path / "home" / ".cache" / "distmm"
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "here"))
+    assert cache_folder() == tmp_path / "here"
+
+
+def test_targets_have_all_instructions_of_their_own_architecture():
+    assert [compiler.architecture(cc) for cc in ((8, 0), (8, 9), (9, 0), (12, 0))] == [
+        "sm_80", "sm_89", "sm_90a", "sm_120a",
+    ]  # fmt: skip

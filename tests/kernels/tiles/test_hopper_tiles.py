@@ -1,0 +1,157 @@
+"""Index arithmetic of the Hopper kernels, apart from any device."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm_kernels.tiles.hopper_tiles import (
+    C_BOX_BYTES,
+    C_BOX_COLUMNS,
+    GROUP,
+    MOST_C_STAGES,
+    ROWS,
+    SHARED_MEMORY,
+    HopperTile,
+    best_columns,
+    box_place,
+    place,
+)
+
+FLOATS = [
+    HopperTile(operand, output, columns, a_major, b_major)
+    for operand, output, columns, a_major, b_major in itertools.product(
+        ("float16", "bfloat16"), ("float32", "float16", "bfloat16"), (64, 128, 192, 256), "km", "kn"
+    )
+]
+OTHERS = [
+    HopperTile(operand, output, columns, b_major="k")
+    for operand, output, columns in itertools.product(("tfloat32",), ("float32", "float16"), (64, 128, 192, 256))
+] + [HopperTile("int8", "int32", columns, b_major="k") for columns in (64, 128, 192, 256)]
+BYTES = [HopperTile("int8", "int8", columns, b_major="k") for columns in (128, 256)]
+THREE = [
+    HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
+    for columns, a_major, b_major, adds in itertools.product((64, 128, 192), "km", "kn", (False, True))
+] + [HopperTile("tfloat32", "float32", columns, b_major="k", products=3) for columns in (64, 128, 192)]
+ALL = FLOATS + OTHERS + BYTES + THREE
+
+
+@pytest.mark.parametrize("tile", ALL, ids=str)
+def test_tiles_fit_in_shared_memory_and_the_next_stage_would_not(tile):
+    assert 2 <= tile.stages <= 8
+    assert tile.shared_bytes <= SHARED_MEMORY
+    assert tile.stages == 8 or tile.shared_bytes + tile.stage_bytes > SHARED_MEMORY
+    assert tile.stage_bytes % 1024 == tile.a_bytes % 1024 == tile.b_bytes % 1024 == 0, "the swizzle repeats every 1024"
+    assert tile.depth % tile.instruction_depth == 0
+    load, multiply = tile.registers
+    assert load + 2 * multiply <= 3 * 168, "what 384 threads are launched with"
+
+
+@pytest.mark.parametrize("tile", ALL, ids=str)
+def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
+    boxes = tile.columns // tile.box_columns
+    assert boxes * tile.box_columns == tile.columns
+    assert boxes % tile.slots == 0
+    assert tile.slots <= tile.buffers
+
+
+@pytest.mark.parametrize("tile", ALL, ids=str)
+def test_a_tile_of_c_comes_in_few_stages(tile):
+    assert tile.c_boxes * C_BOX_COLUMNS == tile.columns
+    assert tile.c_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
+    assert 0 < tile.c_boxes <= MOST_C_STAGES * tile.c_stage_boxes
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"columns": 320}, "320 columns"),
+        ({"columns": 100}, "100 columns"),
+        ({"columns": 256, "products": 3}, "256 columns"),
+        ({"operand": "int8", "b_major": "k"}, "int8 to float32"),
+        ({"output": "int32"}, "float16 to int32"),
+        ({"operand": "tfloat32"}, "contiguous along k"),
+        ({"operand": "int8", "output": "int32", "a_major": "m", "b_major": "k"}, "contiguous along k"),
+        ({"columns": 192, "products": 3, "buffers": 6}, "1 stage"),
+        ({"output": "int8"}, "float16 to int8"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
+    ],
+)
+def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        HopperTile(**{"operand": "float16", "output": "float32", **arguments})
+
+
+@given(high=st.integers(1, 70), wide=st.integers(1, 70), group=st.integers(1, 20))
+def test_every_tile_has_one_number(high, wide, group):
+    sizes = [np.uint32(size) for size in (high, wide, group)]
+    places = [tuple(map(int, place(np.uint32(tile), *sizes))) for tile in range(high * wide)]
+    assert sorted(places) == list(itertools.product(range(high), range(wide)))
+
+
+def test_tiles_run_down_a_group_of_rows_before_the_next_column():
+    wide, high = np.uint32(5), np.uint32(3 * GROUP)
+    first = [place(np.uint32(tile), high, wide, np.uint32(GROUP)) for tile in range(2 * GROUP)]
+    assert first == [(row, column) for column in range(2) for row in range(GROUP)]
+
+
+@given(m=st.integers(1, 10**5), n=st.integers(1, 10**5), batch=st.integers(1, 5), products=st.sampled_from([1, 3]))
+def test_the_chosen_width_is_legal_and_wastes_no_more_than_the_narrowest(m, n, batch, products):
+    columns = best_columns(m, n, batch, products, 132)
+    HopperTile("float16", "float32", columns, products=products)
+
+    def rounds(columns):
+        return -(-(-(-m // ROWS) * batch * -(-n // columns)) // 132) * columns
+
+    assert rounds(columns) <= rounds(64) / 0.6
+
+
+def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():
+    assert best_columns(512, 512, 1, 1, 132) == 64
+    assert best_columns(4096, 4096, 1, 3, 132) == 128, "eight rounds, where 192 columns take six of half as much again"
+    assert best_columns(8192, 8192, 1, 3, 132) == 192
+    assert best_columns(16384, 16384, 1, 1, 132) == 256
+
+
+def swizzled(row: int, byte: int) -> int:
+    """Where the accelerator looks for a byte of a row of 128 bytes, in a box that begins at a multiple of 1024."""
+    address = row * 128 + byte
+    return address ^ (address >> 7 & 7) << 4
+
+
+def test_lanes_write_words_of_c_where_the_accelerator_looks_for_them():
+    lane_place, seen = box_place("float32"), {}
+    for lane, j, below in itertools.product(range(32), range(4), range(2)):
+        start, permuted = map(int, lane_place(np.uint32(lane)))
+        address = start + (permuted ^ 32 * j) + 8 * 128 * below
+        row, column = lane // 4 + 8 * below, 8 * j + lane % 4 * 2  # the layout of wgmma's accumulators
+        assert address == swizzled(row, 4 * column)
+        seen[address] = row, column
+    assert len(seen) == 16 * 32 // 2
+
+
+def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them():
+    lane_place, seen = box_place("int8"), set()
+    for lane, j, below in itertools.product(range(32), range(16), range(2)):
+        start, permuted = map(int, lane_place(np.uint32(lane)))
+        address = start + (permuted ^ 16 * (j // 2)) + 8 * (j % 2) + 8 * 128 * below  # as epilogue.py's _put_bytes
+        assert address == swizzled(lane // 4 + 8 * below, 8 * j + lane % 4 * 2)
+        seen.add(address)
+    assert seen == set(range(0, 16 * 128, 2))
+
+
+def test_lanes_name_rows_of_halves_where_the_accelerator_looks_for_them():
+    lane_place, seen = box_place("bfloat16"), set()
+    for lane, j in itertools.product(range(32), range(4)):
+        start, permuted = map(int, lane_place(np.uint32(lane)))
+        address = start + (permuted ^ 32 * j)
+        matrix, row = lane // 8, lane % 8  # stmatrix: lanes 8 i to 8 i + 7 name the rows of matrix i
+        # registers 0 and 1 hold 8 columns of rows 0 to 7 and 8 to 15, registers 2 and 3 the next 8 columns
+        assert address == swizzled(row + 8 * (matrix % 2), 2 * (16 * j + 8 * (matrix // 2)))
+        seen.add(address)
+    assert seen == {16 * unit for unit in range(16 * 8)}
