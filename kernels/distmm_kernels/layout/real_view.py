@@ -14,7 +14,8 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address
+from distmm_kernels.layout import stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 
 __all__ = ["LINES", "REALS", "THREADS", "as_complex", "as_real", "doubled", "in_rows"]
@@ -62,10 +63,10 @@ def doubled(block: Array, device: Device) -> Array:
     pitch = row_pitch(length, lines.itemsize)
     made: Array = type(lines)((*others, 2 * count, pitch), lines.dtype)
     if lines.size:
-        recipe = Recipe("distmm_kernels.device_code.real_view:source", (lines.dtype.name, turned))
+        recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned))
         for source, _, _, target in launch.matrices(lines, lines, None, made[..., :filled]):
             blocks = -(-count // LINES) * -(-filled // THREADS), Stack.of(source).shape[0]
             stacks = Stack.of(source), Stack.of(target)
-            launch.Launch(recipe, device, blocks, stacks)(address(source), address(target))
+            launch.Launch(recipe, device, blocks, stacks)(stack.address(source), stack.address(target))
     made = made[..., :length]
     return made.swapaxes(-1, -2) if turned else made
