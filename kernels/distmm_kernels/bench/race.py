@@ -69,6 +69,7 @@ HEATS = (
     Heat("float64", "highest", ("residues",), "float64"),
     Heat("complex64", "ieee", ("register_tiled",), "complex64"),
     Heat("complex64", "highest", ("complex_fp16x3",), "complex64"),
+    Heat("complex128", "ieee", ("register_tiled",), "complex128"),
     Heat("complex128", "highest", ("complex_residues",), "complex128"),
     Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
     Heat("bfloat16", "highest", ("hopper",), "float32"),
