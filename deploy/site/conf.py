@@ -48,6 +48,7 @@ numpydoc_validation_checks = {"GL06", "GL07", "PR01", "PR02", "PR03", "RT01", "S
 numpydoc_validation_exclude = {r"distmm\.(Plan|Verdict|job\.Summary|job\.Status)$"}
 html_theme = "pydata_sphinx_theme"
 html_title = "distmm"
+html_favicon = "static/icon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

@@ -14,9 +14,9 @@ from distmm.api.product import Gemm
 from distmm.api.scalars import check_flags, check_scalars
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.geometry import Symmetry
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
+from distmm.planning.problem import Symmetry
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
 

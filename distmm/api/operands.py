@@ -15,7 +15,7 @@ from distmm.api.array_types import as_array, package_of
 from distmm.api.inline_array import inline_array
 from distmm.api.scalars import check_flags
 from distmm.errors import InputError
-from distmm.planning.geometry import accumulator_dtype
+from distmm.planning.problem import accumulator_dtype
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks

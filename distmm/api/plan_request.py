@@ -1,24 +1,35 @@
-"""From operands and wishes to a plan: the chunks that users gave, the files' chunks, and what the cluster has."""
+"""From what a caller asks for to a plan: the chunks of the user's arrays and files, and what the cluster has."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any
 
 from distributed import Client
 
+from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.clusters import cluster
+from distmm.clusters.link_rate import link_rate
 from distmm.errors import InputError
-from distmm.planning.cluster_spec import Residence
-from distmm.planning.geometry import Blocking, Problem, even_edges
-from distmm.planning.plan import TILE, Plan, make_plan
+from distmm.planning.blocks import Blocking, even_edges
+from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
+from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import EXAMPLE
+from distmm.planning.search import TILE, make_plan
+from distmm.worker.tasks import KernelChoice
 
-__all__ = ["Chunks", "Wishes", "batch_chunks", "plan_for", "storage_multiples", "users_blocking"]
+__all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_for"]
 
 Chunks = tuple[tuple[int, ...], ...]
+
+# Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
+# a second, once.
+WORTH_MEASURING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -32,25 +43,38 @@ class Wishes:
     plan: Plan | str | None = None
 
 
-def plan_for(
-    problem: Problem,
-    a: Operand,
-    b: Operand,
-    wishes: Wishes,
-    client: Client | None,
-    written: bool = False,
-    c_chunks: Chunks | None = None,
-    unit: tuple[int, ...] | None = None,
-) -> Plan:
-    """Plan a product of operands, or take the plan that the caller has made for it.
+@dataclass(frozen=True)
+class FileJob:
+    """What is different where workers read A and B from files and write C to one.
 
-    Parameters
+    Attributes
+    ----------
+    spare : float
+        Part of the free memory that blocks do not get.
+    loads : dict
+        Bytes/s at which a thread of a CPU worker, and a GPU worker, read blocks of A and B; by device.
+    gpu_host_memory : int
+        Bytes of host memory that the blocks of one GPU take, if that is enough.
+    prepare : callable
+        Runs on all workers before their memory is looked at, with a `KernelChoice`.
+    """
+
+    spare: float
+    loads: dict[str, float]
+    gpu_host_memory: int
+    prepare: Callable[[KernelChoice], None]
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """A product that is to be planned.
+
+    Attributes
     ----------
     problem : Problem
     a, b : Operand
         Of a symmetric product, B is the transpose of A.
     wishes : Wishes
-    client : distributed.Client, optional
     written : bool
         Whether finished blocks of C are written, and do not stay.
     c_chunks : tuple of tuple of int, optional
@@ -58,12 +82,29 @@ def plan_for(
     unit : tuple of int, optional
         Shape of what is written of C in one go: blocks are multiples of it, where they are chosen and it leaves each
         worker a block that fits.
+    job : FileJob, optional
+        For a job from files to a file. Its blocks are even: chunks of operands give their largest edges.
+    """
+
+    problem: Problem
+    a: Operand
+    b: Operand
+    wishes: Wishes
+    written: bool = False
+    c_chunks: Chunks | None = None
+    unit: tuple[int, ...] | None = None
+    job: FileJob | None = None
+
+
+def plan_for(request: PlanRequest, client: Client | None) -> Plan:
+    """Plan a product of operands, or take the plan that the caller has made for it.
 
     Raises
     ------
     InputError
         For a plan that is for another product, and wishes that cannot be met.
     """
+    problem, wishes = request.problem, request.wishes
     if isinstance(wishes.plan, Plan):
         if wishes.plan.problem != problem:
             raise InputError(
@@ -72,22 +113,58 @@ def plan_for(
             )
         return wishes.plan
     if wishes.plan is not None and not isinstance(wishes.plan, str):
-        raise InputError(
-            f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as "
-            "g2x1x1 b8192x8192x8192 p1 w1 l2"
-        )
-    on_gpu = a.kind == "cupy"
+        raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
+    spec = _cluster(request, client)
+    plan = _within_host_memory(request, spec)
+    if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+        return plan
+    rate = link_rate(client, spec.device)
+    return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+
+
+def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
+    """Plan for a cluster; a job on GPUs with little host memory, where that is enough and the blocks are free."""
+    wishes, job = request.wishes, request.job
+    if job is None or spec.device == "cpu" or wishes.blocks is not None or wishes.plan is not None:
+        return _planned_for(request, spec)
+    modest = min(spec.host_memory or job.gpu_host_memory, job.gpu_host_memory)
+    plan = _planned_for(request, replace(spec, host_memory=modest))
+    return _planned_for(request, spec) if plan.shortfall else plan
+
+
+def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
+    """Describe the cluster as this product finds it."""
+    problem, a, b, wishes, job = request.problem, request.a, request.b, request.wishes, request.job
+    on_gpu = a.kind == "cupy" and job is None
     if on_gpu and wishes.device == "cpu":
         raise InputError(
             "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
         )
-    precision, kernel, text = wishes.precision, wishes.kernel, wishes.plan
-    spec = cluster.describe(
-        client, problem.dtype, "gpu" if on_gpu else wishes.device, any_gpu=on_gpu, kernel=kernel, precision=precision
-    )
+
+    def described() -> ClusterSpec:
+        device: cluster.Device = "gpu" if on_gpu else wishes.device
+        asked: dict[str, Any] = {"kernel": wishes.kernel, "precision": wishes.precision}
+        return cluster.describe(client, problem.dtype, device, any_gpu=on_gpu, **asked)
+
+    spec = described()
+    if job is not None:
+        assert client is not None
+        # What libraries take is not free for blocks: they are loaded before the memory is looked at.
+        everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+        spec = described()
+        load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
+        return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if spec.device == "cuda" and (a.pageable or b.pageable):
-        spec = replace(spec, load=cluster.LOADS["cuda, pageable"])
-    result: Literal["workers", "host", "out"] = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
+        return replace(spec, load=cluster.LOADS["cuda, pageable"])
+    return spec
+
+
+def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
+    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen."""
+    problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
+    c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
+    assert not isinstance(text, Plan)
+    result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
 
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
@@ -95,18 +172,20 @@ def plan_for(
             problem,
             spec,
             blocking=blocking,
-            edges=wishes.blocks,
-            multiples=storage_multiples(a, b, unit),
-            precision=precision,
-            kernel=kernel,
+            edges=edges,
+            multiples=_storage_multiples(a, b, unit),
+            precision=wishes.precision,
+            kernel=wishes.kernel,
             text=text,
-            result="out" if written else result,
-            operands=(_residence(a, cuts[0]), _residence(b, cuts[1])),
+            result="out" if request.written else result,
+            operands=(_residence(a, cuts[0], request.job), _residence(b, cuts[1], request.job)),
         )
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n
-    blocking = users_blocking(problem, a, b, c_chunks, unit) if wishes.blocks is None else None
+    blocking = _users_blocking(problem, a, b, c_chunks, unit) if edges is None else None
+    if blocking is not None and request.job is not None:
+        edges, blocking = blocking.largest, None
     if (
         unit is not None
         and math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True)) < spec.workers
@@ -115,7 +194,7 @@ def plan_for(
     plan = planned(blocking, unit)
     if unit is not None and plan.shortfall:
         plan = planned(blocking)
-    if blocking is not None or wishes.blocks is not None or text is not None or c_chunks is None:
+    if blocking is not None or edges is not None or text is not None or c_chunks is None:
         return plan
     if problem.symmetry is not None and c_chunks[-2] != c_chunks[-1]:
         return plan
@@ -125,14 +204,19 @@ def plan_for(
     return planned(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))
 
 
-def _residence(operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None) -> Residence:
-    """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last."""
-    if operand.chunks is not None and cuts != operand.chunks[-2:]:
+def _residence(
+    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, job: FileJob | None
+) -> Residence:
+    """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last.
+
+    Jobs cut the blocks of A and B from their files.
+    """
+    if operand.chunks is not None and cuts != operand.chunks[-2:] and job is None:
         return "whole"
     return "resident" if operand.resident else "streamed"
 
 
-def users_blocking(
+def _users_blocking(
     problem: Problem, a: Operand, b: Operand, c_chunks: Chunks | None = None, unit: tuple[int, ...] | None = None
 ) -> Blocking | None:
     """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
@@ -169,7 +253,7 @@ def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
     )
 
 
-def storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
+def _storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
     """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile.
 
     Along m and n they follow the `unit` in which C is written, and the others too where that takes no larger blocks.

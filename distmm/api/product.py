@@ -16,13 +16,14 @@ from distributed import Client
 from distmm.api import out_array
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, as_matrix
-from distmm.api.plan_request import Chunks, Wishes, batch_chunks, plan_for
+from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import product_graph
-from distmm.planning.geometry import Problem, Symmetry, Wave
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.write_units import unit_of
 from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue
@@ -84,16 +85,9 @@ class Gemm:
         """Plan the product. With an `out` that is written to, C does not stay in the workers' memory."""
         written = _is_written(out)
         unit = unit_of(out) if written else None
-        return plan_for(
-            self.problem,
-            self.a,
-            self.b,
-            wishes,
-            client,
-            written,
-            self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None,
-            None if unit is None else self._as_matrix(unit, 1),
-        )
+        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None
+        unit = None if unit is None else self._as_matrix(unit, 1)
+        return plan_for(PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit), client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
         """Insert `one` for each dimension of C that vectors lack."""
@@ -158,7 +152,7 @@ class Gemm:
                 b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
             if name is None:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-                name = f"distmm-matmul-{tokenize(names, self.problem, plan.shape, choice, epilogue)}"
+                name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
             layers = product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c

@@ -16,8 +16,8 @@ from distmm.checking.tolerance import Tolerance, in_type, mantissa
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.geometry import Problem
 from distmm.planning.precision import Precision
+from distmm.planning.problem import Problem
 from distmm.transfer import share
 from distmm.worker.tasks import to_host
 

@@ -23,8 +23,8 @@ from distmm.all_workers import everywhere
 from distmm.bench import matrices
 from distmm.bench.cases import KERNEL, Case, element
 from distmm.clusters import cluster
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from distributed import Client, Future, Scheduler, futures_of, wait
 from distmm.bench.cases import element
 from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.planning.precision import Precision
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty

@@ -37,8 +37,8 @@ import ml_dtypes
 import numpy as np
 
 from distmm.checking.scaling import scaled
-from distmm.planning.geometry import accumulator_dtype
 from distmm.planning.precision import Precision, check_precision
+from distmm.planning.problem import accumulator_dtype
 
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Literal, NamedTuple
 
 import dask.array as da
@@ -12,9 +11,9 @@ from distributed import Client, Scheduler, wait
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import accumulator_dtype
-from distmm.planning.plan import TILE
 from distmm.planning.precision import Precision
+from distmm.planning.problem import accumulator_dtype
+from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import serialization
 from distmm.worker import tasks
@@ -66,18 +65,15 @@ PREPARED = {
 # of C, or copies of parts of A and B that dmma cannot read where they lie.
 WORKSPACE = {"residues": 1 << 29, "complex_residues": 1 << 29}
 
-# Bytes/s at which GPUs read and write sums of C: with C, bfloat16 products of 16384 x 2048 and 16384 x 4096 by as many
-# took 0.20 ms longer on an H200, for the 2.1 GB that are read and written.
-SUMS = {"cuda": 1e13, "cpu": math.inf}
-
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
-# Bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
+# Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX
+# with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
 
-# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through buffers that threads fill; of
-# one thread that reads another process. Measured on two H200 at the same time, and on two CPU cores.
+# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through staging buffers that threads
+# fill; of a CPU thread that reads another process's memory. Measured on two H200 at the same time, and on two cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
 
 
@@ -143,7 +139,7 @@ def install(client: Client) -> None:
 
 
 def warm_up(client: Client) -> None:
-    """Pay now what the first product would: plugins, and on GPUs the kernel's load and the first transfers.
+    """Do now what the first product would wait for: install plugins, and on GPUs load kernels and open connections.
 
     The first transfer between two workers takes 1.2 to 2.5 s (the endpoint, the handle of the peer's memory pool),
     where later ones take milliseconds. Pairs exchange a small block in ring order: worker r with r + 1, then with
@@ -253,13 +249,12 @@ def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np
         threads=threads,
         prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
         workspace=max(WORKSPACE.get(fact["kernel"], 0) for fact in facts),
-        sums=SUMS[device],
         granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
     )
 
 
 def _steady(nbytes: int) -> int:
-    """Round down to 7 bits, 1.6 % at most: a worker that has grown by a page does not need another plan."""
+    """Round down to 7 bits, by 1.6 % at most: memory that differs by a page leads to the same plan."""
     step = 1 << max(0, int(nbytes).bit_length() - 7)
     return int(nbytes) // step * step
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 
 __all__ = ["Chain", "Key", "Placement"]
 

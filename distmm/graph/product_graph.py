@@ -1,19 +1,18 @@
-"""Plan -> Dask graph. The only module that names keys or touches Dask's task classes.
+"""The Dask graph of a product, made from its plan. The only module that names keys.
 
-Stationary C: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k::
+C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k, each into a new block::
 
     D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
 
-each into a new block. The chain is the loop over k of a kernel's tile, continued across tasks: step s starts from the
-bits that step s - 1 left. Where C has too few blocks for all workers, k is split: each layer of the grid runs such a
-chain over its part of k, and a binary tree of fixed shape adds their ends.
+The chain continues a kernel's loop over k across tasks: step s starts from the bits that step s - 1 has left. If C has
+too few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
+tree of fixed shape adds the results.
 
-A symmetric product has chains for ``i >= j`` only. They read blocks of A alone, ``A[j,p]`` for the transpose of
+A symmetric product has chains for ``i >= j`` only. They read blocks of A alone: ``A[j,p]`` stands for the transpose of
 ``B[p,j]``, and ``C[j, i]`` is a view of ``C[i, j]`` on the same worker.
 
-Placement and priority do not travel as annotations, which array optimisation drops: every product task carries a
-`Placement`, and the scheduler's plugin (`distmm.scheduler.plugin`) reads it from there, whatever graph the task has
-become part of.
+Each task carries its `Placement`, which the scheduler's plugin (`distmm.scheduler.plugin`) reads, whatever graph the
+task has become part of.
 """
 
 from __future__ import annotations
@@ -27,18 +26,19 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.placement import Chain, Key, Placement
-from distmm.planning.geometry import Wave, operand_batch
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
 __all__ = ["ProductLayer", "build", "kernel_choice"]
 
 
 class ProductLayer(Layer):
-    """All chains of one product, or of one wave of it, and mirror images of their ends, by their parameters alone.
+    """All chains of one product, or of one of its waves, and the mirror images of symmetric products.
 
-    It travels from client to scheduler as some hundred bytes and makes its tasks there, where Dask optimises and
-    expands graphs: for 100,000 tasks that saves the client seconds, and the connection 70 MB.
+    It travels from client to scheduler as its parameters, some hundred bytes, and makes its tasks there, where Dask
+    optimises and expands graphs. For 100,000 tasks this saves the client seconds, and the connection 70 MB.
     """
 
     def __init__(
@@ -169,13 +169,13 @@ def build(
     a, b : dask.array.Array
         Operands whose chunks are the plan's blocks; a symmetric product has no B.
     choice, epilogue
-        What the tasks need to know.
+        Passed to every task, and to the last task of each chain.
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
     wave : Wave, optional
-        Of ``plan.waves``: only its blocks of C; all waves by default, one after another by priority.
+        One of ``plan.waves``: the graph has its blocks of C only. By default it has all waves, ordered by priority.
     run : str, optional
-        What the waves of several calls have in common, if they have names of their own.
+        Name that the waves of a job share. Each of them has a product name of its own.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
     layer = ProductLayer(name, plan, names, choice, epilogue, wave, run)

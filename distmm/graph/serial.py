@@ -1,4 +1,4 @@
-"""The meaning of a plan, in one process and one loop: what the Dask graph must compute, bit for bit."""
+"""A plan executed in one process and one loop. It defines what the Dask graph must compute, bit for bit."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from distmm.planning.geometry import operand_batch, slices
+from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
 __all__ = ["execute"]
@@ -59,6 +60,6 @@ def execute(
 
 
 def _own(at: tuple[slice, ...], index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Batch slices of an operand: those of C along the dimensions it has, all of those it broadcasts."""
+    """Batch slices of an operand: those of C along its own dimensions, and all of a dimension that it broadcasts."""
     own = at[len(at) - len(index) :]
     return tuple(slice(None) if length == 1 else s for s, length in zip(own, shape, strict=True))

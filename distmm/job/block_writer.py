@@ -26,7 +26,7 @@ from distmm.graph.placement import Placement
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.input_checksums import Order
 from distmm.job.lock import Lock
-from distmm.planning.geometry import slices
+from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
 from distmm.transfer.counted_writes import Run

@@ -21,7 +21,7 @@ from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
 from distmm.job.spec import Spec, differences
-from distmm.planning.geometry import even_edges, slices
+from distmm.planning.blocks import even_edges, slices
 from distmm.storage import Matrix, open_matrix
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]

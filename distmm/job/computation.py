@@ -23,7 +23,7 @@ from distmm.job.input_checksums import Seen
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave_graph import Names, WritingLayer
-from distmm.planning.geometry import Wave
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import TOPIC
@@ -187,7 +187,8 @@ class Computation:
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
-        plan = replace(self.plan, grid=replace(self.plan.grid, shift=shift))
+        schedule = self.plan.schedule
+        plan = replace(self.plan, schedule=replace(schedule, grid=replace(schedule.grid, shift=shift)))
         wave = next(wave for wave in self.plan.waves if i in wave.rows and j in wave.columns)
         writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
         self.waves.send(*self._send(wave, ((i, j),), plan, writer))

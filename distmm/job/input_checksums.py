@@ -26,7 +26,7 @@ from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
-from distmm.planning.geometry import Blocking, slices
+from distmm.planning.blocks import Blocking, slices
 from distmm.storage import Matrix
 
 __all__ = ["Order", "Seen", "fold", "misread", "orders", "stamps", "unchanged"]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from distmm import clusters
+from distmm.api.plan_request import plan_for
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import of_tolerance
@@ -116,7 +117,7 @@ class Job:
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
-        plan = planning.plan_job(self.spec, client, device, self.blocks, manifest, self.plan)
+        plan = plan_for(planning.request(self.spec, device, self.blocks, manifest, self.plan), client)
         if manifest is None:
             return plan
         before = manifest["runs"][0]["device"]

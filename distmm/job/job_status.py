@@ -12,7 +12,7 @@ from distmm.job.folder import Folder, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
-from distmm.planning.geometry import even_edges
+from distmm.planning.blocks import even_edges
 from distmm.telemetry import units
 from distmm.telemetry.time_left import Pace
 

@@ -18,8 +18,8 @@ from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.input_checksums import stamps
 from distmm.job.json_forms import MANIFEST
 from distmm.job.spec import Spec, differences
-from distmm.planning.candidates import parse
 from distmm.planning.plan import Plan
+from distmm.planning.schedule import parse
 from distmm.storage import locate
 from distmm.versions import installed
 from distmm.worker import gpu

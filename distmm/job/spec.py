@@ -17,8 +17,8 @@ from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.scalars import check_held, common_type
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
-from distmm.planning.geometry import Problem
 from distmm.planning.precision import Precision, check_precision
+from distmm.planning.problem import Problem
 from distmm.storage import Matrix, open_matrix
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]

@@ -27,7 +27,7 @@ from distmm.graph.dask_tasks import List, PlacedTask, TaskRef
 from distmm.graph.placement import Placement
 from distmm.job.block_writer import Left, Writer, write
 from distmm.job.input_checksums import Order, fold
-from distmm.planning.geometry import Wave
+from distmm.planning.blocks import Wave
 
 __all__ = ["Names", "WritingLayer"]
 

@@ -1,1 +1,1 @@
-"""Pure: a product, its blocks, a cluster in figures, and the plan that they lead to."""
+"""Pure: a product and a cluster in figures lead to a plan. README.md says what is where."""

@@ -1,17 +1,18 @@
-"""Ways to cut a product that are worth comparing: blocks, grid, steps, waves. Pure; `distmm.plan` picks the best."""
+"""Schedules that are worth comparing: blocks, grid, panels a task, waves. `distmm.planning.search` picks the best."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from distmm.errors import InputError
-from distmm.planning.cluster_spec import LOOKAHEAD, ClusterSpec, shortest_task
-from distmm.planning.geometry import Blocking, Grid, Problem, accumulator_dtype, even_edges
+from distmm.planning.blocks import Blocking, cut
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Result
+from distmm.planning.grid import Grid
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import LOOKAHEAD, Schedule
 
-__all__ = ["Shape", "cut", "free", "given", "parse"]
+__all__ = ["DEEPER_STEPS", "STEPS", "free", "given", "waves"]
 
 # Chains a worker, as blocks of C down and across. One chain a worker waits for the scheduler between its steps; more
 # than 4 x 4 only add tasks.
@@ -23,7 +24,7 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
-# Of a symmetric product, whose busiest workers have n (n + 1) / 2 blocks of C of n^2 / 2: what they have too many falls
+# Of a symmetric product, whose busiest workers have n (n + 1) / 2 blocks of C instead of n^2 / 2: their excess falls
 # with n.
 TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
 
@@ -37,66 +38,11 @@ WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (8, 8), (16, 16), (32, 32))
 SMALLEST_SHARE = 512 * 512
 
 
-@dataclass(frozen=True)
-class Shape:
-    """One way to cut a product; see the attributes of `distmm.planning.plan.Plan`."""
-
-    blocking: Blocking
-    grid: Grid
-    wave_cuts: tuple[int, int, int] = (1, 1, 1)
-    lookahead: int = LOOKAHEAD
-
-    def __str__(self) -> str:
-        grid, blocking = self.grid, self.blocking
-        edges = [max(e) for e in (*blocking.batch, blocking.m, blocking.k, blocking.n)]
-        waves = self.wave_cuts[self.wave_cuts[0] == 1 :] if max(self.wave_cuts) > 1 else (1,)
-        lists = ([grid.rows, grid.columns, grid.layers], edges, [blocking.panels], waves, [self.lookahead])
-        return " ".join(name + "x".join(map(str, values)) for name, values in zip("gbpwl", lists, strict=True))
-
-
-def parse(text: str, problem: Problem) -> Shape:
-    """Read what `Shape.__str__` wrote: ``g2x1x1 b8192x8192x8192 p1 w1 l2``, for any problem of as many dimensions.
-
-    g: rows, columns and layers of the grid; b: edges of the blocks along batch dimensions, m, k and n; p: panels a
-    task; w: waves down and across (before them along the batch); l: lookahead.
-
-    Raises
-    ------
-    InputError
-        For any other text.
-    """
-    fields = re.fullmatch(r"g(\d+x\d+x\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip())
-    lists = [[int(x) for x in group.split("x")] for group in fields.groups()] if fields else [[]]
-    grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
-    if len(edges) != 3 + len(problem.batch) or min(map(min, lists)) < 1:
-        raise InputError(
-            f"plan {text!r} is none for a product of shape {problem.shape}; a plan reads like g2x1x1 b8192x8192x8192 "
-            f"p1 w1 l2: grid, block edges ({', '.join(['batch'] * len(problem.batch) + ['m', 'k', 'n'])}), panels a "
-            "task, waves, lookahead; all at least 1"
-        )
-    cuts = {1: (1, *(waves * 2)), 2: (1, *waves), 3: tuple(waves)}[len(waves)]
-    if problem.symmetry is not None and cuts[1] != cuts[2]:
-        raise InputError(
-            f"plan {text!r}: waves of a symmetric product are as many down as across, not w{cuts[1]}x{cuts[2]}"
-        )
-    blocking = cut(problem, edges)
-    return Shape(replace(blocking, panels=panels[0]), Grid(*grid), (cuts[0], cuts[1], cuts[2]), lookahead[0])
-
-
-def cut(problem: Problem, edges: tuple[int, ...] | list[int]) -> Blocking:
-    """Cut a product at the edges (m, k, n), after those of the batch dimensions, whole by default."""
-    *batch, m, k, n = edges
-    batch = batch or [max(1, size) for size in problem.batch]
-    cuts = (even_edges(size, edge) for size, edge in zip(problem.batch, batch, strict=True))
-    across, triangle = even_edges(problem.n, n), problem.symmetry is not None
-    return Blocking(even_edges(problem.m, m), even_edges(problem.k, k), across, tuple(cuts), triangle=triangle)
-
-
-def waves(problem: Problem, cluster: ClusterSpec, result: str) -> Iterator[tuple[int, int]]:
+def waves(problem: Problem, cluster: ClusterSpec, result: Result) -> Iterator[tuple[int, int]]:
     """Numbers of waves down and across, ascending; where C cannot fit at all, one wave, to say what is missing."""
     triangle = problem.symmetry is not None
     elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers
-    accumulators = elements * accumulator_dtype(problem.dtype).itemsize
+    accumulators = elements * problem.accumulator_bytes
     kept = elements * problem.dtype.itemsize if result == "workers" else 0
 
     def fits(cuts: tuple[int, int]) -> bool:
@@ -109,19 +55,20 @@ def waves(problem: Problem, cluster: ClusterSpec, result: str) -> Iterator[tuple
     return iter(fitting[skipped:])
 
 
-def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Shape]:
-    """Ways to work on blocks that are given: the grid, the panels a task and the lookahead are free."""
+def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Schedule]:
+    """Schedules for blocks that are given: the grid, the panels a task and the lookahead are free."""
     count = len(blocking.k)
     products = blocking.whole.c_blocks * count
     seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, products)
-    enough = math.ceil(shortest_task(cluster.workers) / max(seconds, 1e-9))
+    # The scheduler must be busy for 30 % of the time at most.
+    enough = math.ceil(cluster.workers * SCHEDULER_SECONDS / 0.3 / max(seconds, 1e-9))
     for grid in Grid.all_of(cluster.workers):
         # As many panels as the grid is wide come from as many homes: with fewer, one home sends to all others.
         for panels in {enough, max(enough, grid.rows, grid.columns)}:
             # Never the whole chain: its inputs would all be in memory at once.
             cut_k = replace(blocking, panels=min(panels, max(1, count // 4)))
             for lookahead in (LOOKAHEAD, LOOKAHEAD + 2):
-                yield Shape(cut_k, grid, (1, *waves), lookahead)
+                yield Schedule(cut_k, grid, (1, *waves), lookahead)
 
 
 def free(
@@ -130,8 +77,8 @@ def free(
     multiples: tuple[int, int, int],
     waves: tuple[int, int],
     lengths: tuple[int, ...] = STEPS,
-) -> Iterator[Shape]:
-    """Ways to cut a product into blocks of one size, at multiples of the kernel's tile or of a file's chunks.
+) -> Iterator[Schedule]:
+    """Schedules of blocks of one size, at multiples of the kernel's tile or of a file's chunks.
 
     `lengths` are the steps of a chain that are tried.
     """
@@ -155,7 +102,7 @@ def free(
                     ]
                     if (*edges, panels, grid) not in seen:
                         seen.add((*edges, panels, grid))
-                        yield Shape(replace(cut(problem, edges), panels=panels), grid, (1, *waves))
+                        yield Schedule(cut(problem, edges, panels), grid, (1, *waves))
     if problem.batch:
         yield from _by_batch(problem, cluster)
 
@@ -173,11 +120,11 @@ def _grids(problem: Problem, workers: int) -> Iterator[Grid]:
         layers *= 2
 
 
-def _by_batch(problem: Problem, cluster: ClusterSpec) -> Iterator[Shape]:
+def _by_batch(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     """Whole matrices, dealt to the workers along the longest batch dimension."""
     longest = max(range(len(problem.batch)), key=lambda d: problem.batch[d])
     for chains in (1, 2, 4):
         edges = [max(1, size) for size in (*problem.batch, problem.m, problem.k, problem.n)]
         edges[longest] = max(1, math.ceil(problem.batch[longest] / cluster.workers / chains))
         for grid in Grid.all_of(cluster.workers)[:1]:
-            yield Shape(cut(problem, edges), grid)
+            yield Schedule(cut(problem, edges), grid)

@@ -1,4 +1,4 @@
-"""A cluster as plans see it: workers, memory, rates and links."""
+"""A cluster as plans see it: workers, memory, rates and links; and where matrices are on it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["LOOKAHEAD", "SCHEDULER_SECONDS", "ClusterSpec", "Residence", "shortest_task"]
-
-# Steps whose blocks of A and B may be in memory at once: while one computes, the blocks of the next one travel.
-LOOKAHEAD = 2
+__all__ = ["SCHEDULER_SECONDS", "ClusterSpec", "Residence", "Result"]
 
 # CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
 SCHEDULER_SECONDS = 0.35e-3
 
-# Where an operand is: in the workers' memory before and after; brought for its steps alone; or, made by tasks that
-# others need too, in the workers' memory from its making to its last use.
+# Where an operand is. "resident": in the workers' memory before and after the product. "streamed": loaded step by step,
+# and freed after its step. "whole": made by tasks that others need too, and in memory from its making to its last use.
 Residence = Literal["resident", "streamed", "whole"]
+
+# Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
+# elsewhere, in a file or in the client's memory.
+Result = Literal["workers", "host", "out"]
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class ClusterSpec:
     Parameters
     ----------
     workers : int
-        Worker processes; on GPU clusters one a GPU.
+        Worker processes; on GPU clusters one for each GPU.
     memory : int
         Bytes that blocks may take on each worker (GPU memory on GPU clusters).
     device : {"cpu", "cuda"}
@@ -34,10 +35,10 @@ class ClusterSpec:
     rate : float
         FLOP/s of one worker's kernel on blocks of the product's type.
     link : float
-        Bytes/s that a worker receives from its peers, and sends.
+        Bytes/s that a worker receives from other workers, and sends to them.
     load : float
-        Bytes/s at which a worker brings blocks of A and B that are in no worker's memory. At the same time a GPU sends
-        finished blocks of C as fast: 52 GB/s each way were measured.
+        Bytes/s at which a worker loads blocks of A and B that are in no worker's memory. A GPU copies finished blocks
+        of C to the host as fast at the same time: 52 GB/s each way were measured.
     host_memory : int, optional
         Bytes of host memory that a GPU worker may take; not limited where it is not known.
     threads : int
@@ -48,8 +49,6 @@ class ClusterSpec:
         Bytes that the kernel takes for each task at work, beside operands and results, at most.
     granule : int
         Cuts of k at its multiples leave the bits of the kernel's results as they are.
-    sums : float
-        Bytes/s at which a kernel reads a block of sums of C, before it adds a product to them, and writes it after.
     """
 
     workers: int
@@ -63,9 +62,3 @@ class ClusterSpec:
     prepared: float = 0.0
     workspace: int = 0
     granule: int = 32
-    sums: float = math.inf
-
-
-def shortest_task(workers: int) -> float:
-    """Shortest task, in seconds, that leaves the scheduler 70 % idle: ``workers * 0.35 ms / 0.3``."""
-    return workers * SCHEDULER_SECONDS / 0.3

@@ -1,8 +1,8 @@
-"""Where the blocks of a product are and go: bytes by rank, for a blocking on a grid. Pure.
+"""The bytes of a product that each worker owns, receives and sends.
 
-Block indices that differ by a multiple of the grid have the same owner, so sums over residues are enough. Layers differ
-in their depth alone, and batch blocks by a turn of all ranks: figures are arrays ``(layers, rows, columns)`` of the
-grid, for one matrix of batch block 0 first, and nothing here loops over layers, ranks or blocks.
+Blocks whose indices differ by a multiple of the grid's edges have the same owner, so sums over residues are enough.
+Layers differ only in their depth. A batch index rotates the ranks. The figures are arrays ``(layers, rows, columns)``
+of the grid, first for one matrix of batch block 0; nothing here loops over layers, ranks or blocks.
 
 In a symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
 column ``i % columns``, as its transpose; a worker that needs it as both gets it once.
@@ -17,7 +17,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.planning.geometry import Blocking, Grid, Problem, Wave
+from distmm.planning.blocks import Blocking, Wave, are_even
+from distmm.planning.grid import Grid
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
 
 __all__ = ["Ints", "Layout", "Traffic"]
 
@@ -33,7 +36,7 @@ class Traffic(NamedTuple):
     homes : pair of arrays of int
         At home there, of A and of B; those of a symmetric product are all A's.
     both : array of int
-        Of a symmetric product: needed there as A and as its transpose.
+        Bytes of a symmetric product's A that a rank needs both as A and as its transpose.
     """
 
     received: Ints
@@ -55,21 +58,25 @@ class Depths(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes by rank, for a blocking on a grid."""
+    """Bytes by rank, for a product and its schedule; in array arithmetic, for hundreds of schedules a second."""
 
     problem: Problem
-    blocking: Blocking
-    grid: Grid
+    schedule: Schedule
+
+    @property
+    def blocking(self) -> Blocking:
+        """Edges of the blocks."""
+        return self.schedule.blocking
+
+    @property
+    def grid(self) -> Grid:
+        """Owners of the blocks."""
+        return self.schedule.grid
 
     @cached_property
     def layers(self) -> int:
         """Layers that have a part of k."""
         return math.ceil(len(self.blocking.k) / self.blocking.part_panels(self.grid.layers))
-
-    @cached_property
-    def steps(self) -> int:
-        """Steps of the longest chain."""
-        return self.blocking.chain_steps(self.grid.layers)
 
     @cached_property
     def depth(self) -> int:
@@ -115,6 +122,33 @@ class Layout:
     def busiest(self) -> int:
         """Blocks of C that the busiest rank multiplies."""
         return int(self.chains(self.blocking.whole).max())
+
+    @property
+    def deepest_step(self) -> slice:
+        """The step with the most elements along k."""
+        if are_even(self.blocking.k):
+            return slice(0, 1)
+        return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
+
+    def windows(self, length: int) -> list[slice]:
+        """Ranges of `length` steps, one for each way in which the homes of their panels lie: of these the deepest.
+
+        A rank at which the first panels live receives nothing for those, but copies for later ones.
+        """
+        k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
+        lines = math.lcm(self.grid.rows, self.grid.columns)
+        period = lines // math.gcd(lines, panels)
+        starts = range(max(1, count - length + 1))
+        if are_even(k):  # later windows repeat the first ones, or are less deep
+            return [slice(s, s + length) for s in starts[:period]]
+        ends = np.cumsum((0, *k))
+        part, last = self.blocking.part_panels(self.grid.layers), len(k)
+        deepest: dict[int, tuple[int, int]] = {}
+        for s in starts:
+            edges = ((min(last, at + s * panels), min(last, at + (s + length) * panels)) for at in range(0, last, part))
+            depth = max(int(ends[stop] - ends[start]) for start, stop in edges)
+            deepest[s % period] = max(deepest.get(s % period, (0, 0)), (depth, s))
+        return [slice(s, s + length) for _, s in deepest.values()]
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.
@@ -260,10 +294,10 @@ class Layout:
 
 
 def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
-    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index turns the ranks.
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks.
 
-    Neighbouring turns of equal weight, as nearly all are, cancel in the difference of neighbouring ranks: that is
-    summed, and added up from rank 0 on.
+    Nearly all neighbouring rotations have equal weights. They cancel in the difference of neighbouring ranks, so that
+    few terms are left. The differences are summed first, and then accumulated from rank 0 on.
     """
     if len(blocks) == 1:
         return np.roll(figures, blocks.start, axis=-1) * weights

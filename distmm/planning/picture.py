@@ -5,7 +5,8 @@ from __future__ import annotations
 import html as escape
 import math
 
-from distmm.planning.geometry import Blocking, Grid
+from distmm.planning.blocks import Blocking
+from distmm.planning.grid import Grid
 
 __all__ = ["html", "svg"]
 

@@ -129,10 +129,11 @@ class PlacementPlugin(SchedulerPlugin):
         """Say what a change of a task's state means for products."""
         if finish not in TOLD:
             return
-        ts = self.scheduler.tasks[key]
-        if finish == "released" and (start != "memory" or ts.waiters or ts.who_wants):
-            return  # it has not run, or its result is lost and will be made again
-        products, task = self.products, ts.run_spec
+        products, ts = self.products, self.scheduler.tasks[key]
+        # A result that is let go gives a slot back. One that was lost is made again, and keeps its slot.
+        if finish == "released" and (start != "memory" or not products.runs or ts.waiters or ts.who_wants):
+            return
+        task = ts.run_spec
         if not isinstance(task, PlacedTask):
             if finish == "memory":
                 products.block_loaded(key)
@@ -146,7 +147,7 @@ class PlacementPlugin(SchedulerPlugin):
             products.failed(key, task.placement)
         else:
             products.forgotten(key, task.placement)
-        if products.undecided:
+        if not self.deciding and products.undecided:
             self._decide_soon()
 
     def _operand(self, ts: TaskState, new: set[object]) -> Operand:
@@ -177,19 +178,20 @@ class PlacementPlugin(SchedulerPlugin):
         decided = self.products.decide(self._holders)
         for address, keys in self._by_worker(decided.drop):
             dask_internals.drop_blocks(scheduler, address, keys)
-        started = []
+        started: list[TaskState] = []
         for key, rank in decided.start:
             if (ts := known.get(key)) is not None:
                 dask_internals.place(ts, self.ranks[rank])
                 started.append(ts)
         for address, keys in self._by_worker(decided.copy):
             dask_internals.copy_blocks(scheduler, address, keys)
-        dask_internals.start(scheduler, started)
+        if started:
+            dask_internals.start(scheduler, started)
         if decided.unread:
             scheduler.log_event(TOPIC, decided.unread)
-        if self.products.busy:
+        if decided.busy is True:
             self.memory_manager.pause()
-        else:
+        elif decided.busy is False:
             self.memory_manager.resume()
 
     def _holders(self, key: Key) -> Collection[int]:
@@ -201,6 +203,8 @@ class PlacementPlugin(SchedulerPlugin):
         return {alive[worker.address] for worker in ts.who_has or () if worker.address in alive}
 
     def _by_worker(self, replicas: list[Replica]) -> Iterable[tuple[str, list[object]]]:
+        if not replicas:
+            return ()
         found: defaultdict[str, list[object]] = defaultdict(list)
         for key, rank in replicas:
             found[self.ranks[rank]].append(key)

@@ -6,7 +6,8 @@ from collections.abc import Collection
 from typing import Any, NamedTuple
 
 from distmm.graph.placement import Key, Placement
-from distmm.planning.plan import LOOKAHEAD, Plan
+from distmm.planning.plan import Plan
+from distmm.planning.schedule import LOOKAHEAD
 from distmm.scheduler.lookahead import HeldStep, Lookahead
 from distmm.scheduler.output_slots import OutputSlots
 
@@ -36,7 +37,7 @@ class Limits(NamedTuple):
         """Read the limits of a plan; None for tasks that a client has expanded, which know no plan."""
         if plan is None:
             return cls()
-        return cls(plan.lookahead, plan.peak.places, plan.lookahead if plan.cluster.device == "cuda" else 0)
+        return cls(plan.lookahead, plan.peak.output_slots, plan.lookahead if plan.cluster.device == "cuda" else 0)
 
 
 class PlannedTask(NamedTuple):

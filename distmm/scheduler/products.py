@@ -41,6 +41,7 @@ class Decisions:
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
     copy: list[Replica] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)  # arrays that no product task will read any more
+    busy: bool | None = None  # whether a product has unfinished steps, where that may have changed
 
 
 class Products:
@@ -207,11 +208,6 @@ class Products:
         """Whether there is something to decide."""
         return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
 
-    @property
-    def busy(self) -> bool:
-        """Whether a product has steps that are not finished."""
-        return any(product.lookahead.unfinished for product in self.products.values())
-
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
         """Decide what events since the last call ask for.
 
@@ -220,10 +216,26 @@ class Products:
         holders : callable
             Ranks that hold a block; none for a block that is not in memory.
         """
-        decided = Decisions(drop=self.replicas.drops(holders), start=list(self.orphans.items()))
-        self.orphans.clear()
+        decided = Decisions()
+        if self.replicas.used_up:
+            decided.drop = self.replicas.drops(holders)
+        if self.orphans:
+            decided.start += self.orphans.items()
+            self.orphans.clear()
+        if self.unread:
+            decided.unread, self.unread = self.unread, []
+        blocks = dict.fromkeys(self.loaded)
+        self.loaded.clear()
+        if self.opening:
+            self._open(decided, blocks)
+            decided.busy = any(product.lookahead.unfinished for product in self.products.values())
+        if blocks:
+            decided.copy = self.replicas.copies(blocks, holders)
+        return decided
+
+    def _open(self, decided: Decisions, blocks: dict[Key, None]) -> None:
+        """Open steps and start chains; add the blocks that open steps read to `blocks`."""
         opening, self.opening = self.opening, {}
-        blocks, self.loaded = dict.fromkeys(self.loaded), []
         for name in opening:
             if (product := self.products.get(name)) is None:
                 continue
@@ -244,9 +256,6 @@ class Products:
             if product.slots is not None:
                 for key, where in product.slots.admit(self._is_wanted):
                     decided.start.append((key, self.products[where.product].rank(where.rank)))
-        decided.copy = self.replicas.copies(blocks, holders)
-        decided.unread, self.unread = self.unread, []
-        return decided
 
     def _begin(self, where: Placement, limits: Limits) -> ProductState:
         slots = None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import json
 import logging
 import multiprocessing
@@ -79,11 +80,17 @@ def run_client(file: str, folder: str, out: str) -> None:
 
     from distmm import job
     from distmm.errors import Stopped
-    from distmm.job import planning
+    from distmm.planning.plan import Plan
 
     quiet()
-    plan_job = planning.plan_job
-    planning.plan_job = lambda *arguments: replace(plan_job(*arguments), wave_cuts=(1, 5, 1))  # a row of blocks each
+    one_run: Any = importlib.import_module("distmm.job.job")
+    plan_for = one_run.plan_for
+
+    def in_rows(*arguments: Any) -> Plan:
+        plan: Plan = plan_for(*arguments)
+        return replace(plan, schedule=replace(plan.schedule, wave_cuts=(1, 5, 1)))
+
+    one_run.plan_for = in_rows  # a wave is a row of blocks
     try:
         client = Client(scheduler_file=file, timeout=10)
         client.wait_for_workers(2, timeout=60)

@@ -36,8 +36,9 @@ from distmm.clusters.local_cluster import SCHEDULER_CONFIG
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem, accumulator_dtype
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem, accumulator_dtype
+from distmm.planning.search import make_plan
 from distmm.scheduler.plugin import PlacementPlugin
 
 

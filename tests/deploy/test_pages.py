@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -54,12 +55,16 @@ def here(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield client
 
     monkeypatch.chdir(tmp_path)
+    before = client.run(os.getcwd)
+    client.run(os.chdir, str(tmp_path))  # Dask's workers write to relative paths of their own
     monkeypatch.setattr(clusters, "connect", connect)
     monkeypatch.setattr(clusters, "local", local)
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
     levels = [logger.level for logger in loggers]
     with client.as_current():
         yield
+    for worker, folder in before.items():
+        client.run(os.chdir, folder, workers=[worker])
     for logger, level in zip(loggers, levels, strict=True):  # commands quiet them for the rest of their process
         logger.setLevel(level)
 
@@ -83,14 +88,15 @@ def test_python_runs(page: Path, here: None) -> None:
 
 
 @having("python", marks={"script"})
-def test_scripts_run_as_programs_of_their_own(page: Path, tmp_path: Path) -> None:
+def test_scripts_run_as_programs_of_their_own_and_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "python"):
         if block.mark == "script":
             (tmp_path / "script.py").write_text(block.text)
             done = subprocess.run(
                 [sys.executable, "script.py"], cwd=tmp_path, capture_output=True, text=True, check=False
             )
-            assert (done.returncode, done.stderr) == (0, ""), block.place
+            assert done.returncode == 0, f"{block.place}\n{done.stderr}"
+            assert f"It prints `{done.stdout.strip()}`." in page.read_text()
 
 
 @having("sh", marks={""})
@@ -161,7 +167,7 @@ def test_readme_has_the_two_commands() -> None:
 def test_links_between_files_lead_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```|`[^`\n]*`", "", page.read_text(), flags=re.DOTALL)
     targets = {unquote(link.partition("#")[0]) for link in re.findall(r"\]\(([^()\s]+)\)", text) if ":" not in link}
-    assert sorted(target for target in targets if target and not (page.parent / target).exists()) == []
+    assert sorted(target for target in targets if target and not (page.parent / target).is_file()) == []
 
 
 def constants() -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from distmm.planning.geometry import Symmetry
+from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 
 if TYPE_CHECKING:

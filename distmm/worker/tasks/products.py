@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distmm.planning.geometry import Symmetry
+from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product

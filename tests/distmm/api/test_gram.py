@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 import distmm
 from distmm.errors import InputError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Blocking, Grid, Problem, Symmetry, even_edges
+from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem, Symmetry
+from distmm.planning.schedule import Schedule
+from distmm.planning.search import make_plan
 from distmm.worker.tasks.epilogue import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 
@@ -107,7 +110,7 @@ def test_what_is_no_symmetric_product_is_refused() -> None:
         distmm.gram(a, blocks=(0, 2))
     with pytest.raises(InputError, match="cut alike along m and n"):
         distmm.gram(a, plan="g1x1x1 b2x4x3 p1 w1 l2")
-    with pytest.raises(InputError, match="as many down as across, not w1x2"):
+    with pytest.raises(InputError, match="as many waves down as across, not w1x2"):
         distmm.gram(a, plan="g1x1x1 b2x4x2 p1 w1x2 l2")
     with pytest.raises(InputError, match=r"make a new plan with distmm.plan\(A\)"):
         distmm.gram(a, plan=distmm.plan(a, a.T))
@@ -163,7 +166,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
     problem = Problem(rows * 3 - 1, panels * 2 - 1, rows * 3 - 1, F4, batch, batch, symmetry)
     edges = even_edges(problem.m, 3)
     blocking = Blocking(edges, even_edges(problem.k, 2), edges, tuple((1,) * x for x in batch), triangle=True)
-    layout = Layout(problem, blocking, grid)
+    layout = Layout(problem, Schedule(blocking, grid))
     layers = len(blocking.parts(grid.layers))
     for wave in blocking.waves((1, cuts, cuts), (grid.rows, grid.columns)):
         needs: set[tuple[Any, ...]] = set()
@@ -206,7 +209,7 @@ def test_the_planner_cuts_finely_enough_that_no_worker_waits_long(workers: int) 
     problem = Problem(m, m, m, F4, symmetry="symmetric")
     spec = replace(GPUS, workers=workers, memory=10**12)
     plan, whole = make_plan(problem, spec), make_plan(replace(problem, symmetry=None), spec)
-    layout = Layout(problem, plan.blocking, plan.grid)
+    layout = plan.layout
     owned = layout.c_bytes(plan.blocking.whole, 1, 1)
     assert owned.max() <= 1.25 * owned.mean()  # with one block of C a worker it would be twice the mean
     assert plan.cost.seconds < 0.8 * whole.cost.seconds

@@ -13,7 +13,7 @@ from dask.core import flatten
 import distmm
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block
 from distmm.graph.placement import Placement
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.worker import tasks
 
 WHERE = Placement("c", Grid(2, 3), (), 1, 2, 0, 0)

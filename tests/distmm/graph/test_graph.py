@@ -13,9 +13,11 @@ import pytest
 from distmm import gemm, matmul, plan
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Blocking, Problem, even_edges
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.worker.tasks import Epilogue, KernelChoice
 
 
@@ -115,7 +117,8 @@ def test_beta_adds_the_users_c_at_the_last_step_only() -> None:
 
 def waved(parts: tuple[int, int, int]) -> Plan:
     a, b = da.ones((3, 64, 32), chunks=(1, 8, 8)), da.ones((32, 48), chunks=8)
-    return replace(plan(a, b), wave_cuts=parts)
+    made = plan(a, b)
+    return replace(made, schedule=replace(made.schedule, wave_cuts=parts))
 
 
 @pytest.mark.parametrize("parts", [(1, 1, 1), (1, 2, 1), (2, 3, 2), (3, 100, 100)])

@@ -111,14 +111,14 @@ def test_of_two_calls_at_once_the_one_that_is_late_sees_that_c_has_changed(
     out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_matrix(Path(out), BEFORE)
-    plan_job = planning.plan_job
+    request = planning.request
 
     def slow(*arguments: Any) -> Any:
-        monkeypatch.setattr(planning, "plan_job", plan_job)
+        monkeypatch.setattr(planning, "request", request)
         multiply(client, out, beta=1)  # begins later, and is sooner at its end
-        return plan_job(*arguments)
+        return request(*arguments)
 
-    monkeypatch.setattr(planning, "plan_job", slow)
+    monkeypatch.setattr(planning, "request", slow)
     with pytest.raises(InputError, match=r"C0: m.* was .*, is .*, since this call began: call again"):
         multiply(client, out, beta=1)
     is_once(out, product)
@@ -129,14 +129,14 @@ def test_of_two_calls_that_go_on_the_one_that_is_late_finds_no_job(
 ) -> None:
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())
-    plan_job = planning.plan_job
+    request = planning.request
 
     def slow(*arguments: Any) -> Any:
-        monkeypatch.setattr(planning, "plan_job", plan_job)
+        monkeypatch.setattr(planning, "request", request)
         job.resume("C.zarr", client=client)
-        return plan_job(*arguments)
+        return request(*arguments)
 
-    monkeypatch.setattr(planning, "plan_job", slow)
+    monkeypatch.setattr(planning, "request", slow)
     with pytest.raises(InputError, match="another call has begun or ended this job meanwhile"):
         job.resume("C.zarr", client=client)
     np.testing.assert_allclose(values(), product)

@@ -115,7 +115,7 @@ def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
 
 
 def test_a_job_keeps_the_plan_that_it_is_given_and_its_blocks_for_good(client: Client, here: np.ndarray) -> None:
-    with pytest.raises(InputError, match="is none for a product"):
+    with pytest.raises(InputError, match="does not fit a product"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20")
     assert not os.path.exists("C.zarr.job")
     stopped(client)

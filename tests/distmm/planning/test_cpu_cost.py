@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 
 N = 16384
 PROBLEM = Problem(N, N, N, np.dtype("f4"))

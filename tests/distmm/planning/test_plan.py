@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -12,13 +11,17 @@ from hypothesis import strategies as st
 
 from distmm.clusters.cluster import RATES
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning import candidates
+from distmm.planning import candidates, time_model
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
-from distmm.planning.cost import cost
-from distmm.planning.geometry import Blocking, Grid, Problem, even_edges, operand_batch
+from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
-from distmm.planning.plan import TILE, Plan, make_plan
+from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
+from distmm.planning.problem import Problem, operand_batch
+from distmm.planning.schedule import Schedule
+from distmm.planning.search import TILE, make_plan
+from distmm.planning.time_model import predict
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
@@ -97,7 +100,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
     problem = Problem(blocks[0] * 3 - 1, blocks[1] * 2 - 1, blocks[2] * 5 - 2, F4, *batches)
     edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
     blocking = Blocking(*edges, tuple(even_edges(x, matrices) for x in problem.batch), panels)
-    layout = Layout(problem, blocking, grid)
+    layout = Layout(problem, Schedule(blocking, grid))
 
     def size(own: tuple[int, ...], at: tuple[int, ...], rows: int, columns: int) -> int:
         """Bytes of a block of an operand, or of C, at a batch block of it."""
@@ -105,7 +108,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
         return rows * columns * 4 * math.prod(1 if n == 1 else e[i] for n, e, i in zip(own, cut, at, strict=True))
 
     parts = blocking.parts(grid.layers)
-    assert (layout.layers, layout.steps) == (len(parts), max(map(len, parts)))
+    assert (layout.layers, layout.schedule.steps) == (len(parts), max(map(len, parts)))
     assert layout.depth == max(sum(blocking.k[p] for step in part for p in step) for part in parts)
     for wave in blocking.waves(cuts, (grid.rows, grid.columns)):
         needs, homes, owned = set(), {}, Counter[int]()
@@ -170,7 +173,7 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
             break
         done = fitted
         for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves, steps):
-            p = Plan(problem, s.blocking, s.grid, spec, result="out", lookahead=s.lookahead, wave_cuts=s.wave_cuts)
+            p = Plan(problem, s, spec, result="out")
             assert p.least_seconds <= p.cost.seconds
             best = min(best, score(p))
         fitted = best[0] == 0
@@ -179,7 +182,7 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
 
 def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
     costed = []
-    monkeypatch.setattr(sys.modules[make_plan.__module__], "cost", lambda *args: costed.append(1) or cost(*args))
+    monkeypatch.setattr(time_model, "predict", lambda *args: costed.append(1) or predict(*args))
     plan = make_plan(Problem(512, 2**24, 512, F4), replace(CPU, workers=4096))
     assert plan.grid.layers > 8
     assert len(costed) < 200  # of 1,600 that there are
@@ -189,7 +192,7 @@ def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.Mon
 def test_square_products_move_exactly_the_2d_bound(rows: int, columns: int, blocks: int) -> None:
     n = 32 * blocks
     edges = even_edges(n, 32)
-    c = Plan(Problem(n, n, n, F4), Blocking(edges, edges, edges), Grid(rows, columns), CPU).cost
+    c = Plan(Problem(n, n, n, F4), Schedule(Blocking(edges, edges, edges), Grid(rows, columns)), CPU).cost
     assert c.bytes_moved == c.bytes_bound == blocks**2 * (rows + columns - 2) * 32 * 32 * 4
 
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
 from distmm.planning import memory
-from distmm.planning.geometry import Blocking, Problem, even_edges
-from distmm.planning.plan import make_plan
+from distmm.planning.blocks import Blocking, even_edges
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm_kernels.emulation.residues import STRETCH, Layout
 from distmm_kernels.gemm import residues
 from distmm_kernels.gemm.residues import split_steps

@@ -12,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm.planning import candidates
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec, Residence
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import Plan, make_plan
+from distmm.planning.grid import Grid
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
+from distmm.planning.search import make_plan
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 H200 = ClusterSpec(1, 115 * 10**9, "cuda", rate=6.8e14, link=5e10, load=5e10, threads=3, granule=64)
@@ -71,14 +75,6 @@ def test_blocks_of_earlier_waves_leave_beside_the_products_of_the_next() -> None
     )
     product, block = 2 * 16384 * 4096 * 16384 / H200.rate, 2 * 16384**2 / H200.load
     assert one - four == pytest.approx((16 - 4) * (block - product), abs=0.05)  # and fewer tasks are made first
-
-
-def test_sums_of_c_are_read_and_written_for_each_panel() -> None:
-    text, cluster = "g1x1x1 b16384x4096x16384 p2 w1 l2", replace(H200, sums=3e12)
-    more = seconds(square(65536), cluster, text, "workers") - seconds(square(65536), H200, text, "workers")
-    assert more == pytest.approx(16 * 2 * 4 * 65536**2 / 3e12)
-    shallow, deep = (make_plan(square(131072), each, result="out").block_shape[1] for each in (H200, cluster))
-    assert deep > shallow
 
 
 def test_the_way_of_c_bounds_a_product_with_little_arithmetic_and_loads_go_beside_it() -> None:
@@ -141,7 +137,7 @@ def test_where_the_way_of_c_takes_next_to_nothing_one_number_of_waves_is_tried(m
     st.sampled_from([("streamed", "streamed"), ("resident", "streamed"), ("whole", "resident"), RESIDENT]),
     st.sampled_from([((), ()), ((3,), ()), ((5, 2), (1, 2))]),
     st.booleans(),
-    st.tuples(st.floats(1e8, 1e13), st.floats(1e5, 1e11), st.floats(1e5, 1e12), st.integers(1, 6)),
+    st.tuples(st.floats(1e8, 1e13), st.floats(1e5, 1e11), st.integers(1, 6)),
 )
 def test_the_lower_bound_of_seconds_is_one_and_counts_the_waves(
     shape: tuple[int, int, int],
@@ -154,21 +150,15 @@ def test_the_lower_bound_of_seconds_is_one_and_counts_the_waves(
     operands: tuple[Residence, Residence],
     batches: tuple[tuple[int, ...], tuple[int, ...]],
     symmetric: bool,
-    machine: tuple[float, float, float, int],
+    machine: tuple[float, float, int],
 ) -> None:
-    (m, k, n), (rows, columns, layers), (rate, load, sums, threads) = shape, sides, machine
+    (m, k, n), (rows, columns, layers), (rate, load, threads) = shape, sides, machine
     problem = Problem(m, k, n, F4, *batches)
     if symmetric:
         problem, layers, waves = Problem(m, k, m, F4, symmetry="symmetric"), 1, (waves[0], waves[0])
         edges = (edges[0], edges[1], edges[0])
-    cluster = ClusterSpec(rows * columns * layers, 10**12, "cuda", rate, 1e10, load, threads=threads, sums=sums)
-    shape_ = candidates.Shape(
-        replace(candidates.cut(problem, edges), panels=panels),
-        candidates.Grid(rows, columns, layers),
-        (1, *waves),
-        lookahead,
-    )
-    plan = Plan(problem, shape_.blocking, shape_.grid, cluster, operands=operands, result=result, lookahead=lookahead,
-                wave_cuts=shape_.wave_cuts)  # fmt: skip
+    cluster = ClusterSpec(rows * columns * layers, 10**12, "cuda", rate, 1e10, load, threads=threads)
+    schedule = Schedule(cut(problem, edges, panels), Grid(rows, columns, layers), (1, *waves), lookahead)
+    plan = Plan(problem, schedule, cluster, operands=operands, result=result)
     assert plan.least_seconds <= plan.cost.seconds
-    assert plan.blocking.count_waves(plan.wave_cuts, (rows, columns)) == len(plan.waves)
+    assert schedule.wave_count == len(plan.waves)

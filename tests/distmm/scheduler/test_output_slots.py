@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from distmm import gram, matmul, plan
 from distmm.clusters import cluster
 from distmm.graph import product_graph
+from distmm.planning.blocks import Wave
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem, Wave
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks import Epilogue
@@ -44,11 +45,11 @@ def test_each_worker_has_places_for_every_wave(
     text = f"g{rows}x{columns}x1 b{edges} p1 w{waves}x{wide} l2"
     p = make_plan(problem, replace(H200, workers=rows * columns), text=text, result="out")
     if len(p.waves) == 1:
-        assert p.peak.places is None
+        assert p.peak.output_slots is None
         return
     most = max(int(p.layout.chains(wave).max()) for wave in p.waves)
-    assert p.peak.places is not None
-    assert most < p.peak.places <= 2 * most
+    assert p.peak.output_slots is not None
+    assert most < p.peak.output_slots <= 2 * most
     whole = p.layout.chains(p.blocking.whole)
     assert whole.sum() == p.blocking.whole.c_blocks == sum(int(p.layout.chains(wave).sum()) for wave in p.waves)
 
@@ -58,7 +59,7 @@ def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, mo
     text = "g1x1x1 b16384x8192x16384 p1 w1x2 l2"  # a product takes 22 ms; a block 21 ms to leave, at 5e10 bytes/s
     square, resident = Problem(65536, 65536, 65536, F4), ("resident", "resident")
     p = make_plan(square, replace(H200, load=load), text=text, operands=resident, result="out")
-    assert p.peak.places == 8 + more
+    assert p.peak.output_slots == 8 + more
     fewer = replace(p, cluster=replace(p.cluster, load=1e12))
     assert p.cost.peak_bytes - fewer.cost.peak_bytes == (more - 1) * 16384**2 * 4
 
@@ -68,7 +69,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(clien
     a, b = np.ones((4 * edge, 4 * edge)), np.ones((4 * edge, 8 * edge))
     cluster.install(client)
     p = plan(a, b, out=np.empty((4 * edge, 8 * edge)), client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x2 l2")
-    assert (len(p.waves), p.peak.places) == (2, 5)
+    assert (len(p.waves), p.peak.output_slots) == (2, 5)
     shelf = lockstep.Shelf((4 * edge, 8 * edge), a.dtype)
     with lockstep.gate(client), ThreadPoolExecutor(1) as pool:
         call = pool.submit(matmul, a, b, plan=p, out=shelf, client=client)
@@ -128,7 +129,7 @@ def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -
 def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_for_him(client: Client) -> None:
     A, B = (da.random.default_rng(seed).random((1024, 1024), chunks=256) for seed in (9, 10))
     text = "g2x2x1 b256x256x256 p1 w1x2 l2"
-    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).peak.places == 3  # a wave has two
+    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).peak.output_slots == 3  # a wave has two
     cluster.install(client)
     with lockstep.gate(client), ThreadPoolExecutor(2) as pool:
         shelves = [lockstep.Shelf((1024, 1024), A.dtype) for _ in range(2)]
@@ -146,7 +147,7 @@ def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(clie
     edge, size, text = 256, 1024, "g2x2x1 b256x256x256 p1 w1x2 l2"
     shelf = lockstep.Shelf((size, size), np.dtype("f8"))
     p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
-    assert (len(p.waves), p.peak.places) == (2, 3)
+    assert (len(p.waves), p.peak.output_slots) == (2, 3)
     cluster.install(client)
     choice, epilogue = product_graph.kernel_choice(p), Epilogue(shelf.dtype, "numpy")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -19,7 +20,7 @@ from distmm import matmul, plan
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import serial
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue, KernelChoice
@@ -273,6 +274,39 @@ def test_ranks_of_workers_that_left_are_given_up_before_the_next_product() -> No
         ranks = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks)
         assert len(ranks) == 2
         assert first not in ranks
+
+
+JOINED = threading.Event()
+
+
+def after_the_join(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    """Let the blocks of the last panel wait."""
+    if block_info and block_info[0]["chunk-location"][1] == BLOCKS - 1:
+        assert JOINED.wait(120)
+    return block
+
+
+def test_a_worker_that_joins_a_running_product_makes_none_of_its_blocks() -> None:
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as two,
+        Client(two, set_as_default=False) as client,
+    ):
+        A = lazy(31).map_blocks(after_the_join, dtype="f4", meta=np.empty((0, 0), "f4"))
+        # A plan for three workers, on two: rank 2 of the plan is the first worker, and stays it.
+        p = plan(A, lazy(32), plan=f"g3x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l2")
+        C = client.persist(matmul(A, lazy(32), plan=p, client=client))
+        until(lambda: cluster.progress(client, C).done > 0)
+        two.scale(3)
+        client.wait_for_workers(3)
+        JOINED.set()
+        wait(C)
+        assert (
+            len(client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks)) == 3
+        )
+        made = owners(client, C.name)
+    assert {key: p.grid.owner(*key[1:]) % 2 for key in made} == made
+    assert len(made) == BLOCKS**2
 
 
 @pytest.mark.bits

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from distmm.graph.placement import Placement
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.scheduler.product_state import Limits, Operand, PlannedTask
 from distmm.scheduler.products import Decisions, Products
 

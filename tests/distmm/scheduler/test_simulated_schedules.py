@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import pytest
 
 from distmm.graph.placement import Key, Placement
-from distmm.planning.geometry import Grid
+from distmm.planning.grid import Grid
 from distmm.scheduler.product_state import Limits
 from tests.distmm.scheduler.simulated import Model, Task
 

@@ -20,8 +20,8 @@ from distributed import Client, LocalCluster, Scheduler, secede, wait
 
 from distmm import matmul
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, theme
 from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer

@@ -14,8 +14,8 @@ from distributed import Client, Scheduler, wait
 
 from distmm import gemm, matmul, plan
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
 from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample

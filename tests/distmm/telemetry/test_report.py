@@ -13,8 +13,8 @@ from distributed import Client
 
 from distmm import job
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme
 from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
 from distmm.telemetry.record import Figures, Record

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.telemetry.events import Again, Checked, Event, Run
 from distmm.telemetry.record import Record
 from distmm.telemetry.time_left import Pace

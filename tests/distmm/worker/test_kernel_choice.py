@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 from dask.base import tokenize
 
-from distmm.graph import layer
+from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.geometry import Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm.worker.tasks import Epilogue, multiply
 
 F4 = np.dtype("f4")
@@ -26,7 +26,7 @@ def test_the_budget_of_prepared_operands_is_no_part_of_a_kernels_identity() -> N
         text="g2x1x1 b1024x1024x1024 p1 w2x2 l2",
     )
     assert plan.peak.prepared != tight.peak.prepared
-    first, second = layer.kernel_choice(plan), layer.kernel_choice(tight)
+    first, second = product_graph.kernel_choice(plan), product_graph.kernel_choice(tight)
     assert first == second
     assert tokenize(first) == tokenize(second)
 
@@ -34,5 +34,5 @@ def test_the_budget_of_prepared_operands_is_no_part_of_a_kernels_identity() -> N
 def test_tasks_on_gpus_know_their_budget() -> None:
     plan = make_plan(Problem(2048, 2048, 2048, F4), GPUS, text="g2x1x1 b1024x1024x1024 p1 w1 l2")
     names = ("a", "b", None)
-    tasks = layer.ProductLayer("c-1", plan, names, layer.kernel_choice(plan), Epilogue(F4, "numpy"))
+    tasks = product_graph.ProductLayer("c-1", plan, names, product_graph.kernel_choice(plan), Epilogue(F4, "numpy"))
     assert {task.kwargs["prepared"] for task in tasks.values() if task.func is multiply} == {plan.peak.prepared}

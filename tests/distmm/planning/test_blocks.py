@@ -6,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.errors import InputError
-from distmm.planning.geometry import Blocking, Grid, Problem, accumulator_dtype, even_edges, operand_batch, slices
+from distmm.planning.blocks import Blocking, even_edges, slices
+from distmm.planning.grid import Grid
+from distmm.planning.problem import Problem, accumulator_dtype, operand_batch
 
 sizes = st.integers(0, 500)
 edges = st.integers(1, 64)

@@ -1,0 +1,52 @@
+"""The grid of workers, and which of them owns which block."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from distmm.errors import InputError
+
+__all__ = ["Grid"]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """`rows` x `columns` workers; block (i, j) of any matrix lives at ``(i % rows, j % columns)``: 2-D block-cyclic.
+
+    ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
+    sent along one row of the grid and each block of B along one column, at most once to each worker. A batch index
+    rotates the ranks, so that many small products spread over all workers. `shift` rotates them too, for a product that
+    is computed again on other workers; a grid of one worker then uses a second one.
+
+    With several `layers`, each layer is such a grid for a part of k (split-K) and makes a partial sum of every block
+    of C.
+    """
+
+    rows: int
+    columns: int
+    layers: int = 1
+    shift: int = 0
+
+    def __post_init__(self) -> None:
+        if min(self.rows, self.columns, self.layers) < 1:
+            raise InputError(
+                f"a grid needs at least one row, column and layer of workers, not {self.rows} x {self.columns} x "
+                f"{self.layers}"
+            )
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.rows * self.columns * self.layers
+
+    def owner(self, i: int, j: int, batch: tuple[int, ...] = (), layer: int = 0) -> int:
+        """Rank of the worker at which block (i, j) lives, on a layer."""
+        row, column = i % self.rows, j % self.columns
+        rank = (layer * self.rows + row) * self.columns + column + sum(batch) + self.shift
+        return rank % (max(self.size, 2) if self.shift else self.size)
+
+    @staticmethod
+    def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:
+        """Every grid of exactly `workers` ranks in `layers` layers; none where they do not divide evenly."""
+        cells, rest = divmod(workers, layers)
+        return () if rest else tuple(Grid(r, cells // r, layers) for r in range(1, cells + 1) if cells % r == 0)

@@ -1,0 +1,105 @@
+"""The product itself: shapes, element type, accumulator, and how the operands' batch dimensions broadcast."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import ml_dtypes
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["Problem", "Symmetry", "accumulator_dtype", "operand_batch"]
+
+# What C is as the product of A with its own transpose (BLAS: SYRK), or with its conjugate transpose (HERK).
+Symmetry = Literal["symmetric", "hermitian"]
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """Type in which a product with result type `dtype` is accumulated over all of k.
+
+    float16 and bfloat16 accumulate in float32; integers of at most 32 bits in int32 and the other integers in int64,
+    whose two's complement arithmetic gives the same bits after the final cast; bool in int64, because a count of
+    2**32 must not look like zero.
+
+    Raises
+    ------
+    InputError
+        For types without a matrix product here: object, strings, dates, structured and extended-precision types.
+    """
+    dtype = np.dtype(dtype)
+    if dtype.kind in "iu":
+        return np.dtype(np.int32 if dtype.itemsize <= 4 else np.int64)
+    if dtype.kind == "b":
+        return np.dtype(np.int64)
+    if dtype in (np.float16, ml_dtypes.bfloat16):
+        return np.dtype(np.float32)
+    if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
+        return dtype.newbyteorder("=")
+    raise InputError(
+        f"matrices of dtype {dtype} cannot be multiplied here; cast them first, for example with .astype('float64')"
+    )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
+
+    `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
+    With a `symmetry`, B is the (conjugate) transpose of A, and no operand of its own.
+    """
+
+    m: int
+    k: int
+    n: int
+    dtype: np.dtype
+    a_batch: tuple[int, ...] = ()
+    b_batch: tuple[int, ...] = ()
+    symmetry: Symmetry | None = None
+
+    def __post_init__(self) -> None:
+        accumulator_dtype(self.dtype)  # raises for a type that has no product
+        self.batch  # noqa: B018  raises where the batch dimensions do not broadcast
+        if self.symmetry is not None and (self.m, self.a_batch) != (self.n, self.b_batch):
+            raise InputError(f"a {self.symmetry} product is square: it cannot be {self.m} x {self.n}")
+
+    @cached_property
+    def batch(self) -> tuple[int, ...]:
+        """Broadcast batch dimensions, those of C."""
+        try:
+            return np.broadcast_shapes(self.a_batch, self.b_batch)
+        except ValueError:
+            raise InputError(f"batch dimensions {self.a_batch} of A and {self.b_batch} of B do not broadcast") from None
+
+    @property
+    def accumulator_bytes(self) -> int:
+        """Bytes of one element of C while it is summed over k."""
+        return accumulator_dtype(self.dtype).itemsize
+
+    @property
+    def element_flops(self) -> int:
+        """Floating-point (or integer) operations of one element of C: 2k, four times as many for complex numbers."""
+        return 2 * self.k * (4 if self.dtype.kind == "c" else 1)
+
+    @property
+    def flops(self) -> int:
+        """Operations of the product: those of all elements of C, or of one triangle of a symmetric one."""
+        elements = self.m * self.n if self.symmetry is None else self.m * (self.m + 1) // 2
+        return elements * math.prod(self.batch) * self.element_flops
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of C."""
+        return (*self.batch, self.m, self.n)
+
+
+def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Batch block index of an operand with batch dimensions `shape` that meets C's batch block `index`.
+
+    Dimensions that the operand lacks are dropped. Those of length 1 are broadcast: their only block is block 0.
+    """
+    own = index[len(index) - len(shape) :]
+    return tuple(0 if length == 1 else i for i, length in zip(own, shape, strict=True))

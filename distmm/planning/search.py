@@ -1,0 +1,184 @@
+"""The search for a plan: of the schedules that fit into memory, the one that is predicted to be fastest."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from operator import index
+from typing import SupportsIndex
+
+from distmm.errors import InputError
+from distmm.planning import candidates
+from distmm.planning.blocks import Blocking, cut
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
+from distmm.planning.grid import Grid
+from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision, check_precision
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule, parse
+
+__all__ = ["TILE", "make_plan"]
+
+
+# Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
+# with k cut at multiples of it the bits of C do not depend on the cut.
+TILE = 32
+
+# Where the copies of C from GPUs to their hosts take less than this share of a product's seconds, more waves than it
+# needs to fit are not tried: they would gain about that share at most.
+STORING_SHARE = 0.02
+
+
+def make_plan(
+    problem: Problem,
+    cluster: ClusterSpec,
+    *,
+    blocking: Blocking | None = None,
+    edges: tuple[int, ...] | None = None,
+    text: str | None = None,
+    multiples: tuple[int, int, int] = (TILE, TILE, TILE),
+    precision: Precision = "highest",
+    kernel: str | None = None,
+    operands: tuple[Residence, Residence] = ("streamed", "streamed"),
+    result: Result = "workers",
+) -> Plan:
+    """Choose blocks, grid, waves, panels a task and lookahead for a product.
+
+    Parameters
+    ----------
+    problem : Problem
+    cluster : ClusterSpec
+    blocking : Blocking, optional
+        Blocks that are given (the user's chunks).
+    edges : tuple of int, optional
+        Block edges (m, k, n) that the user asks for.
+    text : str, optional
+        A plan's ``str``: nothing is left to choose.
+    multiples : tuple of int, optional
+        Chosen edges are multiples of these (the kernel's tile, or the chunks of a file), and along k of the kernel's
+        granule, so that the cut does not change the bits of C.
+    precision, kernel : str, optional
+        Passed through to the workers' kernel selection.
+    operands, result
+        Where A and B are, and where C stays: see `Plan`.
+
+    Returns
+    -------
+    Plan
+        The fastest one that fits; where none fits, the one that lacks the fewest bytes.
+
+    Raises
+    ------
+    InputError
+        For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
+    """
+    check_precision(precision)
+    if cluster.workers < 1:
+        raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
+    if edges is not None:
+        if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
+            raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
+        blocking = cut(problem, edges)
+    uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
+    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result)
+    if text is not None:
+        return replace(asked, schedule=parse(text, problem))
+    multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
+    return _best(asked, multiples if blocking is None else None)
+
+
+def _is_edge(edge: object) -> bool:
+    return isinstance(edge, SupportsIndex) and index(edge) >= 1
+
+
+@lru_cache(maxsize=256)
+def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
+    """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
+
+    The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
+    """
+    problem, cluster, best = asked.problem, asked.cluster, None
+    for waves in candidates.waves(problem, cluster, asked.result):
+        fitted = best is not None and not best.shortfall
+        if best is not None and fitted and not _may_gain_by_waves(best):
+            break
+        schedules = (
+            candidates.given(problem, asked.blocking, cluster, waves)
+            if multiples is None
+            else candidates.free(problem, cluster, multiples, waves)
+        )
+        best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
+        if fitted:
+            break
+    assert best is not None
+    return best if multiples is None or not best.shortfall else _deeper(asked, multiples, best)
+
+
+def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
+    """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
+    problem, cluster = asked.problem, asked.cluster
+    for steps in candidates.DEEPER_STEPS:
+        for waves in candidates.waves(problem, cluster, asked.result):
+            schedules = candidates.free(problem, cluster, multiples, waves, (steps,))
+            best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
+            if not best.shortfall:
+                return best
+    return best
+
+
+def _may_gain_by_waves(plan: Plan) -> bool:
+    """Whether a product may be faster in more waves than it needs to fit.
+
+    On CPUs by fewer and deeper tasks. On GPUs because C is copied to the host while the next wave is made. Where C
+    stays on the hosts that does not hold: the waves then are one graph, and blocks that one wave has loaded stay for
+    the next.
+    """
+    problem, cluster = plan.problem, plan.cluster
+    if cluster.device == "cpu":
+        return True
+    storing = math.prod(problem.shape) * problem.dtype.itemsize / cluster.workers / cluster.load
+    return plan.result == "out" and storing > STORING_SHARE * plan.cost.seconds
+
+
+def _common(multiple: int, granule: int, size: int) -> int:
+    """Multiple of both, if `size` has room for it; else the kernel's granule, or what `size` has room for."""
+    both = math.lcm(multiple, granule)
+    return both if both <= size else min(granule, max(size, multiple))
+
+
+def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
+    """Return the plan of the least score, the first of equals.
+
+    Of hundreds of plans most are slower for the number of their tasks alone, or need more memory than the best one.
+    They are sorted by the lower bound of their seconds: when one cannot be faster than the best, none after it can.
+    """
+    bounded = ((_weighed(plan, plan.least_seconds), plan) for plan in plans)
+    for least, plan in sorted(bounded, key=lambda each: each[0]):
+        if best is not None:
+            if not best.shortfall and least > _weighed(best, best.cost.seconds):
+                break
+            if plan.shortfall > best.shortfall:
+                continue
+        if best is None or _score(plan) < _score(best):
+            best = plan
+    assert best is not None
+    return best
+
+
+def _score(plan: Plan) -> tuple[float, ...]:
+    """Bytes that are missing, then predicted seconds, and where those are equal bytes and tasks."""
+    c = plan.cost
+    return plan.shortfall, _weighed(plan, c.seconds), c.bytes_moved, c.peak_bytes, c.tasks
+
+
+def _weighed(plan: Plan, seconds: float) -> float:
+    """Seconds with a scheduler that is busy for 30 % of them at most.
+
+    A step more of lookahead must gain more than 1 %: it takes memory. So must twice as many waves on GPUs: they load A
+    and B more often, and the model counts only roughly how much of that overlaps with products.
+    """
+    doublings = math.log2(math.prod(plan.schedule.wave_cuts)) if plan.cluster.device == "cuda" else 0.0
+    paced = max(seconds, plan.schedule.tasks * SCHEDULER_SECONDS / 0.3)
+    return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)

@@ -1,0 +1,230 @@
+"""Time that a schedule takes, predicted from sizes alone; with it the bytes moved and the number of tasks.
+
+The model counts what the runtime does by construction: stationary C, one chain for each block of C, 2-D block-cyclic
+homes, blocks of A and B of at most `lookahead` steps in memory (`distmm.graph.layer`, `distmm.scheduler.lookahead`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
+from distmm.planning.layout import Layout
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
+
+__all__ = ["Cost", "Resource", "least_seconds", "paces", "predict"]
+
+# What a product may be bound by; "storing" is the copy of C from the GPUs to their hosts.
+Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
+
+# Time that the scheduler takes to make a task of a new graph, before it hands out the first one: 60 to 90 us for making
+# and ordering them, and our plugin's part.
+INSERT_SECONDS = 0.15e-3
+
+# On GPU clusters, from the call to the first product, beside the making of the tasks: 36 ms in all were measured on two
+# H200 for 96 tasks with a plan that took 13.
+START_SECONDS = 20e-3
+
+# Idle time of a GPU around one task: measured with one task at a time; and what is left of it where a worker has other
+# tasks ready, as `tests/bench/simulation.py` assumes too.
+ALONE_GAP_SECONDS, GAP_SECONDS = 3.4e-3, 0.5e-3
+
+# On GPU clusters, time from the end of one step to the start of the next in a single chain (the round trip to the
+# scheduler), measured. Other chains of the worker run meanwhile.
+ROUND_TRIP_SECONDS = 6e-3
+
+# CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, the worker's event loop beside
+# two products, and the gap between tasks. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of
+# C included.
+CPU_TASK_SECONDS = 10e-3
+
+# Time from the end of one step to the start of the next where it loads its blocks: from the end of the step that opens
+# it to its first load, and from its last load to a product. Fitted to plans on virtual GPUs under Dask's own scheduler
+# and workers (`tests/bench/simulation.py`, and copies of C to the host beside).
+LOAD_SECONDS = 9e-3
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Predicted cost of one product.
+
+    Attributes
+    ----------
+    bytes_moved : int
+        Sum of the blocks of A and B sent between workers, each sent once to each worker that needs it in each wave,
+        and of the partial blocks of C where k is split.
+    bytes_bound : int
+        The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
+        elements, and ``mn (layers - 1)`` accumulators. Of a symmetric product half of the latter; its first and last
+        blocks have fewer users, so that it stays below.
+    peak_bytes, peak_host_bytes : int
+        `worker` and `host` of `distmm.planning.memory.Peak`.
+    tasks : int
+        Product tasks in the graph; without the mirror images of a symmetric product.
+    seconds : float
+        On GPU clusters the largest of arithmetic, transfers, loading, storing and scheduling, and what does not overlap
+        with it; on CPU clusters their sum.
+    bound_by : str
+        The largest of these.
+    """
+
+    bytes_moved: int
+    bytes_bound: int
+    peak_bytes: int
+    peak_host_bytes: int
+    tasks: int
+    seconds: float
+    bound_by: Resource
+
+
+def predict(
+    layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result
+) -> tuple[int, float, Resource]:
+    """Return bytes moved between workers, seconds, and the resource that is busy longest."""
+    problem, schedule, grid = layout.problem, layout.schedule, layout.grid
+    waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
+    arithmetic = transfers = loading = storing = 0.0
+    moved = (layout.layers - 1) * layout.blocking.c_elements * problem.accumulator_bytes
+    per_element = layout.depth * problem.element_flops / max(1, problem.k) / cluster.rate
+    copied = _copied(schedule, result)
+    # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
+    ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
+    for wave, count in schedule.kinds_of_waves:
+        elements = float(layout.c_bytes(wave, 1, layout.layers).max())
+        if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
+            chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
+            elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
+        arithmetic += count * elements * per_element
+        traffic = layout.operand_bytes(wave)
+        moved += count * int(traffic.received.sum())
+        received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
+        transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
+        loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
+        loading += count * float(np.max(loaded)) / cluster.load
+        if on_gpu and copied:
+            storing += count * copied * float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max()) / cluster.load
+    if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
+        one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
+        gap = ALONE_GAP_SECONDS if cluster.threads == 1 else GAP_SECONDS
+        arithmetic = max(arithmetic + layout.busiest * steps * gap, one_chain)
+    busy: dict[Resource, float] = {
+        "arithmetic": arithmetic,
+        "transfers": transfers,
+        "loading": loading,
+        "storing": storing,
+        "scheduler": _graph_tasks(schedule) * SCHEDULER_SECONDS,
+    }
+    reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
+    seconds = _overlapped(problem, schedule, cluster, result, len(waves), busy, reads)
+    return moved, seconds, max(busy, key=lambda name: busy[name])
+
+
+def least_seconds(
+    problem: Problem,
+    schedule: Schedule,
+    cluster: ClusterSpec,
+    operands: tuple[Residence, Residence],
+    result: Result,
+) -> float:
+    """Return a lower bound of the seconds that `predict` returns, from numbers of blocks alone.
+
+    Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all the
+    time.
+    """
+    blocking, grid = schedule.blocking, schedule.grid
+    workers = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
+    lines = problem.m * math.prod(problem.a_batch), (problem.symmetry is None) * problem.n * math.prod(problem.b_batch)
+    loaded = sum(size for size, where in zip(lines, operands, strict=True) if where != "resident") * problem.k
+    item, load = problem.dtype.itemsize, grid.size * cluster.load
+    copied = _copied(schedule, result) if cluster.device == "cuda" else 0
+    busy: dict[Resource, float] = {
+        "arithmetic": problem.element_flops * blocking.c_elements / cluster.rate / workers,
+        "transfers": 0.0,
+        "loading": loaded * item / load,
+        "storing": copied * blocking.c_elements * item / load,
+        "scheduler": _graph_tasks(schedule) * SCHEDULER_SECONDS,
+    }
+    rounded = 1 - 1e-9
+    return _overlapped(problem, schedule, cluster, result, schedule.wave_count, busy, blocking.loads) * rounded
+
+
+def _overlapped(
+    problem: Problem,
+    schedule: Schedule,
+    cluster: ClusterSpec,
+    result: Result,
+    waves: int,
+    busy: dict[Resource, float],
+    reads: int,
+) -> float:
+    """Seconds of a product whose resources are busy for `busy` seconds each.
+
+    Nothing overlaps with the making of the first wave's tasks and the transfers of the first step; on GPUs neither with
+    its loads. On CPU clusters the cores that multiply also load, send and receive, and run Dask: there all adds up.
+    """
+    tasks = _graph_tasks(schedule) + schedule.blocking.loads
+    exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves
+    if cluster.device == "cpu":
+        of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
+        return sum(busy.values()) + of_dask + exposed
+    exposed += START_SECONDS + busy["loading"] / schedule.steps / waves
+    return _on_gpus(problem, schedule, cluster, result, waves, busy) + exposed
+
+
+def _on_gpus(
+    problem: Problem,
+    schedule: Schedule,
+    cluster: ClusterSpec,
+    result: Result,
+    waves: int,
+    busy: dict[Resource, float],
+) -> float:
+    """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.
+
+    The last step of a wave finishes a worker's blocks one after the other, and they are copied one after the other.
+    Where a copy takes longer than a product, the copies of the last wave end later than its products; those of earlier
+    waves overlap with products of the next (`distmm.worker.worker_slots`). With layers, the last sums are taken to
+    follow one another like the last products.
+
+    Where blocks are loaded, a step takes longer than its loads: they begin when an earlier step is done, and then the
+    blocks go to other workers. The more steps may be under way, the more of this overlaps.
+    """
+    if result == "workers":
+        return max(busy.values())
+    blocking, steps = schedule.blocking, schedule.steps
+    product, copy = paces(problem, schedule, cluster, result)
+    chains = max(1, math.ceil(blocking.whole.c_blocks / schedule.grid.rows / schedule.grid.columns / waves))
+    longest = max(each for resource, each in busy.items() if resource != "storing")
+    if busy["loading"]:
+        rests = (steps * waves * LOAD_SECONDS + busy["transfers"]) / max(1, schedule.lookahead - 1)
+        longest = max(longest, busy["loading"] + rests)
+    late = (chains - 1) * max(0.0, copy - product)
+    return max(longest + copy + late, busy["storing"])
+
+
+def paces(problem: Problem, schedule: Schedule, cluster: ClusterSpec, result: Result) -> tuple[float, float]:
+    """Seconds of one step of the largest block of C, and of its copy to the host when finished."""
+    blocking = schedule.blocking
+    m, k, n = blocking.largest
+    elements = m * n * math.prod(map(max, blocking.batch))
+    panels = min(blocking.panels, len(blocking.k))
+    product = elements * panels * k * problem.element_flops / max(1, problem.k) / cluster.rate
+    return product, _copied(schedule, result) * elements * problem.dtype.itemsize / cluster.load
+
+
+def _copied(schedule: Schedule, result: Result) -> float:
+    """Blocks of C that a GPU copies to its host for each one that it makes; `out` takes mirror images too."""
+    if result == "workers":
+        return 0.0
+    whole = schedule.blocking.whole
+    return 1 + (schedule.blocking.mirrored(whole) / max(1, whole.c_blocks) if result == "out" else 0)
+
+
+def _graph_tasks(schedule: Schedule) -> int:
+    """Count the tasks of all products, and of the mirror images of a symmetric one."""
+    return schedule.tasks + schedule.blocking.mirrored(schedule.blocking.whole)

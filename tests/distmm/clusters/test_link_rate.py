@@ -1,0 +1,92 @@
+"""The bandwidth between workers: measured where a plan uses it, once, and never a reason to fail."""
+
+from __future__ import annotations
+
+import math
+import os
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, Worker
+
+import distmm
+from distmm.api import plan_request
+from distmm.clusters import cluster, link_rate
+from tests import forked
+
+EDGE = 256
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Pairs of workers of every measurement; what was measured before is forgotten, and any product is worth one."""
+    seen: list[object] = []
+    measured = link_rate._measured
+    monkeypatch.setattr(link_rate, "_rates", type(link_rate._rates)())
+    monkeypatch.setattr(link_rate, "_measured", lambda *args: seen.append(args[-1]) or measured(*args))
+    monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
+    monkeypatch.setitem(cluster.LINKS, "cpu", math.inf)
+    return seen
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    a, b = rng.integers(-9, 9, (2, EDGE, EDGE)).astype("f8")
+    return a, b
+
+
+def planned(client: Client, **how: object) -> distmm.Plan:
+    return distmm.plan(*operands(), client=client, **{"blocks": (EDGE // 4,) * 3, **how})
+
+
+def test_a_plan_counts_with_the_rate_between_the_workers_and_asks_for_it_once(
+    client: Client, asked: list[object]
+) -> None:
+    first, second, deeper = planned(client), planned(client), planned(client, blocks=(EDGE // 2,) * 3)
+    assert len(asked) == 1
+    assert 0 < first.cluster.link < math.inf
+    assert {first.cluster.link, second.cluster.link, deeper.cluster.link} == {link_rate.link_rate(client, "cpu")}
+    assert str(first) == str(second)
+
+
+def test_a_link_that_is_faster_than_assumed_while_idle_changes_no_plan(
+    client: Client, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(cluster.LINKS, "cpu", 1.0)
+    assert planned(client).cluster.link == 1.0
+    assert len(asked) == 1
+
+
+def test_products_that_are_done_soon_or_move_nothing_wait_for_no_measurement(
+    client: Client, asked: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert planned(client, blocks=(EDGE,) * 3).bytes_moved == 0
+    monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 1.0)
+    assert planned(client).cost.seconds < 1.0
+    assert asked == []
+
+
+def test_one_pair_of_workers_is_asked_within_a_host_and_one_between_hosts() -> None:
+    hosts = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three"}
+    assert list(link_rate._pairs(hosts)) == [("a", "b"), ("a", "c")]
+    assert list(link_rate._pairs({"a": "one", "b": "two"})) == [("a", "b")]
+    assert list(link_rate._pairs({"a": "one"})) == []
+
+
+async def die(key: str, source: str, dask_worker: Worker) -> float:
+    os._exit(1)
+
+
+def test_a_worker_that_dies_during_the_measurement_does_no_harm(
+    asked: list[object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(link_rate, "_fetch", die)
+    a, b = operands()
+    with forked.workers():
+        local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with local, Client(local, set_as_default=False) as client:
+        product = distmm.matmul(a, b, client=client, blocks=(EDGE // 4,) * 3)
+        assert len(asked) == 1
+        assert "bandwidth between workers could not be measured" in caplog.text
+        assert set(link_rate._rates[client].values()) == {None}
+        np.testing.assert_array_equal(client.compute(product, sync=True), a @ b)

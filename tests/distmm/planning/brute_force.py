@@ -1,0 +1,123 @@
+"""What a plan says of bytes, tasks and memory, counted block by block, rank by rank and step by step."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from distmm.planning.blocks import Wave
+from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_batch
+
+Block = tuple[str, tuple[int, ...], int, int]  # matrix, its batch block, row, column
+
+
+@dataclass(frozen=True)
+class Task:
+    """A step of a chain: where it runs, the blocks of A and B that it reads with their homes, and the size of its D."""
+
+    rank: int
+    layer: int
+    step: int
+    reads: dict[Block, int]
+    area: int
+
+
+@dataclass(frozen=True)
+class BruteForce:
+    """The tasks of a plan, and what they move and hold."""
+
+    plan: Plan
+
+    @cached_property
+    def waves(self) -> list[list[Task]]:
+        """Tasks of each wave."""
+        return [list(self._tasks(wave)) for wave in self.plan.waves]
+
+    def _tasks(self, wave: Wave) -> Iterator[Task]:
+        problem, blocking, grid = self.plan.problem, self.plan.blocking, self.plan.grid
+        for batch, i, j in blocking.c_indices(wave):
+            edges = [cut[x] for cut, x in zip(blocking.batch, batch, strict=True)]
+            area = math.prod(edges) * blocking.m[i] * blocking.n[j]
+            a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
+            for layer, steps in enumerate(blocking.parts(grid.layers)):
+                for s, panels in enumerate(steps):
+                    reads = {}
+                    for p in panels:
+                        other: Block = ("B", b, p, j) if problem.symmetry is None else ("A", a, j, p)
+                        for block in (("A", a, i, p), other):
+                            reads[block] = grid.owner(block[2], block[3], block[1], layer)
+                    yield Task(grid.owner(i, j, batch, layer), layer, s, reads, area)
+
+    def size(self, block: Block) -> int:
+        """Bytes of a block of A or B."""
+        problem, blocking = self.plan.problem, self.plan.blocking
+        name, batch, row, column = block
+        own = problem.a_batch if name == "A" else problem.b_batch
+        cuts = blocking.batch[len(blocking.batch) - len(own) :]
+        matrices = math.prod(1 if n == 1 else cut[x] for n, cut, x in zip(own, cuts, batch, strict=True))
+        down, across = (blocking.m, blocking.k) if name == "A" else (blocking.k, blocking.n)
+        return matrices * down[row] * across[column] * problem.dtype.itemsize
+
+    @property
+    def moved(self) -> int:
+        """Bytes between workers: each block once in a wave to each rank that needs it, and the sums of layers."""
+        total = 0
+        for tasks in self.waves:
+            copies = {(t.rank, block) for t in tasks for block, home in t.reads.items() if home != t.rank}
+            total += sum(self.size(block) for _, block in copies)
+        partial = len(self.plan.blocking.parts(self.plan.grid.layers)) - 1
+        areas = sum(t.area for tasks in self.waves for t in tasks if t.step == 0)
+        return total + areas // (partial + 1) * partial * self.plan.problem.accumulator_bytes
+
+    @property
+    def tasks(self) -> int:
+        """Steps of all chains, and the sums of the layers' parts."""
+        partial = len(self.plan.blocking.parts(self.plan.grid.layers)) - 1
+        return sum(map(len, self.waves)) + partial * sum(wave.c_blocks for wave in self.plan.waves)
+
+    @property
+    def held(self) -> int:
+        """Bytes on the fullest worker at any time, if all chains are at the same step.
+
+        That worker has the sums of its blocks of C; of A and B the copies that it needs for `lookahead` steps, and what
+        it has loaded; a new D for each thread and the one that is freed late; and what is finished and stays.
+        """
+        plan = self.plan
+        item, steps, most = plan.problem.dtype.itemsize, plan.schedule.steps, 0
+        finished: Counter[int] = Counter()
+        loaded: dict[Block, int] = {}  # that stay for waves to come
+        for tasks in self.waves:
+            areas: dict[int, list[int]] = {}
+            for t in tasks:
+                if t.step == 0:
+                    areas.setdefault(t.rank, []).append(t.area)
+            homes = {block: home for t in tasks for block, home in t.reads.items()}
+            for s in range(steps):
+                now = [t for t in tasks if s <= t.step < s + plan.lookahead]
+                copies = {(t.rank, block) for t in now for block, home in t.reads.items() if home != t.rank}
+                window = {block: home for t in now for block, home in t.reads.items()}
+                held = Counter(finished)
+                for rank, block in copies:
+                    held[rank] += self.size(block)
+                for block, home in (homes | loaded).items():
+                    where = plan.operands[block[0] == "B"]
+                    here = where == "whole" or (where == "streamed" and (block in window or block in loaded))
+                    held[home] += self.size(block) * here
+                for rank, own in areas.items():
+                    writing = min(plan.cluster.threads + (steps > 1), len(own))
+                    held[rank] += (sum(own) + writing * min(own)) * plan.problem.accumulator_bytes
+                most = max(most, *held.values())
+            if plan.result != "out":
+                loaded |= {block: home for block, home in homes.items() if self._is_read_later(block, tasks)}
+            if plan.result == "workers":
+                for t in tasks:  # the tree of sums ends on layer 0
+                    finished[t.rank] += t.area * item * (t.step == t.layer == 0)
+        return most
+
+    def _is_read_later(self, block: Block, tasks: list[Task]) -> bool:
+        later = self.waves[self.waves.index(tasks) + 1 :]
+        return any(block in t.reads for wave in later for t in wave)
