@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
 from distmm.planning import memory
-from distmm.planning.geometry import Blocking, Problem
-from distmm.planning.plan import make_plan
+from distmm.planning.blocks import Blocking
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
