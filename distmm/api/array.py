@@ -50,8 +50,8 @@ def matmul(
         As `A`.
     precision : {"highest", "high", "medium", "ieee"}
         Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
-        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32 and float64 products by
-        one chain of fused multiply-adds for each element, whose bits depend on no cuts.
+        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32, float64 and complex
+        products by chains of fused multiply-adds for each element, whose bits depend on no cuts.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
         precision.

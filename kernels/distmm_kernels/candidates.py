@@ -69,6 +69,8 @@ ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
 FLOAT32 = frozenset({"float32"})
 FLOAT64 = frozenset({"float64"})
+COMPLEX64 = frozenset({"complex64"})
+COMPLEX128 = frozenset({"complex128"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 # A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
 # the rate of a few float64 units, which multiply-adds reach as well.
@@ -170,6 +172,31 @@ CANDIDATES = (
         side_by_side=False,
     ),
     Candidate(
+        "complex_fp16x3",
+        "cuda",
+        "real_view:ComplexFp16x3Kernel",
+        "one real product by scaled float16 halves, on tensor cores",
+        COMPLEX64,
+        "highest",
+        granule=4096,
+        tile=(128, 64),
+        capabilities=HOPPER,
+        passes=(44, 0),  # A: 8 in, 8 out; B: 8 in, 16 out, two times 16 in, 16 out
+    ),
+    Candidate(
+        "complex_residues",
+        "cuda",
+        "residues:ComplexResidueKernel",
+        "three times sixteen products of int8 residues, on tensor cores",
+        COMPLEX128,
+        "highest",
+        granule=8192,
+        tile=(128, 128),
+        capabilities=HOPPER,
+        passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
+        side_by_side=False,
+    ),
+    Candidate(
         "register_tiled",
         "cuda",
         "register_tiled:RegisterTiledKernel",
@@ -223,8 +250,8 @@ CANDIDATES = (
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Those of hopper_bf16, of dmma and residues at 512, and below 4096 those of register_tiled's types but float32 are
-# estimated from the others.
+# Estimated from the others: those of hopper_bf16; at 512 those of dmma, residues, complex_fp16x3 and complex_residues;
+# below 4096 those of register_tiled's types but float32 and complex64.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -239,12 +266,14 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
         "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
         "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
+        "complex_fp16x3": {"complex64": (5, 38.2, 176, 219, 222)},
+        "complex_residues": {"complex128": (5, 27.1, 72.4, 96.3, 104)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),
             "float64": (3.5, 15, 22, 25.5, 26),
             "int64": (2, 4.5, 6, 6.3, 6.3),
-            "complex64": (10, 36, 44, 46, 47),
+            "complex64": (10, 30.9, 45.9, 46.4, 46.8),
             "complex128": (8, 19, 23, 25, 25),
         },
         "tiled": {

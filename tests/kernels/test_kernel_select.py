@@ -48,11 +48,30 @@ def test_precision_chooses_among_the_kernels_for_float32(precision, name):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", ["int32", "int64", "complex64", "complex128"])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_other_types_have_one_precision(dtype, precision):
     for where in (H200, A100):
         assert chosen(problem(dtype, k=4096, n=4096), where, precision) == "register_tiled"
     assert chosen(problem(dtype, k=4096, n=4096), T4, precision) == "tiled"
+
+
+@pytest.mark.parametrize(("dtype", "name"), [("complex64", "complex_fp16x3"), ("complex128", "complex_residues")])
+def test_complex_numbers_go_to_tensor_cores_unless_a_chain_is_asked_for(dtype, name):
+    for precision in ("highest", "high", "medium"):
+        for size in (1024, 2048, 8192, 16384):
+            assert chosen(problem(dtype, k=size, n=size), H200, precision) == name
+        assert chosen(problem(dtype, k=1, n=1), H200, precision, reproducible=True) == name
+        for where in (A100, B200, *GEFORCE):
+            assert chosen(problem(dtype, k=8192, n=8192), where, precision) == "register_tiled"
+        assert chosen(problem(dtype, k=8192, n=8192), T4, precision) == "tiled"
+    assert chosen(problem(dtype, k=8192, n=8192), H200, "ieee") == "register_tiled"
+
+
+# The first is estimated; the others have more passes over operands, and over residues of C, than tensor cores save.
+@pytest.mark.parametrize("shape", [(512, 512, 512), (1, 8192, 8192), (64, 8192, 8192)])
+@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+def test_complex_products_that_tensor_cores_slow_down_stay_in_registers(dtype, shape):
+    assert chosen(Problem(*shape, np.dtype(dtype)), H200) == "register_tiled"
 
 
 def float64(m, k, n, batch=()):
@@ -94,6 +113,7 @@ def test_residues_of_a_batch_are_as_fast_as_those_of_one_matrix():
 
 
 @pytest.mark.parametrize(("name", "dtype", "fallback"), [("residues", "float64", "dmma"),
+                                                         ("complex_residues", "complex128", "register_tiled"),
                                                          ("fp16x3", "float32", "register_tiled")])  # fmt: skip
 def test_guarded_granules_are_multiplied_by_the_fastest_chain(name, dtype, fallback):
     assert select(problem(dtype), H200, name=name)._ieee.name == fallback
@@ -162,7 +182,9 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    dtype = next(name for name in ("float32", "float16", "float64") if name in candidate.dtypes)
+    dtype = next(
+        name for name in ("float32", "float16", "float64", "complex64", "complex128") if name in candidate.dtypes
+    )
     kernel = select(problem(dtype), where, name=candidate.name)
     assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
     assert kernel.granule == candidate.granule

@@ -25,7 +25,7 @@ from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.reference import residue_twin
+from distmm_kernels.reference import complex_twin, residue_twin
 from distmm_kernels.select import select
 
 __all__ = ["HEATS", "SIZES", "Heat", "race"]
@@ -67,6 +67,10 @@ HEATS = (
     Heat("float64", "ieee", ("dmma",), "float64"),
     Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
     Heat("float64", "highest", ("residues",), "float64"),
+    Heat("complex64", "ieee", ("register_tiled",), "complex64"),
+    Heat("complex64", "highest", ("complex_fp16x3",), "complex64"),
+    Heat("complex128", "ieee", ("register_tiled",), "complex128"),
+    Heat("complex128", "highest", ("complex_residues",), "complex128"),
     Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
     Heat("bfloat16", "highest", ("hopper",), "float32"),
     Heat("float16", "highest", ("hopper",), "float16"),
@@ -231,8 +235,9 @@ def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
     wide = np.complex128 if a.dtype.kind == "c" else np.float64
     if not isinstance(d, cupy.ndarray):
         d = cupy.from_dlpack(d.float() if "bfloat16" in str(d.dtype) else d)
-    if a.dtype == np.float64:
-        far = residue_twin.errors(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
+    if a.dtype in (np.float64, np.complex128):
+        measured = residue_twin.errors if a.dtype == np.float64 else complex_twin.complex_errors
+        far = measured(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
         return far.normwise, far.componentwise
     left, right, found = _widened(a)[rows].astype(wide), _widened(b)[:, columns].astype(wide), _widened(d)[rows]
     exact = left @ right

@@ -64,9 +64,9 @@ SEEN = ("0.30",)
 """Versions of numba-cuda, by their first two numbers, that this file was tested with."""
 
 BUILDER_METHODS = (
-    "add", "addrspacecast", "and_", "bitcast", "extract_element", "fadd", "fma", "fmul", "fsub", "gep", "icmp_signed",
-    "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select", "shl", "store", "sub", "trunc",
-    "xor", "zext",
+    "add", "addrspacecast", "and_", "bitcast", "extract_element", "extract_value", "fadd", "fma", "fmul", "fsub", "gep",
+    "icmp_signed", "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select", "shl", "store",
+    "sub", "trunc", "xor", "zext",
 )  # fmt: skip
 """Methods of a builder that intrinsics may call."""
 
@@ -143,7 +143,8 @@ def intrinsic(write: Callable[..., Any], arguments: Sequence[Any], result: Any =
     Parameters
     ----------
     write
-        Called with a builder and the arguments: values, or an `Array` for each array. Returns a value, a list of them
+        Called with a builder and the arguments: values, or an `Array` for each array; a tuple is one value, from which
+        the builder extracts those that it holds. Returns a value, a list of them
         for a tuple, or None.
     arguments
         Numba's types; `ANY` for an array.

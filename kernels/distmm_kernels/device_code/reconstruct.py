@@ -25,7 +25,7 @@ from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, dig
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["reconstruct"]
+__all__ = ["integer", "load_factor", "reconstruct", "store_pair"]
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 
@@ -61,6 +61,16 @@ sums_of_four = intrinsic(_sums, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
 
 to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
 
+_inverse = f64(1 / PRODUCT)
+_high, _middle, _low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
+
+
+@inlined
+def integer(first, second, third):
+    """Return the integer between -P/2 and P/2 that three sums make, rounded."""
+    quotient = to_nearest(first * _inverse)
+    return (first - _high * quotient) + ((second - _middle * quotient) + (third - _low * quotient))
+
 
 def reconstruct(adds: bool) -> Source:
     """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
@@ -70,17 +80,11 @@ def reconstruct(adds: bool) -> Source:
     bytes from one row to the next, a multiple of that; the address of C, and bytes from one row and one column to the
     next; rows, columns.
     """
-    inverse = f64(1 / PRODUCT)
-    high, middle, low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))
-
-    def integer(first, second, third):
-        quotient = to_nearest(first * inverse)
-        return (first - high * quotient) + ((second - middle * quotient) + (third - low * quotient))
 
     def added(x, c):
         return read_double(c) + x if adds else x
 
-    number, plus = inlined(integer), inlined(added)
+    number, plus = integer, inlined(added)
 
     def kernel(
         residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,

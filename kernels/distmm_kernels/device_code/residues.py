@@ -9,6 +9,10 @@ one row to the next, and along k; rows, k; offsets in memory of factors and weig
 each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
+A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A
+granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices.
+Products of these make a complex product, since sums of residues lose nothing.
+
 Squares are added in the same order for each layout of the operand, since the scale, and with it every bit of a product,
 depends on their sum. `distmm_kernels.reference.residue_twin` does the same in NumPy.
 """
@@ -23,7 +27,7 @@ from distmm_kernels.device_code.copies.split import add_global, warp_sum
 from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
 from distmm_kernels.emulation.formats import GRANULE, SHARE
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, byte_weights, multiplier, start
-from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
 from distmm_kernels.launch.compiler import Source
 
 __all__ = ["find_factors", "split", "sum_squares"]
@@ -31,6 +35,10 @@ __all__ = ["find_factors", "split", "sum_squares"]
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)
+PUT = {
+    4: "st.global.b32 [$0], $1;",
+    2: "{ .reg .b16 low, high; mov.b32 {low, high}, $1; st.global.b16 [$0], low; }",
+}
 WARPS = THREADS // 32
 ROWS_EACH = ROWS // WARPS  # of a warp, where its lanes lie along k
 FOURS = STRETCH // 4  # of neighbours along k in a stretch: one for each lane
@@ -64,15 +72,15 @@ power_of_two = instruction(
 """power_of_two(exponent), from -1022 to 1023."""
 
 
-def _write_residues(moduli: tuple[int, ...]) -> Callable[..., None]:
-    """Make ``(to, step, x0, x1, x2, x3)``: write a word of four neighbours' residues for each modulus, ``step`` apart.
+def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., None]:
+    """Make ``(to, step, x0, x1, ...)``: write residues of two or four neighbours for each modulus, ``step`` apart.
 
     ``x + 2^63`` is an unsigned number of 8 bytes; the sum of its bytes by their weights has the residue of x, and is
     small enough for an exact quotient by one multiplication.
     """
     dot = assembly("dp4a.u32.s32 $0, $1, $2, $3;", [I32], [I32] * 3, ["=r", "r", "r", "r"], pure=True)
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
-    put = assembly("st.global.b32 [$0], $1;", [], [I64, I32], ["l", "r"])
+    put = assembly(PUT[neighbours], [], [I64, I32], ["l", "r"])
 
     def write(builder, to, step, *numbers):
         words = []
@@ -92,12 +100,39 @@ def _write_residues(moduli: tuple[int, ...]) -> Callable[..., None]:
             put(builder, [to, packed])
             to = builder.add(to, step)
 
-    return intrinsic(write, (u64, u64, i64, i64, i64, i64))
+    return intrinsic(write, (u64, u64, *[i64] * neighbours))
 
 
 def _packed(weights: tuple[int, ...]) -> int:
     """Return four int8 as a word."""
     return sum((weight & 0xFF) << 8 * i for i, weight in enumerate(weights))
+
+
+def _placed(parts: int) -> Any:
+    """Make ``(at, along)``: bytes from the first number along k to another one."""
+
+    def of_numbers(at, along):
+        return u64(at) * along
+
+    def of_pairs(at, along):
+        return (u64(at) >> u64(1)) * along + (u64(at) & u64(1)) * u64(8)
+
+    return inlined(of_numbers if parts == 1 else of_pairs)
+
+
+def _fours(parts: int) -> Any:
+    """Make ``(address, along, left)``: load four neighbours along k, of which so many are there."""
+    place = _placed(parts)
+
+    def four(address, along, left):
+        return (
+            load_double(address, i32(left > i32(0))),
+            load_double(address + place(1, along), i32(left > i32(1))),
+            load_double(address + place(2, along), i32(left > i32(2))),
+            load_double(address + place(3, along), i32(left > i32(3))),
+        )
+
+    return inlined(four)
 
 
 @inlined
@@ -117,23 +152,13 @@ def _tile_of_block(rows, k, first_matrix):
 
 
 @inlined
-def _four(address, along, left):
-    """Load four neighbours along k, of which the first ``left`` exist; the others are zero."""
-    return (
-        load_double(address, i32(left > i32(0))),
-        load_double(address + along, i32(left > i32(1))),
-        load_double(address + u64(2) * along, i32(left > i32(2))),
-        load_double(address + u64(3) * along, i32(left > i32(3))),
-    )
-
-
-@inlined
 def _squares(x):
     return ((square(x[0]) + square(x[1])) + square(x[2])) + square(x[3])
 
 
-def sum_squares(along_k: bool) -> Source:
+def sum_squares(along_k: bool, parts: int = 1) -> Source:
     """Sum the squares of each row and stretch: fours from left to right, then by halves. Grid: tiles, 1, matrices."""
+    place, four = _placed(parts), _fours(parts)
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
@@ -142,13 +167,13 @@ def sum_squares(along_k: bool) -> Source:
         held = cuda.shared.array((WARPS, ROWS), f64)
         lane, warp, base, down, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
         stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
-        start = source + matrix * between + first * along
+        start = source + matrix * between + place(first, along)
         to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
         if along_k:
             for i in range(ROWS_EACH):
                 row = base + warp * u32(ROWS_EACH) + u32(i)
                 left = steps - i32(lane * u32(4)) if row < u32(rows) else i32(0)
-                total = _squares(_four(start + u64(row) * pitch + u64(lane * u32(4)) * along, along, left))
+                total = _squares(four(start + u64(row) * pitch + place(lane * u32(4), along), along, left))
                 for level in range(5):
                     total += cuda.shfl_xor_sync(0xFFFFFFFF, total, 1 << level)
                 if lane == u32(0) and row < u32(rows):
@@ -159,7 +184,7 @@ def sum_squares(along_k: bool) -> Source:
             for i in range(FOURS_EACH):
                 at = (warp * u32(FOURS_EACH) + u32(i)) * u32(4)
                 left = steps - i32(at) if row < u32(rows) else i32(0)
-                mine[i] = _squares(_four(start + u64(row) * pitch + u64(at) * along, along, left))
+                mine[i] = _squares(four(start + u64(row) * pitch + place(at, along), along, left))
             held[warp, lane] = (mine[0] + mine[1]) + (mine[2] + mine[3])
             cuda.syncthreads()
             if warp == u32(0) and row < u32(rows):
@@ -170,10 +195,10 @@ def sum_squares(along_k: bool) -> Source:
     return _source(kernel)
 
 
-def find_factors() -> Source:
+def find_factors(parts: int = 1) -> Source:
     """Choose the scale of each row and granule, and write the factor that undoes it. Grid: rows, granules, matrices."""
     limit, least_squares, largest_squares = f64(LIMIT), f64(LEAST_SQUARES), f64(LARGEST_SQUARES)
-    each = GRANULE // STRETCH
+    each = parts * GRANULE // STRETCH
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
@@ -203,10 +228,12 @@ def find_factors() -> Source:
     return _source(kernel)
 
 
-def split(along_k: bool) -> Source:
+def split(along_k: bool, parts: int = 1) -> Source:
     """Scale, round, and write the residues of each row, contiguous along k. Grid: as for `sum_squares`."""
-    moduli = len(MODULI)
-    write = _write_residues(MODULI)
+    moduli, wide_granule = len(MODULI), parts * GRANULE
+    forms = FORMS[parts]
+    write = _write_residues(MODULI, 4 // parts)
+    place, four = _placed(parts), _fours(parts)
 
     def weight_of(x, y, least, there):
         small = y < least and y > -least
@@ -221,12 +248,12 @@ def split(along_k: bool) -> Source:
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
         lane, warp, base, _, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
-        granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
-        whole = (granule + u64(1)) * u64(GRANULE) < k
-        length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
+        granule, granules = first // u64(wide_granule), (k + u64(wide_granule - 1)) // u64(wide_granule)
+        whole = (granule + u64(1)) * u64(wide_granule) < k
+        length = u32(min(k - granule * u64(wide_granule), u64(wide_granule)))
         ld = u64(GRANULE) if whole else last_ld
         bound = i64(1) << i64(least if granule + u64(1) < granules else last_least)
-        start = source + matrix * between + first * along
+        start = source + matrix * between + place(first, along)
         table = (matrix * granules + granule) * rows
         if not along_k:
             row = base + lane
@@ -234,8 +261,8 @@ def split(along_k: bool) -> Source:
                 at = warp * u32(STRETCH // WARPS) + u32(i)
                 there = i32(row < u32(rows) and i32(at) < steps)
                 # the j-th of each four lie together: a warp reads them without conflicts
-                place = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
-                tile[lane, place] = load_double(start + u64(row) * pitch + u64(at) * along, there)
+                column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
+                tile[lane, column] = load_double(start + u64(row) * pitch + place(at, along), there)
             cuda.syncthreads()
         for i in range(ROWS_EACH):
             here = warp * u32(ROWS_EACH) + u32(i)
@@ -244,7 +271,7 @@ def split(along_k: bool) -> Source:
                 at = lane * u32(4)
                 left = steps - i32(at)
                 if along_k:
-                    x = _four(start + u64(row) * pitch + u64(at) * along, along, left)
+                    x = four(start + u64(row) * pitch + place(at, along), along, left)
                 else:
                     x = (
                         tile[here, lane],
@@ -269,8 +296,16 @@ def split(along_k: bool) -> Source:
                     if weight > length:
                         raise_guards(flags, granule, RANGE)
                 if left > i32(0):
-                    line = (matrix * u64(moduli) * rows + u64(row)) * ld + first - granule * u64(GRANULE)
-                    write(memory + granule * granule_step + line + u64(at), rows * ld, y[0], y[1], y[2], y[3])
+                    line = (matrix * u64(forms * moduli) * rows + u64(row)) * ld
+                    column = (first + u64(at) - granule * u64(wide_granule)) // u64(parts)
+                    to = memory + granule * granule_step + line + column
+                    if parts == 1:
+                        write(to, rows * ld, y[0], y[1], y[2], y[3])
+                    else:
+                        further = u64(moduli) * rows * ld
+                        write(to, rows * ld, y[0], y[2])
+                        write(to + further, rows * ld, y[1], y[3])
+                        write(to + further + further, rows * ld, y[0] + y[1], y[2] + y[3])
 
     return _source(kernel)
 

@@ -1,4 +1,4 @@
-"""float64 operands as residues: their layout in memory, the kernels that make them, and the guards.
+"""float64 and complex128 operands as residues: their layout, the kernels that make them, and the guards.
 
 A row of A (a column of B) is scaled by a power of two, granule by granule of k, to integers that fill the moduli's
 range (`distmm_kernels.emulation.moduli`), and rounded. The scale comes from the row's norm, so that every inner product
@@ -21,7 +21,17 @@ from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
 
-__all__ = ["LARGEST_SQUARES", "LEAST_SQUARES", "SHORTEST", "STRETCH", "Residues", "Splitter", "smallest", "splitter"]
+__all__ = [
+    "FORMS",
+    "LARGEST_SQUARES",
+    "LEAST_SQUARES",
+    "SHORTEST",
+    "STRETCH",
+    "Residues",
+    "Splitter",
+    "smallest",
+    "splitter",
+]
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
@@ -32,6 +42,9 @@ COLUMNS = 4  # of C that one thread makes of their residues: a word of each modu
 
 # In a shorter granule the share of small numbers says too little, and a chain of float64 multiply-adds is as fast.
 SHORTEST = 512
+
+# Matrices of residues that one matrix becomes, by the real numbers of an element: itself; or re, im and re + im.
+FORMS = {1: 1, 2: 3}
 
 # Sums of squares of a row and granule, within which scaling, products and results stay within float64's range.
 LEAST_SQUARES, LARGEST_SQUARES = 2.0**-800, 2.0**800
@@ -51,8 +64,8 @@ def smallest(length: int) -> int:
 class Layout(NamedTuple):
     """Where the residues of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
 
-    Each granule is a stack ``(batch, moduli, rows, k)`` of its own, with lines of `GRANULE` bytes, in the last one of
-    ``last_ld``. Then come a float64 factor and a weight of 32 bits for each matrix, granule and row.
+    Each granule is a stack ``(batch, forms * moduli, rows, k)`` of its own, with lines of `GRANULE` bytes, in the last
+    one of ``last_ld``. Then come a float64 factor and a weight of 32 bits for each matrix, granule and row.
     """
 
     batch: int
@@ -63,16 +76,18 @@ class Layout(NamedTuple):
     factors: int
     weights: int
     end: int
+    matrices: int  # of residues, for each matrix
 
     @classmethod
-    def of(cls, batch: int, rows: int, k: int) -> Layout:
-        """Lay out the residues of a stack."""
-        count, lines = max(granules(k), 1), batch * len(MODULI) * rows
+    def of(cls, batch: int, rows: int, k: int, parts: int = 1) -> Layout:
+        """Lay out the residues of a stack of real numbers, or of complex ones, which have two parts."""
+        matrices = FORMS[parts] * len(MODULI)
+        count, lines = max(granules(k), 1), batch * matrices * rows
         last_ld = row_pitch(k - (count - 1) * GRANULE, 1)
         step, table = lines * GRANULE, batch * count * rows
         factors = -(-((count - 1) * step + lines * last_ld) // ALIGNMENT) * ALIGNMENT
         weights = factors + 8 * table
-        return cls(batch, rows, k, last_ld, step, factors, weights, weights + 4 * table)
+        return cls(batch, rows, k, last_ld, step, factors, weights, weights + 4 * table, matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,13 +103,13 @@ class Residues:
         return self.layout.end
 
     def granule(self, index: int, matrix: int) -> Stack:
-        """Return the residues ``(moduli, rows, k)`` of one granule of one matrix."""
+        """Return the residues ``(forms * moduli, rows, k)`` of one granule of one matrix."""
         at = self.layout
         length = min(GRANULE, at.k - index * GRANULE)
         ld = at.last_ld if (index + 1) * GRANULE >= at.k else GRANULE
-        step, moduli = at.rows * ld, len(MODULI)
-        address = self.memory.ptr + index * at.granule_step + matrix * moduli * step
-        return Stack(address, (moduli, at.rows, length), (step, ld, 1), 1)
+        step = at.rows * ld
+        address = self.memory.ptr + index * at.granule_step + matrix * at.matrices * step
+        return Stack(address, (at.matrices, at.rows, length), (step, ld, 1), 1)
 
     def factors(self, index: int, matrix: int) -> int:
         """Return the address of float64 factors of one granule's rows, powers of two."""
@@ -111,14 +126,14 @@ class _Plan(NamedTuple):
 
 
 class Splitter:
-    """Splits float64 operands into residues on one device."""
+    """Splits operands of one type into residues on one device: float64 numbers have one part, complex128 ones two."""
 
-    def __init__(self, device: Device) -> None:
-        self.device = device
+    def __init__(self, device: Device, parts: int) -> None:
+        self.device, self.parts = device, parts
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, stack: Array) -> tuple[Residues, Found]:
-        """Enqueue the splitting of float64 matrices ``(batch, rows, k)``, or of one, with any strides, read in place.
+        """Enqueue the splitting of matrices ``(batch, rows, k)``, or of one, with any strides, read in place.
 
         The device must be current.
         """
@@ -134,7 +149,7 @@ class Splitter:
         found = Found(granules(k), looked_for=True)
         if plan.launches:
             stream = cupy.cuda.get_current_stream().ptr
-            sums = cupy.cuda.alloc(8 * batch * rows * -(-k // STRETCH))
+            sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
             cupy.cuda.runtime.memsetAsync(memory.ptr + at.weights, 0, at.end - at.weights, stream)
             for first in range(0, batch, MAX_GRID_Z):
                 values = (stack.data.ptr, memory.ptr, found.address, sums.ptr, *plan.numbers, first)
@@ -145,27 +160,27 @@ class Splitter:
 
     def _plan(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Plan:
         batch, rows, k = shape
-        at = Layout.of(batch, rows, k)
+        parts, at = self.parts, Layout.of(batch, rows, k, self.parts)
         if 0 in shape:
             return _Plan(at, (), ())
         last = k - (granules(k) - 1) * GRANULE
         numbers = (
-            *(strides[0], strides[1], strides[2], rows, k),
-            *(at.factors, at.weights, at.granule_step, at.last_ld, smallest(GRANULE), smallest(last)),
+            *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.weights, at.granule_step, at.last_ld),
+            *(smallest(parts * GRANULE), smallest(parts * last)),
         )
         # a warp reads 32 neighbours, along k or along rows
         along_k = k == 1 or (rows > 1 and abs(strides[2]) <= abs(strides[1])) or rows == 1
-        tiles = -(-rows // ROWS) * -(-k // STRETCH), 1
+        tiles = -(-rows // ROWS) * -(-parts * k // STRETCH), 1
         name = "distmm_kernels.device_code.residues:"
         launches = (
-            (loaded(Recipe(f"{name}sum_squares", (along_k,)), self.device), tiles),
-            (loaded(Recipe(f"{name}find_factors"), self.device), (-(-rows // THREADS), granules(k))),
-            (loaded(Recipe(f"{name}split", (along_k,)), self.device), tiles),
+            (loaded(Recipe(f"{name}sum_squares", (along_k, parts)), self.device), tiles),
+            (loaded(Recipe(f"{name}find_factors", (parts,)), self.device), (-(-rows // THREADS), granules(k))),
+            (loaded(Recipe(f"{name}split", (along_k, parts)), self.device), tiles),
         )
         return _Plan(at, launches, numbers)
 
 
 @functools.cache
-def splitter(device: Device) -> Splitter:
-    """Return the one splitter on a device."""
-    return Splitter(device)
+def splitter(device: Device, parts: int = 1) -> Splitter:
+    """Return the one splitter of a type on a device."""
+    return Splitter(device, parts)

@@ -1,4 +1,4 @@
-"""float64 products on int8 tensor cores: sixteen products of residues, each granule of k where its numbers allow it.
+"""float64 and complex128 products on int8 tensor cores: of residues, each granule of k where its numbers allow it.
 
 Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`). The Hopper kernel multiplies all of them
 as one batch, and reduces its sums as it stores them: a byte for each modulus and element of C. These residues are of an
@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
-from distmm_kernels.emulation.residues import COLUMNS, SHORTEST, THREADS, Residues, splitter
+from distmm_kernels.emulation.residues import COLUMNS, FORMS, SHORTEST, THREADS, Residues, splitter
 from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
 from distmm_kernels.kernel import Array
@@ -34,7 +34,7 @@ from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
-__all__ = ["WORKSPACE", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
+__all__ = ["WORKSPACE", "ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
 
 WORKSPACE = 1 << 29  # bytes of residues of C at a time: 100 tiles for each multiprocessor
 
@@ -52,13 +52,23 @@ class ResidueOperand(GuardedOperand):
 
 
 class ResidueKernel(GuardedKernel):
-    """float64 by residues, by multiply-adds where a guard is raised."""
+    """float64 by residues, by multiply-adds where a guard is raised.
+
+    Attributes
+    ----------
+    parts
+        Real numbers of an element.
+    reconstruction
+        The kernel that makes elements of C of the residues of products.
+    """
 
     name = "residues"
+    parts: ClassVar[int] = 1
+    reconstruction: ClassVar[str] = "distmm_kernels.device_code.reconstruct:reconstruct"
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._split = splitter(device)
+        self._split = splitter(device, self.parts)
         self._gemms: dict[tuple[int, int], HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> ResidueOperand:
@@ -96,14 +106,14 @@ class ResidueKernel(GuardedKernel):
         left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
         row_factors, column_factors = a.residues.factors(index, mine), b.residues.factors(index, yours)
         m, n = d.shape
-        rows, columns = strip(m, n)
-        memory = self._module.cuda.alloc(len(MODULI) * rows * row_pitch(columns, 1))
+        rows, columns = strip(m, n, left.matrices)
+        memory = self._module.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
-        kernel = loaded(Recipe("distmm_kernels.device_code.reconstruct:reconstruct", (c is not None,)), self.device)
+        kernel = loaded(Recipe(self.reconstruction, (c is not None,)), self.device)
         for down, across in parts(m, n, rows, columns):
             high, wide = down.stop - down.start, across.stop - across.start
             pitch = row_pitch(wide, 1)
-            to = Stack(memory.ptr, (len(MODULI), high, wide), (high * pitch, pitch, 1), 1)
+            to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
             of_a = left.rows_from(down.start, high)
             of_b = right.rows_from(across.start, wide)
             self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
@@ -131,18 +141,26 @@ class ResidueKernel(GuardedKernel):
 
     def _gemm(self, m: int, n: int) -> HopperGemm:
         if (m, n) not in self._gemms:
-            best = best_columns(m, n, len(MODULI), 1, self.device.multiprocessors)
+            best = best_columns(m, n, FORMS[self.parts] * len(MODULI), 1, self.device.multiprocessors)
             columns = 128 if best <= 128 else 256  # whole boxes of bytes
             self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
         return self._gemms[m, n]
 
     @functools.cached_property
     def _moduli(self) -> Array:
-        """Moduli and their multipliers, on the device."""
-        table = [(modulus, epilogue_multiplier(modulus)) for modulus in MODULI]
+        """Modulus and its multiplier of each product, on the device."""
+        table = [(modulus, epilogue_multiplier(modulus)) for modulus in MODULI] * FORMS[self.parts]
         made = self._module.asarray(np.array(table, np.uint32))
         self._complete()  # other threads' streams read it too
         return made
+
+
+class ComplexResidueKernel(ResidueKernel):
+    """complex128 by residues, which takes three products: sums of residues are exact, as those of numbers are not."""
+
+    name = "complex_residues"
+    parts = 2
+    reconstruction = "distmm_kernels.device_code.reconstruct_complex:reconstruct"
 
 
 def split_steps(k: int) -> int:
@@ -151,10 +169,10 @@ def split_steps(k: int) -> int:
     return k if last >= SHORTEST else k - last
 
 
-def strip(m: int, n: int) -> tuple[int, int]:
+def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
     """Return how many rows and columns of C are worked on at a time: all columns, unless 128 rows of them are many."""
-    columns = min(n, max(2 * ROWS, WORKSPACE // (len(MODULI) * ROWS) // (2 * ROWS) * 2 * ROWS))
-    rows = WORKSPACE // (len(MODULI) * row_pitch(columns, 1)) // ROWS * ROWS
+    columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
+    rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
     return min(m, max(rows, ROWS)), columns
 
 

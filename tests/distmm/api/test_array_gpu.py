@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import dask.array as da
 import numpy as np
@@ -11,6 +12,7 @@ from distributed import Client, wait
 
 import distmm
 from distmm import clusters
+from distmm.bench import dask_programs
 from distmm.telemetry import client as telemetry
 
 
@@ -23,7 +25,9 @@ def gpus() -> Iterator[Client]:
 
 
 def random(shape: tuple[int, ...], seed: int, dtype: str = "f4") -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+    rng = np.random.default_rng(seed)
+    real = rng.standard_normal(shape)
+    return (real + 1j * rng.standard_normal(shape) if dtype.startswith("c") else real).astype(dtype)
 
 
 @pytest.mark.gpu
@@ -99,23 +103,57 @@ def test_a_gpu_cluster_multiplies_numpy_and_cupy(gpus: Client, kernel: str | Non
 
 
 @pytest.mark.gpu
-def test_float64_on_hopper_gpus_has_the_same_bits_for_all_cuts_at_granules(gpus: Client) -> None:
-    n, granule = 600, 8192
-    a, b = random((n, 2 * granule + 700), 1, "f8"), random((2 * granule + 700, n), 2, "f8")
+@pytest.mark.parametrize(("dtype", "granule", "bound"), [("f8", 8192, 1e-12), ("c8", 4096, 1e-5), ("c16", 8192, 1e-12)])
+def test_products_on_hopper_gpus_are_right_and_have_the_same_bits_for_all_cuts_at_granules(
+    gpus: Client, dtype: str, granule: int, bound: float
+) -> None:
+    def product(*blocks: int, **how: Any) -> np.ndarray:
+        return gpus.compute(distmm.matmul(a, b, client=gpus, blocks=blocks, **how), sync=True)
+
+    def assert_right(value: np.ndarray) -> None:
+        exact = a.astype(np.result_type(dtype, "f8")) @ b.astype(np.result_type(dtype, "f8"))
+        assert (abs(value - exact) <= bound * (abs(a) @ abs(b))).all()
+
+    n, k = 600, 2 * granule + 700
+    a, b = random((n, k), 1, dtype), random((k, n), 2, dtype)
     if distmm.plan(a, b, client=gpus).cluster.granule != granule:
-        pytest.skip("float64 is multiplied by residues on compute capability 9.0 alone")
-    a[7, granule + 5] = 2.0**70  # one granule of its row goes another way
-    whole = distmm.matmul(a, b, client=gpus, blocks=(n, 3 * granule, n))
-    value = gpus.compute(whole, sync=True)
-    assert (abs(value - a @ b) <= 1e-12 * (abs(a) @ abs(b))).all()
+        pytest.skip("tensor cores multiply float64 and complex numbers on compute capability 9.0 alone")
+    whole = product(n, k, n)
+    assert_right(whole)
     for blocks in ((n, granule, n), (256, 2 * granule, 200), (128, granule, 599)):
-        cut = distmm.matmul(a, b, client=gpus, blocks=blocks)
-        np.testing.assert_array_equal(gpus.compute(cut, sync=True), value)
-    chain = distmm.matmul(a, b, client=gpus, precision="ieee", blocks=(256, 5000, 200))
-    np.testing.assert_array_equal(
-        gpus.compute(chain, sync=True),
-        gpus.compute(distmm.matmul(a, b, client=gpus, kernel="naive", blocks=(n, 1024, n)), sync=True),
-    )
+        np.testing.assert_array_equal(product(*blocks), whole)
+    np.testing.assert_array_equal(product(256, 5000, 200, precision="ieee"), product(n, 1024, n, kernel="naive"))
+
+    a = a.copy()
+    a[7, granule + 5] = 2.0**70  # this granule goes another way, in all rows of the block
+    whole = product(n, k, n)
+    assert_right(whole)
+    for blocks in ((n, granule, n), (n, 2 * granule, 200), (n, granule, 599)):
+        np.testing.assert_array_equal(product(*blocks), whole)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["c8", "c16"])
+def test_complex_products_take_no_more_memory_of_a_gpu_than_planned(gpus: Client, dtype: str) -> None:
+    import cupy
+
+    gpus.run(dask_programs.count_allocations)
+    with gpus.as_current():
+        rs = da.random.default_rng(cupy.random.default_rng(0))
+        A, B = (
+            (rs.standard_normal(shape, chunks=chunks) + 1j * rs.standard_normal(shape, chunks=chunks)).astype(dtype)
+            for shape, chunks in (((4096, 16384), (2048, 8192)), ((16384, 4096), (8192, 2048)))
+        )
+        A, B = A.persist(), B.persist()
+        wait([A, B])
+        plan = distmm.plan(A, B, client=gpus)
+        gpus.run(dask_programs.start_counting)
+        C = distmm.matmul(A, B, plan=plan, client=gpus).persist()
+        wait(C)
+        peak = max(gpus.run(dask_programs.peak_bytes).values())
+        verdict = distmm.verify(A, B, C)
+    assert verdict.ok, verdict.message
+    assert 16 * 2**20 * C.dtype.itemsize <= peak <= plan.cost.peak_bytes
 
 
 @pytest.mark.multigpu

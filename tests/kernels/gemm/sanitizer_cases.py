@@ -19,7 +19,8 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import current
 from distmm_kernels.select import select, why_not
 
-TYPES = [np.dtype(name) for name in ("float32", "float64", "complex64", "int64", "float16", "int8", ml_dtypes.bfloat16)]
+REAL = ("float32", "float64", "int64", "float16", "int8", ml_dtypes.bfloat16)
+TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128")]
 SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70)]
 TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
 

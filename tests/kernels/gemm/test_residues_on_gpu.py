@@ -65,7 +65,7 @@ def bytes_at(residues, stack):
     import cupy
 
     pointer = residues.memory + (stack.address - residues.memory.ptr)
-    return cupy.ndarray(stack[1:4], np.int8, pointer, (stack.step, stack.pitch, 1))
+    return cupy.ndarray(stack.shape, np.int8, pointer, stack.strides)
 
 
 def check_residues(residues, found, values):

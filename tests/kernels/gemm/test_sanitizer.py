@@ -12,7 +12,7 @@ CASES = Path(__file__).with_name("sanitizer_cases.py")
 ROOT = CASES.parents[3]
 
 # initcheck seems not to see what the tensor memory accelerator writes: it reported reads of results that are right
-BY_TMA = ("hopper", "hopper_tf32", "hopper_bf16", "fp16x3", "tf32x3", "residues")
+BY_TMA = ("hopper", "hopper_tf32", "hopper_bf16", "fp16x3", "tf32x3", "residues", "complex_fp16x3", "complex_residues")
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu")]
 

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from distmm_kernels.layout import vectors
+from distmm_kernels.layout import real_view, vectors
+from distmm_kernels.reference.complex_twin import doubled_twin
 from distmm_kernels.reference.matrices import matrix
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel
 
@@ -69,3 +70,25 @@ def test_matrices_in_fortran_order_are_copied_to_vectors(dtype, m, n, batch, oth
     vector = -(-n * dtype.itemsize // 16) * 16 // dtype.itemsize
     filled = np.lib.stride_tricks.as_strided(copied, (*copied.shape[:-1], vector))
     assert not filled[..., n:].any()
+
+
+@settings(max_examples=6)
+@example("complex64", 5, 3, (), "F")
+@example("complex128", 9, 130, (2,), "C")
+@given(
+    dtype=st.sampled_from(["complex64", "complex128"]),
+    k=st.sampled_from([1, 3, 4, 5, 9]),
+    n=st.sampled_from([1, 2, 127, 129]),
+    batch=st.sampled_from([(), (2,)]),
+    order=st.sampled_from(["C", "F", "offset", "reversed", "broadcast"]),
+)
+def test_complex_matrices_become_real_ones(dtype, k, n, batch, order):
+    b = matrix((*batch, k, n), dtype, 0, "normal", "C" if order == "reversed" else order)
+    b = b[..., ::-1, :] if order == "reversed" else b
+    made = real_view.doubled(b, GPU)
+    np.testing.assert_array_equal(made, doubled_twin(b))
+    lines = made if made.strides[-1] == made.itemsize else made.swapaxes(-1, -2)
+    assert vectors.has_vectors(lines, -1) or lines.shape[-1] * lines.itemsize < 16
+    vector = -(-lines.shape[-1] * lines.itemsize // 16) * 16 // lines.itemsize
+    filled = np.lib.stride_tricks.as_strided(lines, (*lines.shape[:-1], vector))
+    assert not filled[..., lines.shape[-1] :].any()

@@ -1,0 +1,117 @@
+"""Make complex128 numbers of the residues of three products, and add them to C.
+
+With A = X + iY and B = U + iV, the products are XU, YV and (X + Y)(U + V): the real part is the first less the second,
+the imaginary part the third less both. Residues may be subtracted modulo their modulus, exactly.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.emit import F64, I32, I64, assembly, constant, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.reconstruct import integer, load_factor, store_pair
+from distmm_kernels.device_code.residues import read_double
+from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
+from distmm_kernels.launch.compiler import Source
+
+__all__ = ["reconstruct", "remainder_multiplier"]
+
+f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
+
+WORDS = FORMS[2] * len(MODULI)
+SHIFT = 24
+
+
+def remainder_multiplier(modulus: int) -> int:
+    """Return M, such that ``v M // 2^24`` is ``v // modulus`` for all v below 2^10; ``v M`` is below 2^32."""
+    return -(-(1 << SHIFT) // modulus)
+
+
+def _load(builder, address, step):
+    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
+    words = []
+    for _ in range(WORDS):
+        # OFFSET more than the residue, so that no byte is negative
+        words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
+        address = builder.add(address, step)
+    return words
+
+
+words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
+"""words_of_four(address, step): residues of four neighbours, product by product and modulus by modulus."""
+
+
+def _sums_of(column: int) -> Callable[..., Any]:
+    """Make ``(words)``: three exact sums for the real part of one of the four neighbours, and three for the other."""
+
+    def write(builder, words):
+        def byte(index):
+            word = builder.extract_value(words, index)
+            return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+
+        def residue(value, modulus):
+            quotient = builder.lshr(builder.mul(value, I32(remainder_multiplier(modulus))), I32(SHIFT))
+            rest = builder.sub(value, builder.mul(quotient, I32(modulus)))
+            # the bits of 2^52 + rest; a conversion would take four times as long
+            bits = builder.or_(builder.zext(rest, I64), I64((1023 + 52) << 52))
+            return builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
+
+        sums = [constant(F64, 0.0)] * (2 * len(UNITS))
+        for index, (modulus, weight) in enumerate(zip(MODULI, WEIGHTS, strict=True)):
+            first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
+            # each byte has OFFSET more than its residue, and so shall have what comes of them; multiples of the modulus
+            # keep it positive
+            real = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
+            both = builder.add(first, second)
+            imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
+            parts = [constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
+            factors = [residue(real, modulus)] * len(UNITS) + [residue(imaginary, modulus)] * len(UNITS)
+            sums = [builder.fma(*each) for each in zip(factors, parts * 2, sums, strict=True)]
+        return sums
+
+    return intrinsic(write, (types.UniTuple(u32, WORDS),), (f64,) * (2 * len(UNITS)))
+
+
+def reconstruct(adds: bool) -> Source:
+    """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
+
+    Grid and parameters are those of the kernel for real numbers; residues are ``(products, moduli, rows, columns)``.
+    """
+
+    def added(x, c):
+        return read_double(c) + x if adds else x
+
+    plus = inlined(added)
+    first, second, third, fourth = (_sums_of(column) for column in range(COLUMNS))
+
+    def stored(s, factor, c, d):
+        real, imaginary = integer(s[0], s[1], s[2]) * factor, integer(s[3], s[4], s[5]) * factor
+        store_pair(d, plus(real, c), plus(imaginary, c + u64(8)))
+
+    store = inlined(stored)
+
+    def kernel(
+        residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,
+    ):  # fmt: skip
+        fours = u32((columns + u64(COLUMNS - 1)) // u64(COLUMNS))
+        place = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        if place < rows * u64(fours):
+            row = u64(place // u64(fours))
+            column = (place - row * u64(fours)) * u64(COLUMNS)
+            left = i32(min(columns - column, u64(COLUMNS)))
+            words = words_of_four(residues + row * pitch + column, step)
+            mine, theirs = load_factor(row_factors + row * u64(8)), column_factors + column * u64(8)
+            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(16)
+            store(first(words), mine * load_factor(theirs), from_c, to)
+            if left > i32(1):
+                store(second(words), mine * load_factor(theirs + u64(8)), from_c + c_along, to + u64(16))
+            if left > i32(2):
+                store(third(words), mine * load_factor(theirs + u64(16)), from_c + u64(2) * c_along, to + u64(32))
+            if left > i32(3):
+                store(fourth(words), mine * load_factor(theirs + u64(24)), from_c + u64(3) * c_along, to + u64(48))
+
+    # with three blocks a multiprocessor 40 bytes of a thread would not fit into its registers
+    return Source(kernel, types.void(*[u64] * 12), THREADS, blocks=2)

@@ -1,0 +1,72 @@
+"""Complex products as one real product, by the tensor-core kernels of real numbers: four multiplications for each.
+
+`distmm_kernels.layout.real_view` says how. Each part of an element of C is a sum of real products in ascending k, with
+the accuracy, the guards, the granules and the bits of the real kernel.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.emulated import Fp16x3Kernel
+from distmm_kernels.gemm.guarded import GuardedKernel
+from distmm_kernels.kernel import Array
+from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
+
+__all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
+
+
+@dataclass(frozen=True, eq=False)
+class ComplexOperand:
+    """A prepared operand: ``(*batch, m, k)`` or ``(*batch, k, n)``, complex, and what the real kernel made of it."""
+
+    shape: tuple[int, ...]
+    real: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory, those of the operand itself included."""
+        return int(self.real.nbytes)
+
+
+class RealViewKernel(AlignedKernel):
+    """A complex kernel by a real one, which a subclass names."""
+
+    granule = GRANULE // 2
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._real = self._kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
+
+    @abstractmethod
+    def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
+        """Return the kernel that multiplies real numbers."""
+
+    def _format(self, block: Array, operand: str) -> ComplexOperand:
+        block = block.astype(self.dtype, copy=False)
+        real = as_real(in_rows(block, self.device)) if operand == "A" else doubled(block, self.device)
+        return ComplexOperand(block.shape, self._real._format(real, operand))
+
+    def _check(self, operand: Any, name: str) -> None:
+        if not isinstance(operand, ComplexOperand):
+            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
+        self._real._check(operand.real, name)
+
+    def _accumulate(self, a: ComplexOperand, b: ComplexOperand, c: Array | None, d: Array) -> None:
+        added = None if c is None else as_real(in_rows(c, self.device))
+        self._real._accumulate(a.real, b.real, added, as_real(d))
+
+
+class ComplexFp16x3Kernel(RealViewKernel):
+    """complex64 by three products of float16 halves."""
+
+    name = "complex_fp16x3"
+
+    def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
+        return Fp16x3Kernel(problem, device)

@@ -1,0 +1,72 @@
+"""Complex matrices as real ones, so that a complex product is one real product of them.
+
+A matrix ``(m, k)`` whose rows are contiguous is a real matrix ``(m, 2k)`` as it lies: re, im, re, im. B becomes ``(2k,
+2n)``: its element ``x + iy`` is the block ``[x, y; -y, x]``. The product of the two is C, ``(m, 2n)``, as it lies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm_kernels.device import Device
+from distmm_kernels.kernel import Array
+from distmm_kernels.launch import launches as launch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.layout import stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.vectors import in_vectors, row_pitch
+
+__all__ = ["LINES", "REALS", "THREADS", "as_complex", "as_real", "doubled", "in_rows"]
+
+REALS: dict[str, np.dtype[Any]] = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
+
+THREADS = 256  # of a block: neighbours along a line
+LINES = 4  # of B that a block of threads doubles: as many loads of a thread are under way
+
+
+def in_rows(block: Array, device: Device) -> Array:
+    """Return matrices whose rows are contiguous: as they are, or copied."""
+    return block if block.strides[-1] == block.itemsize else in_vectors(block, device)
+
+
+def as_real(rows: Array) -> Array:
+    """Return complex matrices ``(*batch, m, k)`` with contiguous rows as real ones ``(*batch, m, 2k)``: a view."""
+    *others, columns = rows.shape
+    return _view(rows, REALS[rows.dtype.name], (*others, 2 * columns))
+
+
+def as_complex(rows: Array) -> Array:
+    """Return real matrices ``(*batch, m, 2k)`` with contiguous rows as complex ones ``(*batch, m, k)``: a view."""
+    *others, columns = rows.shape
+    return _view(rows, np.dtype(f"complex{16 * rows.itemsize}"), (*others, columns // 2))
+
+
+def _view(rows: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    if isinstance(rows, np.ndarray):
+        return rows.view(dtype)
+    # CuPy's own view wants whole matrices to be contiguous, not their rows alone
+    return type(rows)(shape, dtype, rows.data, (*rows.strides[:-1], dtype.itemsize))
+
+
+def doubled(block: Array, device: Device) -> Array:
+    """Return the real matrices ``(*batch, 2k, 2n)`` of complex ones ``(*batch, k, n)`` with any strides.
+
+    The axis that is contiguous stays so: columns where those of the block are, else rows.
+    """
+    turned = block.strides[-1] != block.itemsize and block.strides[-2] == block.itemsize
+    # the transpose of [x, y; -y, x] is [x, -y; y, x]
+    lines = as_real(in_rows(block.swapaxes(-1, -2) if turned else block, device))
+    *others, count, length = lines.shape
+    filled = -(-length * lines.itemsize // VECTOR_BYTES) * VECTOR_BYTES // lines.itemsize
+    pitch = row_pitch(length, lines.itemsize)
+    made: Array = type(lines)((*others, 2 * count, pitch), lines.dtype)
+    if lines.size:
+        recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned))
+        for source, _, _, target in launch.matrices(lines, lines, None, made[..., :filled]):
+            blocks = -(-count // LINES) * -(-filled // THREADS), Stack.of(source).shape[0]
+            stacks = Stack.of(source), Stack.of(target)
+            launch.Launch(recipe, device, blocks, stacks)(stack.address(source), stack.address(target))
+    made = made[..., :length]
+    return made.swapaxes(-1, -2) if turned else made

@@ -1,0 +1,70 @@
+"""complex128 products by residues, and the real matrix that a complex B becomes, bit by bit in NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distmm_kernels.emulation.formats import GRANULE, Guard
+from distmm_kernels.emulation.moduli import MODULI, OFFSET
+from distmm_kernels.layout.real_view import REALS, as_real
+from distmm_kernels.reference.accuracy import Errors
+from distmm_kernels.reference.residue_twin import Float64, errors, reconstruct, scaled
+
+__all__ = ["complex_errors", "doubled_twin", "product", "split"]
+
+Complex128 = NDArray[np.complex128]
+
+
+def split(x: Complex128) -> tuple[NDArray[np.int8], Float64, Guard]:
+    """Return the residues ``(forms, moduli, rows, k)`` of rows of one granule, their factors and the guard.
+
+    The forms are re, im and re + im.
+    """
+    integers, factor, guard = scaled(as_real(np.ascontiguousarray(x)))
+    real, imaginary = integers[:, ::2], integers[:, 1::2]
+    forms = [_residues(form) for form in (real, imaginary, real + imaginary)]
+    return np.stack(forms), factor, guard
+
+
+def _residues(integers: NDArray[np.int64]) -> NDArray[np.int8]:
+    return np.stack([((integers % p + OFFSET) % p - OFFSET).astype(np.int8) for p in MODULI])
+
+
+def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[Complex128, Guard]:
+    """Return ``c + a @ b`` as the kernel computes it where no guard is raised, and the guards.
+
+    No granule is too short for residues.
+    """
+    d, found = c, Guard(0)
+    moduli = np.array(MODULI)[:, None, None]
+    for first in range(0, a.shape[1], GRANULE):
+        x, rows, one = split(a[:, first : first + GRANULE])
+        y, columns, other = split(b[first : first + GRANULE].T)
+        found |= one | other
+        # float64 holds the sums of int8 products exactly, and adds them by BLAS
+        sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(-1, -2)).astype(np.int64)
+        parts: list[NDArray[Any]] = [sums[0] - sums[1], sums[2] - sums[0] - sums[1]]
+        real, imaginary = (reconstruct((part + OFFSET) % moduli - OFFSET) for part in parts)
+        factor = rows[:, None] * columns
+        added = np.empty(factor.shape, np.complex128)
+        added.real, added.imag = real * factor, imaginary * factor
+        d = added if d is None else d + added
+    return np.zeros((a.shape[0], b.shape[1]), np.complex128) if d is None else d, found
+
+
+def complex_errors(d: Complex128, a: Complex128, b: Complex128) -> Errors:
+    """Measure a product of finite complex128 matrices: each part against `residue_twin.exact_product`."""
+    return errors(as_real(np.ascontiguousarray(d)), as_real(np.ascontiguousarray(a)), doubled_twin(b))
+
+
+def doubled_twin(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return what `distmm_kernels.layout.real_view.doubled` makes of B."""
+    *others, k, n = block.shape
+    made = np.empty((*others, k, 2, n, 2), REALS[block.dtype.name])
+    made[..., 0, :, 0], made[..., 0, :, 1] = block.real, block.imag
+    made[..., 1, :, 0], made[..., 1, :, 1] = -block.imag, block.real
+    result: np.ndarray[Any, Any] = made.reshape(*others, 2 * k, 2 * n)
+    return result
