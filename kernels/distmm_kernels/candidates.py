@@ -267,14 +267,14 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
         "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
         "complex_fp16x3": {"complex64": (5, 38.2, 176, 219, 222)},
-        "complex_residues": {"complex128": (5, 27.1, 72.4, 96.3, 104)},
+        "complex_residues": {"complex128": (5.7, 27.1, 72.4, 96.3, 104)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
             "int32": (3.5, 20, 28, 31, 31),
             "float64": (3.5, 15, 22, 25.5, 26),
             "int64": (2, 4.5, 6, 6.3, 6.3),
             "complex64": (10, 30.9, 45.9, 46.4, 46.8),
-            "complex128": (8, 19, 23, 25, 25),
+            "complex128": (18.3, 23.4, 24, 25, 25),
         },
         "tiled": {
             "float32": (1, 4.5, 7, 7.4, 7.4),
