@@ -1,7 +1,8 @@
 """Time that a schedule takes, predicted from sizes alone; with it the bytes moved and the number of tasks.
 
 The model counts what the runtime does by construction: stationary C, one chain for each block of C, 2-D block-cyclic
-homes, blocks of A and B of at most `lookahead` steps in memory (`distmm.graph.layer`, `distmm.scheduler.lookahead`).
+homes, blocks of A and B of at most `lookahead` steps in memory (`distmm.graph.product_graph`,
+`distmm.scheduler.lookahead`).
 """
 
 from __future__ import annotations
