@@ -109,6 +109,11 @@ class Waves:
             if not self._wind_up() and self.writes is not None:
                 error.add_note("the scheduler is lost: out is at rest when its workers have ended")
             raise
+        finally:
+            # Whoever keeps the exception keeps this object by its traceback, and must not keep tasks on the cluster.
+            self.sent.clear()
+            self._sent_of.clear()
+            self._news = SimpleQueue()
 
     def send(self, futures: Sequence[Future], tail: float) -> None:
         """Wait for some more tasks, too, as for a wave."""
@@ -146,7 +151,11 @@ class Waves:
             sent = self._sent_of.pop(future.key)
             del sent.pending[future.key]
             self.sent = [one for one in self.sent if one.pending]
-            self.take(future)
+            try:
+                self.take(future)
+            except BaseException:
+                future.release()
+                raise
 
     def _wind_up(self) -> bool:
         """End the tasks in flight; return whether the cluster could be told so.

@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, Future
+from distributed import Client, Future, Scheduler
 
+import distmm
 from distmm.api.waves import Waves
 from distmm.transfer import counted_writes
 from tests.until import until
@@ -149,3 +150,29 @@ def test_when_the_loop_has_ended_early_none_of_its_tasks_writes(client: Client, 
     late = client.submit(write, tmp_path, run, 99, pure=False)
     assert "the call has ended" in str(late.exception())
     assert not (tmp_path / "begun.99").exists()
+
+
+class Broken:
+    """A file whose disk is gone."""
+
+    chunks = (1, 1)
+    ndim = 2
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape, self.dtype = shape, np.dtype("f8")
+
+    def __setitem__(self, index: tuple[slice, ...], block: np.ndarray) -> None:
+        raise OSError("the disk is gone")
+
+
+def test_a_call_that_fails_leaves_no_tasks_on_the_cluster_although_its_error_is_kept(client: Client) -> None:
+    a = np.ones((64, 64))
+    with pytest.raises(OSError, match="the disk is gone") as kept:
+        distmm.matmul(a, a, out=Broken((64, 64)), plan="g2x2x1 b8x16x8 p1 w4x4 l2", client=client)
+    until(lambda: client.run_on_scheduler(lambda dask_scheduler: not products(dask_scheduler)))
+    assert kept.value.__traceback__ is not None
+
+
+def products(scheduler: Scheduler) -> list[str]:
+    """The products that the plugin knows."""
+    return list(scheduler.plugins["distmm-placement"].products.products)

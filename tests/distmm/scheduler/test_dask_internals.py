@@ -155,6 +155,7 @@ def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Cl
 def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: Holding) -> None:
     raw = two.submit(lambda: 1, key="raw")
     block = two.submit(lambda x: x, raw, key="block")
+    until(lambda: "block" in two.cluster.scheduler.tasks)
     held(two, 1)
 
     def look(dask_scheduler: Scheduler) -> list[list[str]]:
