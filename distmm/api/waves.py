@@ -110,7 +110,11 @@ class Waves:
                 error.add_note("the scheduler is lost: out is at rest when its workers have ended")
             raise
         finally:
-            # Whoever keeps the exception keeps this object by its traceback, and must not keep tasks on the cluster.
+            # Tasks must not stay on the cluster for what still refers to their futures: the traceback of an error that
+            # is kept, and Dask's loop, where each future that has not ended waits to say so.
+            for sent in self.sent:
+                for future in sent.pending.values():
+                    future.release()
             self.sent.clear()
             self._sent_of.clear()
             self._news = SimpleQueue()

@@ -69,9 +69,11 @@ def _measured(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[
 
 def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
     """Two workers of one host, and two of different hosts, as far as there are such."""
-    pairs = list(itertools.combinations(sorted(hosts), 2))
-    for same in (True, False):
-        yield from [(a, b) for a, b in pairs if (hosts[a] == hosts[b]) is same][:1]
+    workers: dict[str, list[str]] = {}
+    for address in sorted(hosts):
+        workers.setdefault(hosts[address], []).append(address)
+    yield from [(first, second) for first, second, *_ in (w for w in workers.values() if len(w) > 1)][:1]
+    yield from itertools.pairwise([first for first, *_ in workers.values()][:2])
 
 
 def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, target: str) -> float:

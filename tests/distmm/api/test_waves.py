@@ -26,6 +26,7 @@ class Task:
     def __init__(self, key: Any) -> None:
         self.key = key
         self.callbacks: list[Callable[[Any], None]] = []
+        self.released = False
 
     def add_done_callback(self, call: Callable[[Any], None]) -> None:
         self.callbacks.append(call)
@@ -33,6 +34,9 @@ class Task:
     def end(self) -> None:
         for call in self.callbacks:
             call(self)
+
+    def release(self) -> None:
+        self.released = True
 
 
 def tasks(wave: str, count: int = 4) -> list[Any]:
@@ -110,9 +114,11 @@ def test_a_client_that_is_closed_meanwhile_ends_the_loop(client: Client) -> None
     waves = Waves(other, lambda future: None)
     closing = threading.Thread(target=lambda: (until(lambda: bool(waves.sent)), other.close()))
     closing.start()
+    (task,) = tasks("never ends", 1)
     with pytest.raises(CancelledError, match="the client was closed"):
-        waves.run([lambda: (tasks("never ends", 1), 0.0)])
+        waves.run([lambda: ([task], 0.0)])
     closing.join()
+    assert task.released
 
 
 def write(folder: Path, run: counted_writes.Run, number: int) -> int:
