@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import WeakMethod
 
 import dask
 import dask.array as da
@@ -112,13 +113,17 @@ class Computation:
         self._event("begin", path=self.writer.folder.target, kept=kept)
         topic = None if self._reads_users_tasks else self.writer.topic
         if topic is not None:
-            self.client.subscribe_topic(topic, lambda event: self.waves.note_made(tuple(event[1])))
+            # A weak reference, for Dask's client keeps the handler for ever, even if it unsubscribes.
+            note_made = WeakMethod(self.waves.note_made)
+            self.client.subscribe_topic(topic, lambda event: (note := note_made()) and note(tuple(event[1])))
         try:
             self.waves.run(self._graphs(missing))
             self._look()
         finally:
             if topic is not None and self.client.status == "running":
                 self.client.unsubscribe_topic(topic)
+            # The loop and this object refer to each other: operands would stay in memory until garbage is collected.
+            del self.waves
 
     def _graphs(self, missing: set[Block]) -> Iterator[Graph]:
         """Waves with their missing blocks, without those that are complete."""

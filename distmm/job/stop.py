@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ from types import FrameType
 from distmm.errors import DistmmError, InputError, Stopped
 
 __all__ = ["Stop", "seconds"]
+
+# Until the code that dropped the exception of a second signal has ended.
+RAISE_AGAIN_SECONDS = 0.05
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -46,6 +50,7 @@ class Stop:
     def __init__(self, deadline: float | None = None) -> None:
         self._asked: str | None = None
         self._signals: list[str] = []
+        self._lost: int | None = None  # the second signal, if Python dropped the exception that it raised
         self._deadline = deadline
         self._started = time.monotonic()
 
@@ -92,10 +97,22 @@ class Stop:
         def handle(number: int, frame: FrameType | None) -> None:
             self._signals.append(signal.Signals(number).name)
             self.ask(f"{self._signals[0]} was received")
-            if len(self._signals) == 2:
+            if len(self._signals) == 2 or number == self._lost:
+                self._lost = None
                 raise KeyboardInterrupt
 
+        def unraisable(error: sys.UnraisableHookArgs) -> None:
+            """Send the second signal again, where Python dropped its exception: in `__del__`, for example."""
+            if not (self.at_once and error.exc_type is KeyboardInterrupt):
+                report(error)
+                return
+            self._lost = signal.Signals[self._signals[1]]
+            again = threading.Timer(RAISE_AGAIN_SECONDS, signal.pthread_kill, (threading.get_ident(), self._lost))
+            again.daemon = True
+            again.start()
+
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
+        report, sys.unraisablehook = sys.unraisablehook, unraisable
         try:
             yield
         except DistmmError:
@@ -105,5 +122,6 @@ class Stop:
                 raise
             raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: run it again to go on") from None
         finally:
+            sys.unraisablehook = report
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if self._signals else handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -107,7 +106,6 @@ def test_products_end_though_they_wait_for_blocks_that_leave_late(
     else:
         matmul(a, b, plan=text, out=out, client=client)
     np.testing.assert_allclose(np.load(out.path), a @ (a.T if symmetric else b), rtol=1e-5)
-    gc.collect()  # calls of other tests that failed on this cluster leave cycles, which may hold futures
     until(
         lambda: client.run_on_scheduler(nothing_left), "the scheduler's plugin keeps places of a product that is done"
     )

@@ -169,22 +169,24 @@ def test_copies_of_persisted_operands_are_dropped_after_their_last_use(client: C
     until(lambda: client.run_on_scheduler(copies) == 1)
 
 
-def nothing_is_left(client: Client) -> None:
-    """Wait until the plugin keeps nothing of products."""
-
-    def tables(dask_scheduler: Scheduler) -> dict[str, str]:
-        products = dask_scheduler.plugins[PlacementPlugin.name].products
-        found = vars(products) | vars(products.replicas)
-        return {
-            name: str(list(found[name]))[:500]
-            for name in found
-            if name not in ("ranks", "replicas") and list(found[name])
-        }
-
-    until(lambda: not client.run_on_scheduler(tables), lambda: client.run_on_scheduler(tables))
+def left(dask_scheduler: Scheduler) -> set[tuple[str, str]]:
+    """What the plugin keeps of products: the name of each table, with each of its keys."""
+    products = dask_scheduler.plugins[PlacementPlugin.name].products
+    tables = vars(products) | vars(products.replicas)
+    return {(name, str(key)) for name in tables if name not in ("ranks", "replicas") for key in tables[name]}
 
 
-def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
+@pytest.fixture
+def nothing_is_left(client: Client) -> Callable[[], None]:
+    """Wait until the plugin keeps nothing of the products of this test."""
+    cluster.install(client)
+    before = client.run_on_scheduler(left)
+    return lambda: until(
+        lambda: client.run_on_scheduler(left) <= before, lambda: str(client.run_on_scheduler(left) - before)[:1000]
+    )
+
+
+def test_the_plugin_forgets_products_that_are_gone(client: Client, nothing_is_left: Callable[[], None]) -> None:
     C = client.persist(matmul(lazy(9), lazy(10), client=client))
     wait(C)
     assert cluster.progress(client, C).done == cluster.progress(client, C).total > 0
@@ -195,14 +197,16 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client) -> None:
 
     assert client.run_on_scheduler(planned) == tasks
     del C
-    nothing_is_left(client)
+    nothing_is_left()
 
 
-def test_products_that_are_computed_again_while_they_are_let_go_are_forgotten_too(client: Client) -> None:
+def test_products_that_are_computed_again_while_they_are_let_go_are_forgotten_too(
+    client: Client, nothing_is_left: Callable[[], None]
+) -> None:
     C = matmul(lazy(9), lazy(10), client=client)
     for _ in range(5):
         client.compute(C, sync=True)
-    nothing_is_left(client)
+    nothing_is_left()
 
 
 @pytest.mark.bits
