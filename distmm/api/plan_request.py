@@ -166,9 +166,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
     assert not isinstance(text, Plan)
     result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-        return make_plan(
+        plan = make_plan(
             problem,
             spec,
             blocking=blocking,
@@ -179,7 +179,13 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             text=text,
             result="out" if request.written else result,
             operands=(_residence(a, cuts[0], request.job), _residence(b, cuts[1], request.job)),
+            streamed=streamed,
         )
+        # A lazy product that cannot stay may be read block by block.
+        if not plan.shortfall or request.written or streamed:
+            return plan
+        leaves = planned(blocking, unit, streamed=True)
+        return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n

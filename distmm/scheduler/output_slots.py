@@ -108,6 +108,11 @@ class OutputSlots:
         self.most = math.inf
         return self._wake(set(self.waiting))
 
+    def require(self, slots: int) -> Iterable[str]:
+        """Let each worker have at least so many slots; return the products that wait for one."""
+        self.most = max(self.most, slots)
+        return self._wake(set(self.waiting))
+
     def _wake(self, ranks: set[int]) -> Iterable[str]:
         self.changed |= ranks
         return {product for rank in ranks for product in self.products.get(rank, ())}

@@ -14,6 +14,7 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
+from distmm.scheduler.consumers import MadeBlock
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, Operand, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -145,6 +146,28 @@ class Products:
             if product is not None and product.slots is not None:
                 self.opening.update(dict.fromkeys(product.slots.lift()))
         return arranged
+
+    def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
+        """What the chains of a streamed product make, or have made and is still there; none if it is not streamed."""
+        product = self.products.get(name)
+        if product is None or product.slots is None or not product.limits.wave_orders:
+            return []
+        made = []
+        for (of, _), keys in product.slots.results.items():
+            task = next((product.tasks[key] for key in keys if key in product.tasks), None) if of == name else None
+            if task is not None:
+                where, wave = task.where, task.where.order // product.limits.wave_orders
+                made.append(MadeBlock(tuple(keys), wave, where.owners(), any(map(stays, keys))))
+        return made
+
+    def require(self, name: str, slots: int) -> bool:
+        """Give the workers of a streamed product at least so many slots for blocks of C; return whether they fit."""
+        product = self.products[name]
+        assert product.slots is not None
+        if slots > max(product.limits.slots_that_fit, product.slots.most):
+            return False
+        self.opening.update(dict.fromkeys(product.slots.require(slots)))
+        return True
 
     def finished(self, key: Key, where: Placement) -> None:
         """Count a product task that is done."""
