@@ -2,7 +2,7 @@
 
 An upper bound of what the runtime holds by construction:
 
-- the blocks of C of a wave, and finished blocks of other waves that still have a slot
+- the blocks of C of a wave, and finished blocks of other waves: all of them, or those that still have a slot
   (`distmm.scheduler.output_slots`);
 - blocks of A and B of at most `lookahead` steps (`distmm.scheduler.lookahead`), and those of one step in the kernel's
   own format (`distmm.worker.gpu.Prepared`);

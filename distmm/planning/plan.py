@@ -209,7 +209,9 @@ class Plan:
         )
         streamed = []
         if self.streamed and self.peak.output_slots is not None:
-            slots = f"does not fit: at most {self.peak.output_slots} blocks a worker, which leave when they have been read"
+            slots = (
+                f"does not fit: at most {self.peak.output_slots} blocks a worker, which leave when they have been read"
+            )
             streamed = [("C", slots)]
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [

@@ -69,7 +69,7 @@ class Schedule:
 
     @property
     def wave_orders(self) -> int:
-        """Steps of a wave, one after another: those of the longest chain, and the levels of the tree that adds layers."""
+        """Steps of a wave: those of its longest chain, and the levels of the tree that adds the layers."""
         parts = self.blocking.parts(self.grid.layers)
         return max(map(len, parts)) + (len(parts) - 1).bit_length()
 

@@ -2,7 +2,7 @@
 
 Blocks of a streamed product leave as soon as the tasks that read them are done. A task that reads one block, as in
 ``C.max()``, lets it go at once. A task that reads blocks of several waves, as in ``C + C.T``, keeps the first of them
-until the last one is made. If a worker had fewer slots for blocks of C than that takes, the product would wait for ever.
+until the last one is made. A worker with fewer slots for blocks of C than that takes would wait for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from distmm.graph.placement import Key
 
-__all__ = ["MadeBlock", "most_at_a_time"]
+__all__ = ["MadeBlock", "most_at_a_time", "reached"]
 
 Neighbours = Callable[[Key], Iterable[Key]]
 
@@ -63,18 +63,23 @@ def most_at_a_time(made: Collection[MadeBlock], readers: Neighbours, reads: Neig
     return max((max(accumulate(count for _, count in sorted(each.items()))) for each in changes.values()), default=0)
 
 
-def _ready(made: dict[Key, int], readers: Neighbours, reads: Neighbours) -> dict[Key, int]:
-    """Return the wave after which each task that needs blocks of C, directly or not, can be done."""
-    ready = dict(made)
-    waits: Counter[Key] = Counter()  # task -> tasks that it reads, and that need blocks of C themselves
-    found, stack = set(made), list(made)
+def reached(keys: Iterable[Key], readers: Neighbours) -> set[Key]:
+    """Return these tasks, and all that need their results, directly or not."""
+    found = set(keys)
+    stack = list(found)
     while stack:
         for reader in readers(stack.pop()):
-            if reader not in made:
-                waits[reader] += 1
             if reader not in found:
                 found.add(reader)
                 stack.append(reader)
+    return found
+
+
+def _ready(made: dict[Key, int], readers: Neighbours, reads: Neighbours) -> dict[Key, int]:
+    """Return the wave after which each task that needs blocks of C, directly or not, can be done."""
+    ready = dict(made)
+    # Task -> tasks that it reads, and that need blocks of C themselves.
+    waits = Counter(reader for key in reached(made, readers) for reader in readers(key))
     done = list(made)
     while done:
         for reader in readers(done.pop()):

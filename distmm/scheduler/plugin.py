@@ -20,10 +20,10 @@ from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.errors import DoesNotFitError
-from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
 from distmm.graph.placement import Key
 from distmm.scheduler import dask_internals
-from distmm.scheduler.consumers import most_at_a_time
+from distmm.scheduler.consumers import most_at_a_time, reached
 from distmm.scheduler.product_state import Limits, Operand, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
@@ -159,40 +159,43 @@ class PlacementPlugin(SchedulerPlugin):
     def _make_room(self, new: set[object], wanted: set[object]) -> None:
         """Give each streamed product the slots that the tasks which read its C need, or let it fail if they do not fit.
 
-        Only now is it known whether C stays: whether a client keeps it, or tasks read blocks of several waves at a time.
+        Only now is it known whether a client keeps C, and whether tasks read blocks of several waves at a time.
         """
         known, products = self.scheduler.tasks, self.products
         if not any(state.limits.wave_orders for state in products.products.values()):
             return
 
         def readers(key: Key) -> list[Key]:
-            return [ts.key for ts in known[key].dependents if ts.key in new or ts.state in PENDING]
+            found = [ts.key for ts in known[key].dependents if ts.key in new or ts.state in PENDING]
+            # A view keeps the memory of the block: what reads the view reads the block.
+            return found + [reader for each in found if is_view(known[each].run_spec) for reader in readers(each)]
 
         def reads(key: Key) -> list[Key]:
             return [ts.key for ts in known[key].dependencies]
 
         def stays(key: Key) -> bool:
-            return key in wanted or bool(known[key].who_wants) or any(
-                isinstance(known[reader].run_spec, ProductTask) for reader in readers(key)
+            return (
+                key in wanted
+                or bool(known[key].who_wants)
+                or any(isinstance(known[reader].run_spec, ProductTask) for reader in readers(key))
             )
 
-        affected = {ts.key[0] for key in new for ts in (known[key], *known[key].dependencies) if isinstance(ts.key, tuple)}
+        affected = {
+            ts.key[0] for key in new for ts in (known[key], *known[key].dependencies) if isinstance(ts.key, tuple)
+        }
         affected |= {key[0] for key in wanted if isinstance(key, tuple)}
         for name in affected & products.products.keys():
             made = products.made_blocks(name, stays)
             if not made or products.require(name, slots := most_at_a_time(made, readers, reads)):
                 continue
-            tasks = [known[key] for key in products.products[name].tasks]
-            plan = next(ts.run_spec.plan for ts in tasks)
+            # What the client asks for fails, and not C: something else may read its blocks one by one.
+            needs = reached((key for each in made for key in each.keys), readers)
+            failed = [known[key] for key in needs & wanted]
+            plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
             try:
                 plan.validate_streamed(slots)
             except DoesNotFitError as error:
-                self.loop.call_soon(dask_internals.fail, self.scheduler, [*tasks, *self._held_loads(name)], error)
-
-    def _held_loads(self, name: str) -> list[TaskState]:
-        """Tasks that load blocks of A and B for a product, and wait for their step."""
-        steps = self.products.products[name].lookahead.held.values()
-        return [self.scheduler.tasks[key] for step in steps for keys, _ in step.loads.values() for key in keys]
+                self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
 
     def _operand(self, ts: TaskState, new: set[object]) -> Operand:
         """Describe a block of A or B."""

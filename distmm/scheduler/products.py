@@ -110,13 +110,15 @@ class Products:
                 product = self._begin(where, limits.get(where.product, Limits()))
             if task.key not in product.tasks:
                 self.readers.update(task.arrays)
+            # A task that was given up before it ran, and is wanted again, has its uses planned already.
+            planned = task.key in product.tasks and task.key not in product.done
             held, rank = product.add(task), product.rank(task.rank)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
                 product.slots.expect(task.key, where)
             for block in task.operands:
-                if replicas.use(block, rank):
+                if planned or replicas.use(block, rank):
                     held.replicas.add((block, rank))
                 if block in seen:
                     continue
@@ -143,12 +145,12 @@ class Products:
                 product.slots.expect(key, where)
         for name in kept:
             product = self.products.get(name)
-            if product is not None and product.slots is not None:
+            if product is not None and product.slots is not None and not product.limits.wave_orders:
                 self.opening.update(dict.fromkeys(product.slots.lift()))
         return arranged
 
     def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
-        """What the chains of a streamed product make, or have made and is still there; none if it is not streamed."""
+        """List what the chains of a product make and has not left; nothing if it is not streamed."""
         product = self.products.get(name)
         if product is None or product.slots is None or not product.limits.wave_orders:
             return []
