@@ -37,7 +37,7 @@ STALE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who holds a lock: `number` of the file, host and process, and whether it is stale."""
 
     number: int
@@ -48,7 +48,7 @@ class Holder:
     stale: bool
 
 
-def holder(folder: str) -> Holder | None:
+def holder(folder: str) -> LockHolder | None:
     """Tell who holds the lock of a job; None if nobody does."""
     numbers = _numbers(folder)
     if not numbers:
@@ -68,7 +68,7 @@ def holder(folder: str) -> Holder | None:
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
         stale = content.get("born") != start_time(pid) or (pid == os.getpid() and token not in Lock.held)
-    return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
+    return LockHolder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
 class Lock:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.plan import Plan
-from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.time_left import Pace
 
 __all__ = ["Figures", "Incident", "Lane", "Record"]
@@ -170,7 +170,7 @@ class Record:
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
-        self.runs: deque[Run] = deque(maxlen=MOST_RUNS)
+        self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.incidents: list[Incident] = []
         self.started: float | None = None
@@ -260,7 +260,7 @@ class Record:
     def add(self, event: Event) -> None:
         """Count an event."""
         match event:
-            case Run():
+            case StepRun():
                 self._run(event)
             case Transfer():
                 self.transfers.append(event)
@@ -269,7 +269,7 @@ class Record:
                 self.again[chain] += finished
                 self.interrupted += not finished
                 self._tell(time, "step lost, computed again" if finished else "run interrupted, repeated")
-            case Left(time, worker):
+            case WorkerLeft(time, worker):
                 lane = self.lane(worker)
                 lane.left, lane.lost = time, lane.lost or time
                 self._tell(time, f"worker {worker} lost")
@@ -291,7 +291,7 @@ class Record:
                 if not passed:
                     self._tell(time, f"{self.block(chain)} failed its check")
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: StepRun) -> None:
         flops = float(self.step_flops[run.chain, run.step])
         lane = self.lane(run.worker)
         lane.flops += flops

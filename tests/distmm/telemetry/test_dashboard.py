@@ -24,7 +24,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, theme
-from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
@@ -156,7 +156,7 @@ def synthetic(workers: int, product: str) -> Record:
                 seconds = float(record.step_flops[chain, step] / spec.rate * (1 + 0.2 * rng.random()))
                 if free[owner] + seconds < now:
                     start = free[owner] + 0.05 * seconds
-                    record.add(Run(chain, step, owner, start, start + seconds))
+                    record.add(StepRun(chain, step, owner, start, start + seconds))
                     free[owner] = start + seconds
     for at, name in enumerate(names):
         for tenth in range(10):
@@ -165,7 +165,7 @@ def synthetic(workers: int, product: str) -> Record:
             record.add(Transfer(name, time_, time_ + 0.4))
             record.add(Sample(time_, name, blocks, blocks + 10**9, received))
         if at % 40 == 7:
-            record.add(Left(now - 10, name))
+            record.add(WorkerLeft(now - 10, name))
     for chain in (100, 101, 102):
         record.add(Again(now, chain, 0, finished=True))
     record.add(Checked(now, 200, passed=False))

@@ -21,7 +21,7 @@ from distributed import Client, wait
 
 from distmm import matmul, plan
 from distmm.telemetry import metrics
-from distmm.telemetry.events import TOPIC, Device
+from distmm.telemetry.events import JOB_TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.until import until
 
@@ -154,8 +154,8 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
 
 
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
-    cluster.log_event(TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
-    cluster.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})  # damaged on disk
+    cluster.log_event(JOB_TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
+    cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})  # damaged on disk
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
 

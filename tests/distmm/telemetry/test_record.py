@@ -18,7 +18,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
-from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
+from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, WorkerLeft
 from distmm.telemetry.record import MOST_SAMPLES, Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from tests.distmm.scheduler.known import known
@@ -45,7 +45,7 @@ def run_all(r: Record, worker: str = "w", seconds: float = 2.0) -> None:
         for step in range(r.steps):
             r.want(chain, step, worker)
     for chain, step in np.argwhere(r.expected & ~r.done):
-        r.add(Run(int(chain), int(step), worker, at, at + seconds))
+        r.add(StepRun(int(chain), int(step), worker, at, at + seconds))
         at += seconds
 
 
@@ -73,7 +73,7 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
     half = r.steps * r.chains // 2
     flops = 0.0
     for chain, step in np.argwhere(r.wanted)[:half]:
-        r.add(Run(int(chain), int(step), "w", 1010.0, 1012.0))
+        r.add(StepRun(int(chain), int(step), "w", 1010.0, 1012.0))
         flops += r.step_flops[chain, step]
     f = r.figures(1011.5)
     assert (f.done, f.total, f.state, f.seconds) == (half, r.wanted.sum(), "running", 1.5)
@@ -88,7 +88,7 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
 def test_a_lost_result_counts_until_it_is_there_again() -> None:
     r = record()
     run_all(r)
-    r.add(Left(1100.0, "w"))
+    r.add(WorkerLeft(1100.0, "w"))
     r.add(Again(1100.0, 0, 0, finished=True))
     r.add(Again(1100.1, 1, 0, finished=True))
     r.add(Again(1100.1, 2, 0, finished=False))
@@ -100,7 +100,7 @@ def test_a_lost_result_counts_until_it_is_there_again() -> None:
         "run interrupted, repeated",
     ]
     for chain in range(3):
-        r.add(Run(chain, 0, "v", 1102.0, 1103.0))
+        r.add(StepRun(chain, 0, "v", 1102.0, 1103.0))
     assert r.figures(1200.0).state == "complete"
     assert r.owners[0] == "v"
     # Work that was done twice counts for the workers, and once for the product.
@@ -144,7 +144,7 @@ def test_runs_that_overlap_count_once_as_busy_time() -> None:
     r = record()
     for start in (1001.0, 1001.5, 1002.0, 1010.0):
         r.want(0, 0, "w")
-        r.add(Run(0, 0, "w", start, start + 1.0))
+        r.add(StepRun(0, 0, "w", start, start + 1.0))
     assert r.lanes["w"].seconds == 3.0
     assert r.lanes["w"].busy_rate == 4 * r.step_flops[0, 0] / 3
 
@@ -209,8 +209,8 @@ def test_waves_that_a_job_names_are_one_record(current: Client) -> None:
     A = da.ones((64, 64), chunks=32)
     current.compute(matmul(A, A, client=current).sum(), sync=True)  # telemetry is there
     C = gemm(2, A, A, client=current)
-    current.log_event(TOPIC, {"event": "begin", "job": "j7", "path": "/data/C.zarr", "kept": [[0, 1], [1, 0]]})
-    current.log_event(TOPIC, {"event": "wave", "job": "j7", "product": C.name})
+    current.log_event(JOB_TOPIC, {"event": "begin", "job": "j7", "path": "/data/C.zarr", "kept": [[0, 1], [1, 0]]})
+    current.log_event(JOB_TOPIC, {"event": "wave", "job": "j7", "product": C.name})
     for i in (0, 1):
         current.compute(C.blocks[i, i], sync=True)
     f = telemetry.figures(current, "j7")

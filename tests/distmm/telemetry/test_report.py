@@ -16,7 +16,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme
-from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Figures, Record
 
 
@@ -52,13 +52,13 @@ def run(workers: int) -> Record:
         for step in range(r.steps):
             r.want(chain, step, name)
             start = 1000.0 + 10 * (step + (chain // workers * workers) / r.chains) / r.steps
-            r.add(Run(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
+            r.add(StepRun(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
         r.add(Checked(1010.0, chain, passed=chain != 3))
     for name in names:
         for second in range(10):
             r.add(Transfer(name, 1000.0 + second, 1000.3 + second))
             r.add(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
-    r.add(Left(1005.0, names[0]))
+    r.add(WorkerLeft(1005.0, names[0]))
     r.add(Again(1005.0, 0, 0, finished=True))
     return r
 

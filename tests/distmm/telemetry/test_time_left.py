@@ -12,7 +12,7 @@ import pytest
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry.events import Again, Checked, Event, Run
+from distmm.telemetry.events import Again, Checked, Event, StepRun
 from distmm.telemetry.record import Record
 from distmm.telemetry.time_left import Pace
 
@@ -86,7 +86,7 @@ class Job:
                         at[worker] += (3 if first else 1) * (1 + self.noise * rng.uniform(-1, 1))
                         if again:
                             yield begin, Again(begin, int(chain), step, finished=True)
-                        yield at[worker], Run(int(chain), step, str(worker), begin, float(at[worker]))
+                        yield at[worker], StepRun(int(chain), step, str(worker), begin, float(at[worker]))
                     if step == self.steps - 1 and self.write:
                         yield at[worker] + self.write, Checked(float(at[worker] + self.write), int(chain), True)
 
@@ -113,7 +113,7 @@ def test_after_a_tenth_of_the_work_the_predicted_end_is_right_within_a_tenth(job
     record, events = job.record(), job.events()
     end = events[-1][0]
     total = end - SUBMITTED
-    last = max(at for at, event in events if isinstance(event, Run))  # from then on the steps are complete
+    last = max(at for at, event in events if isinstance(event, StepRun))  # from then on the steps are complete
     worst, looked = 0.0, 0
     for now in np.arange(SUBMITTED, last, total / 500):
         while events and events[0][0] <= now:

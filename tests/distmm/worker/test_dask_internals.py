@@ -20,8 +20,8 @@ from distmm.worker import dask_internals, plugin, worker_slots
 
 
 def test_the_installed_version_of_dask_is_one_that_was_seen() -> None:
-    assert distributed.__version__.startswith(dask_internals.SEEN), (
-        "look at each function of distmm/worker/dask_internals.py with this version of distributed, then add it to SEEN"
+    assert distributed.__version__.startswith(dask_internals.VERSIONS_SEEN), (
+        "compare each function of distmm/worker/dask_internals.py with this distributed, then add it to VERSIONS_SEEN"
     )
 
 

@@ -63,7 +63,7 @@ def test_the_installed_version_is_one_that_was_seen(name: str) -> None:
         found = version(name)
     except PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
-    assert found.startswith(ucxx_internals.SEEN[name.rpartition("-")[0]])
+    assert found.startswith(ucxx_internals.VERSIONS_SEEN[name.rpartition("-")[0]])
 
 
 def test_ucxx_without_the_function_is_left_as_it_is(
