@@ -19,8 +19,9 @@ from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
 from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, WorkerLeft
-from distmm.telemetry.record import MOST_SAMPLES, Record
+from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
+from distmm.telemetry.worker_totals import MOST_SAMPLES
 from tests.distmm.scheduler.known import known
 from tests.until import until
 
