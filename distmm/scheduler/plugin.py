@@ -24,10 +24,10 @@ from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
 from distmm.graph.placement import Key
 from distmm.scheduler import dask_internals
 from distmm.scheduler.consumers import most_at_a_time, reached
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.transfer import TOPIC
+from distmm.transfer import FORGOTTEN_TOPIC
 
 __all__ = ["PlacementPlugin"]
 
@@ -105,7 +105,7 @@ class PlacementPlugin(SchedulerPlugin):
         known = scheduler.tasks
         new = dask_internals.to_run(scheduler, keys)
         tasks, others = [], []
-        operands: dict[Key, Operand] = {}
+        operands: dict[Key, OperandBlock] = {}
         limits: dict[str, Limits] = {}
         for key in new:
             task, priority = known[key].run_spec, known[key].priority
@@ -197,14 +197,14 @@ class PlacementPlugin(SchedulerPlugin):
             except DoesNotFitError as error:
                 self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
 
-    def _operand(self, ts: TaskState, new: set[object]) -> Operand:
+    def _operand(self, ts: TaskState, new: set[object]) -> OperandBlock:
         """Describe a block of A or B."""
         readers = {
             dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
             for dependent in ts.dependents
         }
         alive = self.products.ranks.alive
-        return Operand(
+        return OperandBlock(
             () if isinstance(ts.run_spec, ProductTask) else tuple(ts.key for ts in dask_internals.makers(ts, new)),
             readers.pop() if len(readers) == 1 else None,
             [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
@@ -235,7 +235,7 @@ class PlacementPlugin(SchedulerPlugin):
         if started:
             dask_internals.start(scheduler, started)
         if decided.unread:
-            scheduler.log_event(TOPIC, decided.unread)
+            scheduler.log_event(FORGOTTEN_TOPIC, decided.unread)
         if decided.busy is True:
             self.memory_manager.pause()
         elif decided.busy is False:

@@ -12,7 +12,7 @@ from distmm.planning.schedule import LOOKAHEAD
 from distmm.scheduler.lookahead import HeldStep, Lookahead
 from distmm.scheduler.output_slots import OutputSlots
 
-__all__ = ["Limits", "Operand", "PlannedTask", "ProductState"]
+__all__ = ["Limits", "OperandBlock", "PlannedTask", "ProductState"]
 
 
 class Limits(NamedTuple):
@@ -80,7 +80,7 @@ class PlannedTask(NamedTuple):
         return {self.operands[0][0], self.operands[-1][0]} if self.operands else set()
 
 
-class Operand(NamedTuple):
+class OperandBlock(NamedTuple):
     """A block of A or B, as the scheduler knows it when a product arrives.
 
     Attributes

@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler.consumers import MadeBlock
 from distmm.scheduler.output_slots import OutputSlots
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask, ProductState
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
 from distmm.scheduler.replicas import Replica, Replicas
 
@@ -81,7 +81,7 @@ class Products:
         self,
         tasks: Iterable[PlannedTask],
         others: Iterable[tuple[Key, Placement]],
-        operands: Mapping[Key, Operand],
+        operands: Mapping[Key, OperandBlock],
         kept: Collection[str] = (),
         limits: Mapping[str, Limits] = MappingProxyType({}),
     ) -> Arrangement:
