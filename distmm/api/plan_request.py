@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from distributed import Client
 
@@ -27,8 +27,8 @@ __all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_f
 
 Chunks = tuple[tuple[int, ...], ...]
 
-# Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
-# a second, once.
+# Predicted seconds from which on a product is worth asking the workers how fast their links and files are: that takes
+# up to half a second each, once.
 WORTH_MEASURING_SECONDS = 1.0
 
 
@@ -57,12 +57,16 @@ class FileJob:
         Bytes of host memory that the blocks of one GPU take, if that is enough.
     prepare : callable
         Runs on all workers before their memory is looked at, with a `KernelChoice`.
+    read_rate : callable
+        Asks the workers how fast each of them reads an operand: takes client, operand and device, and returns bytes/s,
+        or None for an operand that is no file.
     """
 
     spare: float
     loads: dict[str, float]
     gpu_host_memory: int
     prepare: Callable[[KernelChoice], None]
+    read_rate: Callable[[Client, Operand, Literal["cpu", "cuda"]], float | None]
 
 
 @dataclass(frozen=True)
@@ -116,10 +120,22 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
     plan = _within_host_memory(request, spec)
-    if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+    if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
-    rate = link_rate(client, spec.device)
-    return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+    measured = _measured(request, plan, client)
+    return plan if measured == spec else _within_host_memory(request, measured)
+
+
+def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
+    """Describe the cluster with the rates of its links and files, where a plan uses them and they are lower."""
+    spec, job = plan.cluster, request.job
+    links = [link_rate(client, spec.device)] if plan.bytes_moved else []
+    files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+    return replace(
+        spec,
+        link=min([spec.link, *(rate for rate in links if rate is not None)]),
+        load=min([spec.load, *(rate for rate in files if rate is not None)]),
+    )
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
