@@ -194,7 +194,10 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             kernel=wishes.kernel,
             text=text,
             result="out" if request.written else result,
-            operands=(_residence(a, cuts[0], request.job), _residence(b, cuts[1], request.job)),
+            operands=(
+                _residence(a, cuts[0], request.job, streamed),
+                _residence(b, cuts[1], request.job, streamed),
+            ),
             streamed=streamed,
         )
         # A lazy product that cannot stay may be read block by block.
@@ -227,15 +230,17 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
 
 def _residence(
-    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, job: FileJob | None
+    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, job: FileJob | None, streamed: bool
 ) -> Residence:
     """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last.
 
-    Jobs cut the blocks of A and B from their files.
+    Jobs cut the blocks of A and B from their files. In a streamed product, waves load anew what can be loaded again.
     """
     if operand.chunks is not None and cuts != operand.chunks[-2:] and job is None:
         return "whole"
-    return "resident" if operand.resident else "streamed"
+    if operand.resident:
+        return "resident"
+    return "kept" if streamed and not operand.loads_again else "streamed"
 
 
 def _users_blocking(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.api import out_array
@@ -141,19 +142,28 @@ class Gemm:
         chunks = (*blocking.batch, blocking.m, blocking.n)
         c_blocks = None if self.c is None else self._added(self.c, chunks)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        name = None
+        name = ""
 
-        def lazy(wave: Wave | None) -> da.Array:
+        def blocked(x: Operand, cuts: Chunks) -> Callable[[], da.Array]:
+            # Operands get new names each time, so that the blocks which a wave has read are freed at its end. Waves of
+            # one graph share what cannot be loaded again.
+            make = partial(x.blocked, (*batch_chunks(x, blocking), *cuts), on, client)
+            return cache(make) if plan.streamed and not x.loads_again else make
+
+        a_of, b_of = blocked(a, (blocking.m, blocking.k)), blocked(b, (blocking.k, blocking.n))
+
+        def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name
-            # Operands get new names each time, so that the blocks which a wave has read are freed at its end.
-            a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
-            b_blocks = None
-            if symmetry is None:
-                b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
-            if name is None:
+            a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
+            if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
-            layers = product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
+            return product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
+
+        def lazy(wave: Wave | None) -> da.Array:
+            apart = wave is None and plan.streamed and (a.loads_again or b.loads_again)
+            graphs = [graph(each) for each in (plan.waves if apart else (wave,))]
+            layers = product_graph.one_graph(name, graphs) if apart else graphs[0]
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
             return c[..., 0] if vector_b else c
