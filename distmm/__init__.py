@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.einsum import einsum, multi_dot
+from distmm.api.statistics import corrcoef, cov
 from distmm.api.tensordot import tensordot
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
@@ -47,6 +48,8 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "corrcoef",
+    "cov",
     "einsum",
     "empty",
     "gemm",
