@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,11 +79,17 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
     """Multiply element by element, by Dask: an outer product, or sums of products of numbers, has no matrix product."""
     labels = (*output, *(label for label in x.labels if label not in output))
     accumulator = accumulator_dtype(dtype)
+    given = {label: cut for array in (x, y) if isinstance(array.source, da.Array) for label, cut in array.edges.items()}
+    wanted, sizes = tuple(given.get(label, "auto") for label in labels), {**x.sizes, **y.sizes}
+    chunks = da.core.normalize_chunks(wanted, tuple(sizes[label] for label in labels), dtype=accumulator)
     factors = []
     for array in (x, y):
-        ordered = array.transposed([label for label in labels if label in array.labels]).lazy()
+        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).transposed(
+            [a for a in labels if a in array.labels]
+        )
         factors.append(ordered.source[tuple(slice(None) if label in array.labels else None for label in labels)])
-    product = factors[0].astype(accumulator) * factors[1].astype(accumulator)
+    with warnings.catch_warnings(action="ignore", category=da.PerformanceWarning):  # many chunks are meant
+        product = factors[0].astype(accumulator) * factors[1].astype(accumulator)
     axes = tuple(range(len(output), len(labels)))
     return (product.sum(axis=axes, dtype=accumulator) if axes else product).astype(dtype)
 
@@ -100,8 +107,8 @@ class _Matrices:
 
     @classmethod
     def of(cls, x: Labelled, y: Labelled, output: Labels, inner: Sequence[Label]) -> _Matrices:
-        rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels])
-        columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels])
+        rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels], inner)
+        columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
         merged = list(itertools.chain(*_runs(max(x, y, key=lambda array: array.size), inner)))
@@ -172,11 +179,15 @@ class _Matrices:
         return matrix if np.may_share_memory(matrix, out) else None
 
 
-def _matrix_labels(array: Labelled, labels: Sequence[Label]) -> Labels:
+def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:
     """Choose, of the labels that this array has alone, those that are merged; the others are batch dimensions."""
     runs = _runs(array, labels)
     if len(runs) > 1:
-        longest = max(runs, key=lambda run: math.prod(array.sizes[label] for label in run))
+        strides = zip(array.labels, array.source.strides, strict=True)
+        adjacent = {label for label, stride in strides if stride == array.dtype.itemsize}
+        # Of the other runs the matrices have gaps between the elements of rows and columns: they would be copied.
+        able = [run for run in runs if adjacent & {*run, *inner}]
+        longest = max(able, key=lambda run: math.prod(array.sizes[label] for label in run), default=[])
         if math.prod(array.sizes[label] for label in longest) >= SMALLEST_EDGE:
             return tuple(longest)
     return tuple(itertools.chain(*runs))
