@@ -41,8 +41,8 @@ def cov(
 
     The observations are read twice: once for their means, and once for the product of the centred blocks, of which
     `gram` multiplies one triangle. A NumPy or CuPy array is centred at the call, in a copy. A Dask array is computed
-    twice where its blocks are made one by one, such as from a file; where it is persisted, or its blocks are made from
-    several others, they stay in the workers' memory between the passes.
+    twice where each block is read from one array or file, and computed from that alone. The blocks of others, such as
+    persisted arrays and products, stay in the workers' memory between the passes.
 
     Parameters
     ----------

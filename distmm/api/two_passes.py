@@ -18,8 +18,9 @@ def second_pass(array: Labelled) -> da.Array:
     """Return an array as a Dask array whose blocks are made by tasks of their own, where they are made one by one.
 
     If two passes read the same blocks, all of them stay in memory from the first pass to the second. Blocks that are
-    read from an array-like or a file, and what is computed from such a block alone, are made again instead. Blocks that
-    are in memory (a persisted array), or that are made from several others, are shared.
+    read from one array-like or file, and what is computed from such a block alone, are made again instead: Dask
+    describes them by `Blockwise` layers. Other arrays are shared: those that are in memory (persisted), products, and
+    what was rechunked or put together from several arrays.
     """
     source = array.source
     return _made_again(source) if isinstance(source, da.Array) else array.lazy().source
