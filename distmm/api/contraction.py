@@ -7,7 +7,8 @@ are merged into one dimension, and those of C are split again:
 - An array in memory is reshaped, which is a view where its strides allow, else a copy at the call. Where two runs of
   its labels would need a copy, the shorter one may become a batch dimension that the other array has not.
 - A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). No block moves. Along k the order of
-  elements does not matter, as long as both arrays have the same: they get the same chunks there.
+  elements does not matter, as long as both arrays have the same. Two Dask arrays get the same chunks there; beside an
+  array in memory, a Dask array gets chunks that follow each other in C order.
 """
 
 from __future__ import annotations
@@ -111,10 +112,13 @@ class _Matrices:
         columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
-        merged = list(itertools.chain(*_runs(max(x, y, key=lambda array: array.size), inner)))
-        if len(merged) > 1 and not (x.in_memory and y.in_memory):
+        held = [array for array in (x, y) if array.in_memory]
+        merged = tuple(itertools.chain(*_runs(max(held or (x, y), key=lambda array: array.size), inner)))
+        if len(merged) > 1 and len(held) == 1:
+            x, y = (array if array.in_memory else _cut_in_order(array.lazy(), merged) for array in (x, y))
+        elif len(merged) > 1 and not held:
             x, y = _cut_alike(x, y, merged)
-        return cls(x, y, batch, rows, tuple(merged), columns)
+        return cls(x, y, batch, rows, merged, columns)
 
     def product(self, output: Labels, wishes: Wishes, client: Client | None, out: Any) -> Labelled:
         """Multiply: lazily, or into `out`."""
@@ -207,12 +211,19 @@ def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
     return runs
 
 
-def _cut_alike(x: Labelled, y: Labelled, labels: Sequence[Label]) -> tuple[Labelled, Labelled]:
+def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:
     """Return both as Dask arrays that have the same chunks along these labels: those of the larger Dask array."""
     given = [array for array in (x, y) if isinstance(array.source, da.Array)] or [x, y]
     lead = max(given, key=lambda array: array.size).lazy().edges
     edges = {label: lead[label] for label in labels}
     return x.lazy(edges), y.lazy(edges)
+
+
+def _cut_in_order(array: Labelled, labels: Labels) -> Labelled:
+    """Return a Dask array whose blocks, no larger than they are, follow each other in C order along these labels."""
+    if _in_order(array, labels):
+        return array
+    return array.lazy(_box(array, labels, math.prod(max(array.edges[label]) for label in labels)))
 
 
 def _merged(edges: Edges, labels: Labels) -> tuple[int, ...]:
