@@ -15,6 +15,9 @@ interrupts.while_imported()
 from typing import TYPE_CHECKING, Any
 
 from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.einsum import einsum, multi_dot
+from distmm.api.statistics import corrcoef, cov
+from distmm.api.tensordot import tensordot
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
 from distmm.errors import (
@@ -45,14 +48,19 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "corrcoef",
+    "cov",
+    "einsum",
     "empty",
     "gemm",
     "gram",
     "matmul",
+    "multi_dot",
     "multiply",
     "plan",
     "resume",
     "status",
+    "tensordot",
     "verify",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.api import out_array
+from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
@@ -82,11 +83,14 @@ class Gemm:
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
-    def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
-        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory."""
+    def plan(self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None) -> Plan:
+        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory.
+
+        C gets the chunks of a Dask array as `out`, or `c_chunks`, as far as the operands' chunks do not cut it.
+        """
         written = _is_written(out)
         unit = unit_of(out) if written else None
-        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None
+        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         return plan_for(PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit), client)
 
@@ -99,10 +103,14 @@ class Gemm:
             values.insert(-1, one)
         return tuple(values)
 
-    def array(self, wishes: Wishes, out: Any = None, client: Client | None = None) -> Any:
+    def array(
+        self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
+    ) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
+        in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
-            given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
+            read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
+            given = {x.name: x.source for x in read if x is not None}
             out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
         client = cluster.usable(client)
@@ -111,7 +119,7 @@ class Gemm:
         if client is not None:
             for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
                 check_sendable(operand.source, operand.name)
-        plan = self.plan(wishes, out, client)
+        plan = self.plan(wishes, out, client, c_chunks)
         if client is not None:
             if plan is not wishes.plan:
                 plan.validate_streamed()
@@ -120,7 +128,11 @@ class Gemm:
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
-        lazy = self._lazy(plan, to, client)
+        product = self
+        if in_place and self.c is not None and client is not None:
+            # A task that runs again after a failure must not add to what its block has been written to.
+            product = replace(self, c=replace(self.c, source=self.c.source.copy()))
+        lazy = product._lazy(plan, to, client)
         if out is None:
             return lazy(None)
         if not written:

@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "distmm" / "examples"
 SMALL = {
     "cosine_similarity": "rows, features, topics, best = 1200, 64, 20, 5",
     "covariance": "rows, features = 4000, 60",
+    "tensor_network": "sites, bond, levels = 4, 12, 2",
 }
 
 
