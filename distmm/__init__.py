@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
+from distmm.clusters.hardware import cpus, gpus
 from distmm.errors import (
     DeviceMemoryError,
     DistmmError,
@@ -45,8 +46,10 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "cpus",
     "empty",
     "gemm",
+    "gpus",
     "gram",
     "matmul",
     "multiply",

@@ -13,6 +13,8 @@ from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.api.scalars import check_flags, check_scalars
 from distmm.clusters import cluster
+from distmm.clusters.cluster import usable
+from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
@@ -268,13 +270,15 @@ def plan(
     plan: str | None = None,
     out: Any = None,
     client: Client | None = None,
+    cluster: Hardware | None = None,
 ) -> Plan:
     """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
 
     Parameters
     ----------
     A : array-like of shape (..., m, k), or (..., k, m) with `transa`
-        As in `matmul`. Its shape, type, chunks and place count; its elements are not read.
+        As in `matmul`. Its shape, type, chunks and place count; its elements are not read. Where there is no matrix
+        yet, ``numpy.broadcast_to(numpy.float32(0), (m, k))`` has a shape and a type, and takes no memory.
     B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
         As `A`. Without it, the plan is that of ``distmm.gram(A)``.
     transa, transb : bool
@@ -291,6 +295,9 @@ def plan(
         Array that will receive the product. C is then planned to leave the workers as it is made.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current client, and without one this machine.
+    cluster : Hardware, optional
+        A cluster that need not be there, of `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The table
+        then also says how many such workers would do.
 
     Returns
     -------
@@ -325,4 +332,20 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    return product.plan(Wishes(check_precision(precision), kernel, device, blocks, plan), out, cluster.usable(client))
+    _check_absent(cluster, client, device)
+    wishes = Wishes(check_precision(precision), kernel, device, blocks, plan, cluster)
+    return product.plan(wishes, out, usable(client) if cluster is None else None)
+
+
+def _check_absent(hardware: Any, client: Any, device: str) -> None:
+    """Refuse what is no description of a cluster, and a client or device beside one."""
+    if hardware is None:
+        return
+    if not isinstance(hardware, Hardware):
+        raise InputError(
+            f"cluster is {hardware!r}: describe one with distmm.gpus(64, 'H100') or distmm.cpus(8, memory='64GB'); for "
+            "a cluster that runs give client="
+        )
+    if client is not None or device != "auto":
+        given = "a client" if client is not None else f"device={device!r}"
+        raise InputError(f"cluster and {given} are given: the cluster says where to multiply, so leave out the other")

@@ -12,10 +12,12 @@ from distributed import Client
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.clusters import cluster
+from distmm.clusters.hardware import Hardware
 from distmm.clusters.link_rate import link_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
+from distmm.planning.fewest import few_workers
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
@@ -34,13 +36,14 @@ WORTH_MEASURING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Wishes:
-    """How a product is to be made, as far as the caller says: see `distmm.matmul`."""
+    """How a product is to be made, as far as the caller says: see `distmm.matmul` and, for `absent`, `distmm.plan`."""
 
     precision: Precision = "highest"
     kernel: str | None = None
     device: cluster.Device = "auto"
     blocks: tuple[int, ...] | None = None
     plan: Plan | str | None = None
+    absent: Hardware | None = None
 
 
 @dataclass(frozen=True)
@@ -116,10 +119,25 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
     plan = _within_host_memory(request, spec)
+    if wishes.absent is not None:
+        return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     rate = link_rate(client, spec.device)
     return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+
+
+def _fewest(request: PlanRequest, plan: Plan) -> float:
+    """How few workers would do, of the kind that a plan is for; infinity if no number of them."""
+    spec, problem = plan.cluster, plan.problem
+    kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
+
+    def fits(workers: int) -> bool:
+        return not (
+            plan if workers == spec.workers else _planned_for(request, replace(spec, workers=workers))
+        ).shortfall
+
+    return few_workers(fits, spec.workers, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -142,6 +160,8 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         )
 
     def described() -> ClusterSpec:
+        if wishes.absent is not None:
+            return wishes.absent.spec(problem.dtype, wishes.kernel, wishes.precision)
         device: cluster.Device = "gpu" if on_gpu else wishes.device
         asked: dict[str, Any] = {"kernel": wishes.kernel, "precision": wishes.precision}
         return cluster.describe(client, problem.dtype, device, any_gpu=on_gpu, **asked)
@@ -154,7 +174,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
-    if spec.device == "cuda" and (a.pageable or b.pageable):
+    if wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec
 

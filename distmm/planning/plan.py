@@ -43,6 +43,9 @@ class Plan:
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
     result : {"workers", "host", "out"}
         Where finished blocks of C stay.
+    fewest : float, optional
+        How few of these workers would do (`distmm.planning.fewest`), infinity where no number does; known of a plan
+        for a cluster that is not there.
     """
 
     problem: Problem
@@ -52,6 +55,7 @@ class Plan:
     kernel: str | None = None
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Result = "workers"
+    fewest: float | None = None
 
     @property
     def blocking(self) -> Blocking:
@@ -134,13 +138,16 @@ class Plan:
             (" of host memory", self.peak.host, math.inf if host is None else host),
         ):
             if peak > have:
-                enough = math.ceil(self.cluster.workers * peak / max(1, have))
                 what = "GPUs" if gpu else "workers"
+                use = f"use about {math.ceil(self.cluster.workers * peak / max(1, have))} {what},"
+                if self.fewest is not None:
+                    more = self.fewest < math.inf
+                    use = f"use {self.fewest} {what}," if more else f"no number of these {what} would do: take others,"
                 kept = " or write C as it is made, with out=," if self.result != "out" else ""
                 raise DoesNotFitError(
                     f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
-                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} "
-                    f"{what},{kept} or more memory for each, or smaller blocks "
+                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
+                    f"{use}{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"
                 )
 
@@ -170,6 +177,8 @@ class Plan:
             else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         )
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
+        fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker" if self.shortfall else "yes"
+        what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
@@ -179,6 +188,8 @@ class Plan:
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
+            ("fits", fits),
+            *what_would_do,
             (
                 "moved",
                 f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",
@@ -193,3 +204,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return picture.html(self.rows(), self.blocking, self.grid)
+
+
+def _at_least(fewest: float, what: str) -> str:
+    return f"no number of these {what}" if fewest == math.inf else f"{fewest} {what} and more"
