@@ -46,6 +46,8 @@ def matmul(
         A Dask array with NumPy or CuPy chunks, a NumPy or CuPy array, a memory map, or an object with ``shape``,
         ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
         array become blocks of the product. Operands are read when the product is computed: do not change them before.
+        Arrays of other packages that lend their memory by DLPack (PyTorch, JAX) are taken where they lie, on the host
+        or on a GPU, without a copy.
         A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
         between the elements of its rows and also of its columns is copied at the call.
     B : array-like of shape (..., k, n) or (k,)
@@ -64,12 +66,13 @@ def matmul(
     plan : Plan or str, optional
         A plan that `distmm.plan` made for operands of these shapes, or the text of one:
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
-    out : numpy.ndarray, Zarr-like or Dask array, optional
+    out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
         Array that receives the product during this call, of its shape, in waves where C does not fit into the memory of
         the workers. Workers of this machine write into a NumPy array directly; `distmm.empty` makes arrays that GPUs
         write at full speed. Workers write whole ``chunks`` (or ``shards``) of a Zarr-like object in parallel; into an
-        object without chunks, and into an HDF5 dataset, this process writes block after block. After the call, also
-        after an error or Ctrl-C, nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
+        object without chunks, and into an HDF5 dataset, this process writes block after block. An array of another
+        package is filled in its own memory, if that may be written. After the call, also after an error or Ctrl-C,
+        nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
         its chunks.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current client. Without one the product runs on Dask's local schedulers.

@@ -15,6 +15,7 @@ from distributed import Client
 
 from distmm.api import out_array
 from distmm.api.array_types import check_sendable
+from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
@@ -100,6 +101,9 @@ class Gemm:
 
     def array(self, wishes: Wishes, out: Any = None, client: Client | None = None) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
+        if is_foreign(out):
+            self.array(wishes, as_writable(out, "out"), client)
+            return out
         if out is not None:
             given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
             out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
