@@ -47,7 +47,8 @@ def matmul(
         ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
         array become blocks of the product. Operands are read when the product is computed: do not change them before.
         Arrays of other packages that lend their memory by DLPack (PyTorch, JAX) are taken where they lie, on the host
-        or on a GPU, without a copy.
+        or on a GPU, without a copy. Of an xarray object its ``data`` are taken, NumPy's or Dask's; names of dimensions
+        and coordinates count for nothing. A lazily opened variable is read as a whole: open it with ``chunks={}``.
         A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
         between the elements of its rows and also of its columns is copied at the call.
     B : array-like of shape (..., k, n) or (k,)

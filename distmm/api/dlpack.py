@@ -53,8 +53,8 @@ def as_native(source: Any, name: str) -> Any:
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{name} is a {kind} that does not lend its memory by DLPack: {error}") from error
     raise InputError(
-        f"{name} is a {kind} on a device of DLPack's type {int(where)}, neither the host nor an NVIDIA GPU: give a copy "
-        f"on the host, such as {name}.cpu()"
+        f"{name} is a {kind} on a device of DLPack's type {int(where)}, neither the host nor an NVIDIA GPU: give a "
+        f"copy on the host, such as {name}.cpu()"
     )
 
 
