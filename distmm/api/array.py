@@ -17,7 +17,7 @@ from distmm.clusters.cluster import usable
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
 
 __all__ = ["gemm", "gram", "matmul", "plan"]
@@ -27,9 +27,9 @@ def matmul(
     A: Any,
     B: Any,
     *,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
@@ -53,15 +53,16 @@ def matmul(
         between the elements of its rows and also of its columns is copied at the call.
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
-    precision : {"highest", "high", "medium", "ieee"}
+    precision : {"highest", "high", "medium", "ieee"}, optional
         Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
         "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32, float64 and complex
-        products by chains of fused multiply-adds for each element, whose bits depend on no cuts.
+        products by chains of fused multiply-adds for each element, whose bits depend on no cuts. By default "highest",
+        or what Dask's configuration has as ``distmm.precision``; the same holds for `kernel` and `device`.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
         precision.
-    device : {"auto", "cpu", "gpu"}
-        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
+    device : {"auto", "cpu", "gpu"}, optional
+        Where to multiply; by default "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
     blocks : tuple of int, optional
         Block edges (m, k, n); by default the chunks of Dask arrays, else the plan chooses.
     plan : Plan or str, optional
@@ -116,9 +117,9 @@ def gemm(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
@@ -169,7 +170,7 @@ def gemm(
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
     c = wrap(C, "C") if beta != 0 else None
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
-    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
+    return product.array(Wishes.chosen(precision, kernel, device, blocks, plan), out, client)
 
 
 def gram(
@@ -178,9 +179,9 @@ def gram(
     alpha: complex = 1,
     trans: bool = False,
     hermitian: bool = True,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
@@ -240,7 +241,7 @@ def gram(
             f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
         )
     product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
-    return product.array(Wishes(check_precision(precision), kernel, device, _square(blocks), plan), out, client)
+    return product.array(Wishes.chosen(precision, kernel, device, _square(blocks), plan), out, client)
 
 
 def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -267,9 +268,9 @@ def plan(
     transa: bool = False,
     transb: bool = False,
     hermitian: bool = True,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, ...] | None = None,
     plan: str | None = None,
     out: Any = None,
@@ -337,11 +338,11 @@ def plan(
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
     _check_absent(cluster, client, device)
-    wishes = Wishes(check_precision(precision), kernel, device, blocks, plan, cluster)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster)
     return product.plan(wishes, out, usable(client) if cluster is None else None)
 
 
-def _check_absent(hardware: Any, client: Any, device: str) -> None:
+def _check_absent(hardware: Any, client: Any, device: str | None) -> None:
     """Refuse what is no description of a cluster, and a client or device beside one."""
     if hardware is None:
         return
@@ -350,6 +351,6 @@ def _check_absent(hardware: Any, client: Any, device: str) -> None:
             f"cluster is {hardware!r}: describe one with distmm.gpus(64, 'H100') or distmm.cpus(8, memory='64GB'); for "
             "a cluster that runs give client="
         )
-    if client is not None or device != "auto":
+    if client is not None or device not in (None, "auto"):
         given = "a client" if client is not None else f"device={device!r}"
         raise InputError(f"cluster and {given} are given: the cluster says where to multiply, so leave out the other")

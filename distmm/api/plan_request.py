@@ -9,6 +9,7 @@ from typing import Any
 
 from distributed import Client
 
+from distmm import config
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.clusters import cluster
@@ -19,7 +20,7 @@ from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.fewest import few_workers
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
+from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE
 from distmm.planning.search import TILE, make_plan
@@ -44,6 +45,27 @@ class Wishes:
     blocks: tuple[int, ...] | None = None
     plan: Plan | str | None = None
     absent: Hardware | None = None
+
+    @classmethod
+    def chosen(
+        cls,
+        precision: Precision | None,
+        kernel: str | None,
+        device: cluster.Device | None,
+        blocks: tuple[int, ...] | None,
+        plan: Plan | str | None,
+        absent: Hardware | None = None,
+    ) -> Wishes:
+        """Take a caller's arguments; for None the configured default.
+
+        Raises
+        ------
+        InputError
+            For an unknown precision, and for a configured value that cannot be used.
+        """
+        accuracy = check_precision(config.chosen("precision", precision))
+        where, named = config.chosen("device", device), config.chosen("kernel", kernel)
+        return cls(accuracy, named, where, blocks, plan, absent)
 
 
 @dataclass(frozen=True)

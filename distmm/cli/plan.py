@@ -24,7 +24,7 @@ def plan(
     transa: options.TransA = False,
     transb: options.TransB = False,
     cluster: options.Cluster = "local",
-    device: options.DeviceOption = options.Device.auto,
+    device: options.OwnDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
@@ -45,7 +45,7 @@ def plan(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = "highest",
+    precision: options.OwnPrecision = None,
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
@@ -71,13 +71,14 @@ def plan(
     hardware = _described(workers, gpus, model, gpu_memory, threads, memory, link)
     left, right = session.pair(_matrix(a), _matrix(b), transa, transb)
     if hardware is None:
-        with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
-            planned = distmm.plan(left, right, device=device.value, client=client, **how)
+        where = options.device_name(device)
+        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
+            planned = distmm.plan(left, right, device=where, client=client, **how)
     else:
         beside = {"--cluster": cluster != "local", "--memory-limit": memory_limit is not None, "--tls": tls != "none"}
         if given := [name for name, is_given in beside.items() if is_given]:
             raise typer.BadParameter(f"{' and '.join(given)} is for a cluster that is there: leave it out, or --gpus")
-        planned = distmm.plan(left, right, device=device.value, cluster=hardware, **how)
+        planned = distmm.plan(left, right, device=None if device is None else device.value, cluster=hardware, **how)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
 
