@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from distributed import Client
 
@@ -30,8 +30,8 @@ __all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_f
 
 Chunks = tuple[tuple[int, ...], ...]
 
-# Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
-# a second, once.
+# Predicted seconds from which on a product is worth asking the workers how fast their links and files are: that takes
+# up to half a second each, once.
 WORTH_MEASURING_SECONDS = 1.0
 
 
@@ -82,12 +82,16 @@ class FileJob:
         Bytes of host memory that the blocks of one GPU take, if that is enough.
     prepare : callable
         Runs on all workers before their memory is looked at, with a `KernelChoice`.
+    read_rate : callable
+        Asks the workers how fast each of them reads an operand: takes client, operand and device, and returns bytes/s,
+        or None for an operand that is no file.
     """
 
     spare: float
     loads: dict[str, float]
     gpu_host_memory: int
     prepare: Callable[[KernelChoice], None]
+    read_rate: Callable[[Client, Operand, Literal["cpu", "cuda"]], float | None]
 
 
 @dataclass(frozen=True)
@@ -143,21 +147,33 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     plan = _within_host_memory(request, spec)
     if wishes.absent is not None:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
-    if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+    if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
-    rate = link_rate(client, spec.device)
-    return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+    measured = _measured(request, plan, client)
+    return plan if measured == spec else _within_host_memory(request, measured)
+
+
+def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
+    """Describe the cluster with the rates of its links and files, where a plan uses them and they are lower."""
+    spec, job = plan.cluster, request.job
+    links = [link_rate(client, spec.device)] if plan.bytes_moved else []
+    files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+    return replace(
+        spec,
+        link=min([spec.link, *(rate for rate in links if rate is not None)]),
+        load=min([spec.load, *(rate for rate in files if rate is not None)]),
+    )
 
 
 def _fewest(request: PlanRequest, plan: Plan) -> float:
-    """How few workers would do, of the kind that a plan is for; infinity if no number of them."""
+    """How few workers would do, of the kind that a plan is for, so that C may stay; infinity if no number of them."""
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
 
     def fits(workers: int) -> bool:
-        return not (
-            plan if workers == spec.workers else _planned_for(request, replace(spec, workers=workers))
-        ).shortfall
+        if workers == spec.workers:
+            return not plan.shortfall and not plan.streamed
+        return not _planned_for(request, replace(spec, workers=workers), may_stream=False).shortfall
 
     return few_workers(fits, spec.workers, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
 
@@ -201,16 +217,19 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
     return spec
 
 
-def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
-    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen."""
+def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
+    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen.
+
+    A C that is not written and that does not fit is streamed, if it may be.
+    """
     problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
     c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
     assert not isinstance(text, Plan)
     result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-        return make_plan(
+        plan = make_plan(
             problem,
             spec,
             blocking=blocking,
@@ -221,7 +240,13 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             text=text,
             result="out" if request.written else result,
             operands=(_residence(a, cuts[0], request.job), _residence(b, cuts[1], request.job)),
+            streamed=streamed,
         )
+        # A lazy product that cannot stay may be read block by block.
+        if not plan.shortfall or request.written or streamed or not may_stream:
+            return plan
+        leaves = planned(blocking, unit, streamed=True)
+        return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n

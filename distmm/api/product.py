@@ -117,7 +117,7 @@ class Gemm:
         plan = self.plan(wishes, out, client)
         if client is not None:
             if plan is not wishes.plan:
-                plan.validate()
+                plan.validate_streamed()
             cluster.install(client)
             telemetry.install(client)
         to = out_array.target(out, client) if written else None
