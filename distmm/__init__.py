@@ -20,6 +20,7 @@ from distmm.api.statistics import corrcoef, cov
 from distmm.api.tensordot import tensordot
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
+from distmm.clusters.hardware import cpus, gpus
 from distmm.errors import (
     DeviceMemoryError,
     DistmmError,
@@ -50,9 +51,11 @@ __all__ = [
     "WrongResultError",
     "corrcoef",
     "cov",
+    "cpus",
     "einsum",
     "empty",
     "gemm",
+    "gpus",
     "gram",
     "matmul",
     "multi_dot",

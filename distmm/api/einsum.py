@@ -14,16 +14,16 @@ from distmm.api.plan_request import Wishes
 from distmm.api.subscripts import as_written, read
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 
 __all__ = ["einsum", "multi_dot"]
 
 
 def einsum(
     *operands: Any,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
@@ -73,16 +73,16 @@ def einsum(
         array.labelled(labels).diagonal().without_broadcast(subscripts.sizes)
         for array, labels in zip(arrays, subscripts.operands, strict=True)
     ]
-    wishes = Wishes(check_precision(precision), kernel, device)
+    wishes = Wishes.chosen(precision, kernel, device, None, None)
     return contracted(labelled, subscripts.output, wishes, out, cluster.usable(client))
 
 
 def multi_dot(
     arrays: Sequence[Any],
     *,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
@@ -133,5 +133,5 @@ def multi_dot(
                 "dimension of one must be as long as the first of the next"
             )
     output = tuple(end for end in (0, last + 1) if any(end in array.labels for array in labelled))
-    wishes = Wishes(check_precision(precision), kernel, device)
+    wishes = Wishes.chosen(precision, kernel, device, None, None)
     return contracted(labelled, output, wishes, out, cluster.usable(client), "dp")

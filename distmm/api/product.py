@@ -17,6 +17,7 @@ from distributed import Client
 from distmm.api import out_array
 from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
+from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
@@ -107,6 +108,9 @@ class Gemm:
         self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
     ) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
+        if is_foreign(out):
+            self.array(wishes, as_writable(out, "out"), client, c_chunks)
+            return out
         in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
             read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
@@ -152,7 +156,7 @@ class Gemm:
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
         chunks = (*blocking.batch, blocking.m, blocking.n)
-        c_blocks = None if self.c is None else self._added(self.c, chunks)
+        self._check_added()
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
         name = ""
 
@@ -167,6 +171,7 @@ class Gemm:
         def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name
             a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
+            c_blocks = None if self.c is None else self._added(self.c, chunks, client)
             if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
@@ -182,21 +187,34 @@ class Gemm:
 
         return lazy
 
-    def _added(self, c: Operand, chunks: Chunks) -> da.Array:
-        """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""
-        kind, shape = self.a.kind, self.problem.shape
+    def _check_added(self) -> None:
+        """Refuse a C of ``beta * C`` that does not broadcast to the product, or is not where A and B are."""
+        c, kind = self.c, self.a.kind
+        if c is None:
+            return
         if c.kind != kind:
             raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
+        try:
+            fits = np.broadcast_shapes(c.shape, self.shape) == self.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise InputError(f"C has shape {c.shape}, the product {self.shape}: C must broadcast to it")
+
+    def _added(self, c: Operand, chunks: Chunks, client: Client | None) -> da.Array:
+        """Return the C of ``beta * C``, broadcast to the product's shape and cut like it.
+
+        Workers read a NumPy array of the product's shape in the client's memory. One that is broadcast is small, and
+        travels with the graph.
+        """
+        shape = self.problem.shape
         if c.shape == shape:
-            return c.blocked(chunks, "cpu")
+            return c.blocked(chunks, "cpu", client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
         # C has the shape that the user sees: without the dimensions that a vector operand lacks.
         source = source[..., None] if self.vectors[1] else source
         source = source[..., None, :] if self.vectors[0] else source
-        try:
-            return da.broadcast_to(source, shape).rechunk(chunks)
-        except ValueError:
-            raise InputError(f"C has shape {c.shape}, the product {shape}: C must broadcast to it") from None
+        return da.broadcast_to(source, shape).rechunk(chunks)
 
 
 def _is_written(out: Any) -> bool:

@@ -13,11 +13,12 @@ from distributed import Client
 
 from distmm.api.array import gram
 from distmm.api.labelled import Labelled
+from distmm.api.plan_request import Wishes
 from distmm.api.scalars import check_flags, common_type
 from distmm.api.two_passes import second_pass
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 
 __all__ = ["corrcoef", "cov"]
 
@@ -32,9 +33,9 @@ def cov(
     aweights: Any = None,
     *,
     dtype: Any = None,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     client: Client | None = None,
 ) -> da.Array:
     """Estimate a covariance matrix, as `numpy.cov` does, from observations that need not fit into memory.
@@ -96,7 +97,7 @@ def cov(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar, bias=bias)
-    check_precision(precision)
+    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
     if ddof is not None and ddof != int(ddof):
         raise InputError(f"ddof is {ddof}: give a whole number")
     first, second, dtype = _observations(m, y, rowvar, dtype)
@@ -123,9 +124,9 @@ def corrcoef(
     rowvar: bool = True,
     *,
     dtype: Any = None,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     client: Client | None = None,
 ) -> da.Array:
     """Compute Pearson's correlation coefficients, as `numpy.corrcoef` does.
@@ -162,7 +163,7 @@ def corrcoef(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar)
-    check_precision(precision)
+    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
     first, second, dtype = _observations(x, y, rowvar, dtype)
     n = first.shape[1]
     wide = np.result_type(dtype, np.float64)

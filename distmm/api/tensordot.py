@@ -13,7 +13,7 @@ from distmm.api.network import contracted
 from distmm.api.plan_request import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 
 __all__ = ["tensordot"]
 
@@ -23,9 +23,9 @@ def tensordot(
     B: Any,
     axes: Any = 2,
     *,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
@@ -76,7 +76,7 @@ def tensordot(
     ndim_a, ndim_b = len(a.labels), len(b.labels)
     b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
     output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
-    wishes = Wishes(check_precision(precision), kernel, device)
+    wishes = Wishes.chosen(precision, kernel, device, None, None)
     return contracted([a, b], output, wishes, out, cluster.usable(client))
 
 

@@ -9,11 +9,12 @@ from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.loads import load, to_device
-from distmm.worker.tasks.probe import local_gpu, probe
+from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [
+    "PAUSE_FRACTION",
     "Epilogue",
     "KernelChoice",
     "combine",
