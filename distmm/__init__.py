@@ -14,6 +14,7 @@ interrupts.while_imported()
 # ruff: noqa: E402  what follows takes a second
 from typing import TYPE_CHECKING, Any
 
+from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
@@ -45,6 +46,8 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "accelerate",
+    "accelerated",
     "empty",
     "gemm",
     "gram",

@@ -11,11 +11,13 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.probe import local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [
     "Epilogue",
     "KernelChoice",
+    "block_qr",
     "combine",
     "kernel_facts",
     "load",
@@ -23,6 +25,7 @@ __all__ = [
     "mirror",
     "multiply",
     "probe",
+    "rows_times",
     "small_block",
     "to_device",
     "to_host",
