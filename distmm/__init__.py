@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.einsum import einsum, multi_dot
+from distmm.api.tensordot import tensordot
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
 from distmm.errors import (
@@ -48,14 +50,17 @@ __all__ = [
     "WrongResultError",
     "accelerate",
     "accelerated",
+    "einsum",
     "empty",
     "gemm",
     "gram",
     "matmul",
+    "multi_dot",
     "multiply",
     "plan",
     "resume",
     "status",
+    "tensordot",
     "verify",
 ]
 

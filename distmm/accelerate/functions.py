@@ -14,6 +14,7 @@ import numpy as np
 
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
+from distmm.api import einsum as contractions
 from distmm.errors import InputError
 
 __all__ = ["REPLACEMENTS"]
@@ -111,25 +112,11 @@ def _contracted(
         raise StaysDasks("nothing is summed over")
     edges = first | second
     _check_flops(2 * math.prod(map(sum, edges.values())))
-    batch = [x for x in both if x in out]
-    rows, columns = [x for x in of_a if x not in second], [x for x in of_b if x not in first]
-    if max(len(inner), len(rows), len(columns)) > 1:
-        raise StaysDasks("it is no matrix product by transposition alone")
-    left = _arranged(a, of_a, [*batch, *rows, *inner], () if rows else (-2,))
-    right = _arranged(b, of_b, [*batch, *inner, *columns], () if columns else (-1,))
-    c = products.matmul(left, right)
-    c = c[..., 0] if not columns else c
-    c = c[..., 0] if not rows else c
-    c = _arranged(c, [*batch, *rows, *columns], out)
+    number = {label: at for at, label in enumerate(edges)}
+    numbered = [[number[label] for label in labels] for labels in (of_a, of_b, out)]
+    c = contractions.einsum(a, numbered[0], b, numbered[1], numbered[2])
     chunks = tuple(edges[label] for label in out)
     return c if c.chunks == chunks else c.rechunk(chunks)
-
-
-def _arranged(array: da.Array, labels: Sequence[Label], wanted: Sequence[Label], new: Sequence[int] = ()) -> da.Array:
-    """Return an array with its dimensions in this order, and new ones of length 1."""
-    order = [labels.index(label) for label in wanted]
-    array = array if order == sorted(order) else array.transpose(order)
-    return da.expand_dims(array, new) if new else array
 
 
 def _check_blocks(a: da.Array, b: da.Array) -> None:

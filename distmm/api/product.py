@@ -81,11 +81,14 @@ class Gemm:
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
-    def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
-        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory."""
+    def plan(self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None) -> Plan:
+        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory.
+
+        C gets the chunks of a Dask array as `out`, or `c_chunks`, as far as the operands' chunks do not cut it.
+        """
         written = _is_written(out)
         unit = unit_of(out) if written else None
-        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None
+        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         return plan_for(PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit), client)
 
@@ -98,10 +101,12 @@ class Gemm:
             values.insert(-1, one)
         return tuple(values)
 
-    def array(self, wishes: Wishes, out: Any = None, client: Client | None = None) -> Any:
+    def array(
+        self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
+    ) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
         if out is not None:
-            given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
+            given = {x.name: x.source for x in (self.a, self.b, self.c) if x is not None}
             out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
         client = cluster.usable(client)
@@ -110,7 +115,7 @@ class Gemm:
         if client is not None:
             for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
                 check_sendable(operand.source, operand.name)
-        plan = self.plan(wishes, out, client)
+        plan = self.plan(wishes, out, client, c_chunks)
         if client is not None:
             if plan is not wishes.plan:
                 plan.validate()
