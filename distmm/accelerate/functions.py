@@ -144,9 +144,10 @@ def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]
             result = by_distmm(*args, **kwargs)
         except (StaysDasks, InputError) as reason:  # InputError: also what does not fit into the cluster's memory
             log.debug("%s stays Dask's: %s", name, reason)
-            return by_dask(*args, **kwargs)
-        log.debug("%s runs on distmm", name)
-        return result
+        else:
+            log.debug("%s runs on distmm", name)
+            return result
+        return by_dask(*args, **kwargs)
 
     return chosen
 
