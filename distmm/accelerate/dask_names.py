@@ -1,9 +1,9 @@
 """The names of Dask that `distmm.accelerate` replaces. The only module that touches them.
 
 Dask's own code looks each of them up when it is called: ``Array.__matmul__``, ``Array.dot`` and ``da.dot`` in
-`dask.array.routines`, NumPy's functions of Dask arrays in `dask.array`, ``da.linalg.svd_compressed``, ``qr`` and ``svd``
-in `dask.array.linalg`. A function that a program has imported by name before, ``from dask.array import matmul``, stays
-Dask's. Seen on Dask 2026.7.1 and 2026.8.0; ``tests/distmm/accelerate/test_dask_names.py`` fails first when a name moves.
+`dask.array.routines`, NumPy's functions of Dask arrays in `dask.array`, and ``svd_compressed``, ``qr`` and ``svd`` in
+`dask.array.linalg`. A function that a program has imported by name before, ``from dask.array import matmul``, stays
+Dask's. Seen on Dask 2026.7.1 and 2026.8.0; ``tests/distmm/accelerate/test_dask_names.py`` fails first when one moves.
 """
 
 from __future__ import annotations

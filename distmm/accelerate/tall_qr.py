@@ -24,7 +24,7 @@ def decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
     factors = data.map_blocks(tasks.block_qr, tasks=blocks, **same)  # pairs, and no arrays
     q = factors.map_blocks(operator.itemgetter(0), **same)
     r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)
-    # Blocks of the small matrix are about as tall as those of the large one: Dask takes further steps if there are many.
+    # Blocks of the small matrix are about as tall as those of the large one: of many, Dask makes further steps.
     stacked = r.rechunk({0: max(2, max(data.chunks[0]) // n) * n})
     inner, *others = dask_names.original("tsqr")(stacked, compute_svd=compute_svd)
     outer = da.map_blocks(tasks.rows_times, q, inner.rechunk({0: n}), tasks=blocks, chunks=data.chunks, **same)

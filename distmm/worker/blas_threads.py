@@ -54,10 +54,9 @@ def shared_by(tasks: int) -> Iterator[None]:
 def _task_threads() -> int:
     """Tasks that this process runs at a time."""
     try:
-        threads: int = get_worker().state.nthreads
+        return int(get_worker().state.nthreads)
     except ValueError:  # this is no worker
-        return CPU_COUNT
-    return threads
+        return int(CPU_COUNT)
 
 
 def _set(threads: Iterable[int]) -> None:

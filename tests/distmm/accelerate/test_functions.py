@@ -1,4 +1,4 @@
-"""Dask's products with `accelerate` on: the values, types and chunks of Dask's own, lazy, on distmm where it takes them."""
+"""Dask's products with `accelerate` on have the values, types and chunks of Dask's own, and stay lazy."""
 
 from __future__ import annotations
 
@@ -198,7 +198,9 @@ def test_with_a_client_products_are_planned_for_its_cluster_and_run_there(client
     np.testing.assert_array_equal(values[0], A.compute() @ B.compute())
     np.testing.assert_array_equal(values[1], values[0] @ np.ones(30))
     np.testing.assert_allclose(values[2], A[:, :3].compute(), atol=1e-12)
-    until(lambda: not client.run_on_scheduler(lambda dask_scheduler: [k for k in dask_scheduler.tasks if "qr" in str(k)]))
+    until(
+        lambda: not client.run_on_scheduler(lambda dask_scheduler: [k for k in dask_scheduler.tasks if "qr" in str(k)])
+    )
 
 
 def test_products_for_which_the_cluster_has_too_little_memory_stay_dasks(

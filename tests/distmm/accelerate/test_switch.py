@@ -1,4 +1,4 @@
-"""`accelerate` and `accelerated` turn on and off whatever calls come, and the names mean the same in any order of imports."""
+"""`accelerate` and `accelerated` turn on and off in any order of calls, and are functions in any order of imports."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "distmm" / "examples"
 SMALL = {
     "cosine_similarity": "rows, features, topics, best = 1200, 64, 20, 5",
     "covariance": "rows, features = 4000, 60",
+    "randomised_svd": "rows, columns, rank = 1600, 80, 3",
 }
 
 
