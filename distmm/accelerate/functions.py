@@ -36,12 +36,12 @@ def matmul(a: Any, b: Any) -> da.Array:
     """Multiply as `dask.array.matmul`."""
     a, b = da.asanyarray(a), da.asanyarray(b)
     _check_blocks(a, b)
-    pairs = zip(reversed(a.chunks[:-2]), reversed(b.chunks[:-2]), strict=False)
+    pairs = list(zip(reversed(a.chunks[:-2]), reversed(b.chunks[:-2]), strict=False))
     if any(x != y and sum(x) == sum(y) for x, y in pairs):
         raise StaysDasks("batch dimensions have different chunks")
-    batch = math.prod(np.broadcast_shapes(a.shape[:-2], b.shape[:-2]))
+    shared = math.prod(min(sum(x), sum(y)) for x, y in pairs)  # dimensions that are broadcast have length 1
     columns = b.shape[-1] if b.ndim > 1 else 1
-    _check_flops(2 * batch * math.prod(a.shape[-2:]) * columns)
+    _check_flops(2 * a.size * columns * math.prod(b.shape[:-2]) / shared)
     return products.matmul(a, b)
 
 
@@ -120,7 +120,9 @@ def _contracted(
 
 
 def _check_blocks(a: da.Array, b: da.Array) -> None:
-    """Keep away what the two libraries compute to results of other types, and blocks without elements."""
+    """Keep away what the two libraries compute to results of other types, and blocks of no or of unknown size."""
+    if any(math.isnan(n) for n in (*a.shape, *b.shape)):
+        raise StaysDasks("sizes are unknown")
     dtype = np.result_type(a.dtype, b.dtype)
     if dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize < 8):
         raise StaysDasks(f"where Dask sums over blocks, {dtype} becomes a wider type")
@@ -130,7 +132,7 @@ def _check_blocks(a: da.Array, b: da.Array) -> None:
 
 def _check_flops(flops: float) -> None:
     least = float(dask.config.get("distmm.accelerate.min-flops", MIN_FLOPS))
-    if not flops >= least:  # sizes may be unknown: NaN
+    if flops < least:
         raise StaysDasks(f"{flops:.3g} operations are less than {least:.3g}")
 
 

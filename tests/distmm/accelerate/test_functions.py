@@ -92,7 +92,8 @@ STAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "small integers": (lambda: A.astype("i4").dot(B.astype("i4")), "int32 becomes a wider type"),
     "objects": (lambda: A.astype(object) @ B.astype(object), "object"),
     "masked arrays": (lambda: da.ma.masked_less(A, 0).dot(B), "MaskedArray"),
-    "unknown chunks": (lambda: A[A[:, 0] > 0] @ B, "nan"),
+    "unknown chunks": (lambda: A[A[:, 0] > 0] @ B, "unknown"),
+    "unknown chunks of a stack": (lambda: da.matmul(T[T[:, 0, 0] > 0], T[:1].transpose(0, 2, 1)), "unknown"),
     "no rows": (lambda: A[:0] @ B, "no elements"),
     "no k": (lambda: A[:, :0] @ B[:0], "no elements"),
     "empty chunks": (lambda: da.from_array(np.ones((4, 40)), chunks=((0, 4), 40)) @ B, "no elements"),
@@ -130,6 +131,7 @@ def test_errors_are_dasks() -> None:
     for function in (
         lambda: A @ A,
         lambda: da.matmul(A, 3),
+        lambda: da.matmul(T, T[:2].transpose(0, 2, 1)),
         lambda: da.tensordot(A, A, axes=1),
         lambda: da.einsum("ij,jk->x", A, B),
         lambda: da.linalg.tsqr(A),
