@@ -14,6 +14,7 @@ interrupts.while_imported()
 # ruff: noqa: E402  what follows takes a second
 from typing import TYPE_CHECKING, Any
 
+from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.einsum import einsum, multi_dot
 from distmm.api.statistics import corrcoef, cov
@@ -49,6 +50,8 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "accelerate",
+    "accelerated",
     "corrcoef",
     "cov",
     "cpus",

@@ -11,12 +11,14 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [
     "PAUSE_FRACTION",
     "Epilogue",
     "KernelChoice",
+    "block_qr",
     "combine",
     "kernel_facts",
     "load",
@@ -24,6 +26,7 @@ __all__ = [
     "mirror",
     "multiply",
     "probe",
+    "rows_times",
     "small_block",
     "to_device",
     "to_host",
