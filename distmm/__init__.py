@@ -15,6 +15,8 @@ interrupts.while_imported()
 from typing import TYPE_CHECKING, Any
 
 from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.reductions import TopK, nearest, reduce, topk
+from distmm.api.threshold import Entries, threshold
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
 from distmm.errors import (
@@ -39,9 +41,11 @@ __all__ = [
     "DeviceMemoryError",
     "DistmmError",
     "DoesNotFitError",
+    "Entries",
     "InputError",
     "Plan",
     "Stopped",
+    "TopK",
     "UndecidedError",
     "Verdict",
     "WrongResultError",
@@ -50,9 +54,13 @@ __all__ = [
     "gram",
     "matmul",
     "multiply",
+    "nearest",
     "plan",
+    "reduce",
     "resume",
     "status",
+    "threshold",
+    "topk",
     "verify",
 ]
 

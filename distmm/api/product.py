@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.api import out_array
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, as_matrix
-from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
+from distmm.api.plan_request import Chunks, PlanRequest, Room, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -81,13 +82,17 @@ class Gemm:
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
-    def plan(self, wishes: Wishes, out: Any, client: Client | None) -> Plan:
-        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory."""
+    def plan(self, wishes: Wishes, out: Any, client: Client | None, **reduced: Any) -> Plan:
+        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory.
+
+        `reduced` is `kept` and `shared` of `PlanRequest`, where blocks of C are reduced.
+        """
         written = _is_written(out)
         unit = unit_of(out) if written else None
         c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None
         unit = None if unit is None else self._as_matrix(unit, 1)
-        return plan_for(PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit), client)
+        request = PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit, **reduced)
+        return plan_for(request, client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
         """Insert `one` for each dimension of C that vectors lack."""
@@ -107,15 +112,7 @@ class Gemm:
         client = cluster.usable(client)
         if client is None and written:
             cluster.refuse_asynchronous()
-        if client is not None:
-            for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
-                check_sendable(operand.source, operand.name)
-        plan = self.plan(wishes, out, client)
-        if client is not None:
-            if plan is not wishes.plan:
-                plan.validate()
-            cluster.install(client)
-            telemetry.install(client)
+        plan = self._prepared(wishes, out, client)
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
@@ -130,20 +127,69 @@ class Gemm:
             out_array.store(((lazy(wave), plan.blocking.regions(wave)) for wave in plan.waves), out, to, client)
         return out
 
+    def reduced(self, wishes: Wishes, kept: Room, client: Client | None, shared: bool = False) -> Plan:
+        """Plan the product of which each block is reduced when it is made, and get the cluster ready for it.
+
+        `kept` and `shared` are as in `PlanRequest`.
+        """
+        return replace(self._prepared(wishes, None, client, kept=kept, shared=shared), result="reduced")
+
+    def _prepared(self, wishes: Wishes, out: Any, client: Client | None, **reduced: Any) -> Plan:
+        """Plan the product, refuse what cannot run, and get the cluster ready."""
+        if client is not None:
+            for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
+                check_sendable(operand.source, operand.name)
+        plan = self.plan(wishes, out, client, **reduced)
+        if client is not None:
+            if plan is not wishes.plan:
+                plan.validate()
+            cluster.install(client)
+            telemetry.install(client)
+        return plan
+
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""
-        a, b, symmetry, (vector_a, vector_b) = self.a, self.b, self.symmetry, self.vectors
-        on, blocking = plan.cluster.device, plan.blocking
-        choice = product_graph.kernel_choice(plan)
-        kind = "cupy" if on == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
-        conjugate = symmetry == "hermitian" and a.transposed
-        epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        a, blocking, (vector_a, vector_b) = self.a, plan.blocking, self.vectors
+        kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
-        c_blocks = None if self.c is None else self._added(self.c, chunks)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        name = None
+        graph = self.graphs(plan, kind, client)
 
         def lazy(wave: Wave | None) -> da.Array:
+            name, layers = graph(wave)
+            c = da.Array(layers, name, chunks, meta=meta)
+            c = c[..., 0, :] if vector_a else c
+            return c[..., 0] if vector_b else c
+
+        return lazy
+
+    def graphs(
+        self,
+        plan: Plan,
+        kind: Literal["numpy", "cupy"],
+        client: Client | None,
+        reduced: product_graph.Reduced | None = None,
+        norms: tuple[da.Array, ...] = (),
+    ) -> Callable[[Wave | None], tuple[str, HighLevelGraph]]:
+        """Return a function that makes the graph of C, or of one wave of it, and the name of its keys.
+
+        Parameters
+        ----------
+        plan : Plan
+        kind : {"numpy", "cupy"}
+            Of the finished blocks.
+        client : distributed.Client, optional
+        reduced, norms
+            As in `product_graph.build`.
+        """
+        a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
+        choice = product_graph.kernel_choice(plan)
+        conjugate = symmetry == "hermitian" and a.transposed
+        epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        c_blocks = None if self.c is None else self._added(self.c, (*blocking.batch, blocking.m, blocking.n))
+        name = None
+
+        def graph(wave: Wave | None) -> tuple[str, HighLevelGraph]:
             nonlocal name
             # Operands get new names each time, so that the blocks which a wave has read are freed at its end.
             a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
@@ -152,13 +198,11 @@ class Gemm:
                 b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
             if name is None:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-                name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
-            layers = product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave)
-            c = da.Array(layers, name, chunks, meta=meta)
-            c = c[..., 0, :] if vector_a else c
-            return c[..., 0] if vector_b else c
+                name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue, reduced)}"
+            how: dict[str, Any] = {"reduced": reduced, "norms": norms}
+            return name, product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
 
-        return lazy
+        return graph
 
     def _added(self, c: Operand, chunks: Chunks) -> da.Array:
         """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""

@@ -16,7 +16,7 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "TaskRef", "one_per_block"]
+__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "one_per_block"]
 
 
 class PlacedTask(Task):

@@ -94,10 +94,10 @@ def _peak_of(
         held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
         if schedule.steps > 1:
             held += _loaded_early(step, cluster, operands)
-    if several and result == "out":
+    if several and result in ("out", "reduced"):
         own = layout.chains(largest)
         most = int(own.max())
-        slots = most + _blocks_leaving_late(layout, cluster, most)
+        slots = most + (_blocks_leaving_late(layout, cluster, most) if result == "out" else 0)
         held += (slots - own) * _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
     writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
     return Peak(int(held.max()) + writing, 0, slots, prepared)
@@ -196,7 +196,7 @@ def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Re
     if cluster.device != "cuda":
         return 0
     a, b, c = _block_bytes(layout, layout.problem.dtype.itemsize)
-    travels = (operands[0] == "streamed", operands[1] == "streamed", result != "workers")
+    travels = (operands[0] == "streamed", operands[1] == "streamed", result not in ("workers", "reduced"))
     on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
     stays = int(_finished(layout, layout.blocking.whole).max()) if result == "host" else 0
     written = c if result == "out" else 0

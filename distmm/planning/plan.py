@@ -41,7 +41,7 @@ class Plan:
         For the workers' kernel selection.
     operands : pair of {"resident", "streamed", "whole"}
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
-    result : {"workers", "host", "out"}
+    result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
     """
 
@@ -136,7 +136,7 @@ class Plan:
             if peak > have:
                 enough = math.ceil(self.cluster.workers * peak / max(1, have))
                 what = "GPUs" if gpu else "workers"
-                kept = " or write C as it is made, with out=," if self.result != "out" else ""
+                kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 raise DoesNotFitError(
                     f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} "

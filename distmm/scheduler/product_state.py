@@ -26,18 +26,22 @@ class Limits(NamedTuple):
     loads_first : int
         Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
         the workers' threads, and those that may start do so before product tasks of open steps.
+    reduced : bool
+        Whether the task that finishes a block of C reduces it: a chain then needs its slot no longer.
     """
 
     lookahead: int = LOOKAHEAD
     output_slots: float | None = None
     loads_first: int = 0
+    reduced: bool = False
 
     @classmethod
     def of(cls, plan: Plan | None) -> Limits:
         """Read the limits of a plan; None for tasks that a client has expanded, which know no plan."""
         if plan is None:
             return cls()
-        return cls(plan.lookahead, plan.peak.output_slots, plan.lookahead if plan.cluster.device == "cuda" else 0)
+        first = plan.lookahead if plan.cluster.device == "cuda" else 0
+        return cls(plan.lookahead, plan.peak.output_slots, first, reduced=plan.result == "reduced")
 
 
 class PlannedTask(NamedTuple):
