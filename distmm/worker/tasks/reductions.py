@@ -224,8 +224,9 @@ class Histogram:
             x = sortable(x)
             at_bin = library.searchsorted(edges, x.ravel(), side="right").reshape(x.shape) - 1
             at_bin[x == edges[-1]] = bins - 1  # the last bin has both of its edges
-            row, column = library.nonzero((at_bin >= 0) & (at_bin < bins))  # a NaN is beyond the last one
-            counted = library.bincount(row * bins + at_bin[row, column], minlength=len(x) * bins)
+            inside = (at_bin >= 0) & (at_bin < bins)  # a NaN is beyond the last one
+            at_bin += bins * library.arange(len(x))[:, None]
+            counted = library.bincount(at_bin[inside], minlength=len(x) * bins)
             return (counted.reshape(len(x), bins).astype(np.int64, copy=False),)
 
         return by_rows(block, counts)[0]
@@ -280,7 +281,8 @@ class Threshold:
             found = sortable(block[rows]) >= self.least
             count += int(library.count_nonzero(found))
             if count <= self.most:
-                row, column = library.nonzero(found)
+                places = library.flatnonzero(found)
+                row, column = places // found.shape[1], places % found.shape[1]
                 kept.append((row + rows.start, column + first, block[rows][row, column]))
         if count > self.most:
             return count, None, None, None
