@@ -36,7 +36,8 @@ def matmul(
     """Multiply two arrays of any size, block by block, on all workers.
 
     Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`. The product is lazy unless
-    `out` is given.
+    `out` is given. If C does not fit into the memory of the workers, it can still be read block by block, for example
+    by ``C.sum()`` or ``da.topk(C, 10)``: blocks leave when they have been read, and further ones are made then.
 
     Parameters
     ----------
@@ -82,7 +83,8 @@ def matmul(
     InputError
         If the operands cannot be multiplied, or an argument is none of those above; before any work.
     DoesNotFitError
-        If the workers lack the memory; names the missing figure.
+        If the workers lack the memory; names the missing figure. Where C could only be read block by block, computing
+        it as a whole raises this error.
 
     See Also
     --------
@@ -304,7 +306,7 @@ def plan(
 
     See Also
     --------
-    Plan.validate : Refuses a plan that needs more memory than there is. Making a plan does not.
+    Plan.validate : Refuses a plan for a C that cannot stay in memory. Making a plan does not.
 
     Examples
     --------

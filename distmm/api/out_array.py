@@ -41,14 +41,14 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.transfer import ClientArray, share
-from distmm.transfer.counted_writes import Target
+from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease
 from distmm.worker.client_output import ClientOutput
 
 __all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "target"]
 
 Region = tuple[slice, ...]
-Wave = tuple[da.Array, Sequence[Region | None]]
+WaveRegions = tuple[da.Array, Sequence[Region | None]]
 
 # Arrays that were still being written when the user interrupted the wait for it: their memory must not be used again.
 _given_up: list[np.ndarray] = []
@@ -151,7 +151,7 @@ def takes_gpu_blocks(to: Any) -> bool:
     return isinstance(to, ClientArray)
 
 
-def store(waves: Iterable[Wave], out: Any, to: Any, client: Client | None) -> None:
+def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None) -> None:
     """Compute the blocks of a product and write each to its region of `out` when it is made.
 
     The cluster knows of two waves at a time: the second one follows the first without a gap, and memory does not grow
@@ -179,7 +179,7 @@ def store(waves: Iterable[Wave], out: Any, to: Any, client: Client | None) -> No
     elif to is None:
         _write_here(waves, out, client)
     else:
-        counted = Target(to)
+        counted = CountedTarget(to)
         Waves(client, Future.result, run=counted.run).run(_written_by_workers(waves, out, counted, client))
 
 
@@ -194,7 +194,7 @@ def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
         raise
 
 
-def _written_by_workers(waves: Iterable[Wave], out: Any, to: Any, client: Client) -> Iterator[Graph]:
+def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client) -> Iterator[Graph]:
     """Graphs whose tasks write the waves.
 
     Where waves, or the parts of one, share chunks of `out`, one part is written after the other.
@@ -230,9 +230,9 @@ def _send(
     return client.compute(writes), tail
 
 
-def _write_by_threads(waves: Iterable[Wave], out: Any, to: Any) -> None:
+def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:
     """Compute and write with Dask's own scheduler, without a cluster."""
-    target = Target(to)
+    target = CountedTarget(to)
     lock = unit_of(out) is None and not isinstance(out, np.ndarray)  # without chunks it is written by one at a time
     try:
         for product, regions in waves:
@@ -243,7 +243,7 @@ def _write_by_threads(waves: Iterable[Wave], out: Any, to: Any) -> None:
         raise
 
 
-def _write_here(waves: Iterable[Wave], out: Any, client: Client) -> None:
+def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
     """Have blocks come to this process, which writes one after the other, and receives the next one meanwhile."""
     regions_of: dict[Any, Region] = {}  # of the blocks in flight, by key
 

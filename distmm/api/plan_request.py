@@ -187,9 +187,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
     if request.written or request.kept is not None:
         result = "out" if request.written else "reduced"
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-        return make_plan(
+        plan = make_plan(
             problem,
             spec,
             blocking=blocking,
@@ -200,7 +200,13 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             text=text,
             result=result,
             operands=(_residence(a, cuts[0], request), _residence(b, cuts[1], request)),
+            streamed=streamed,
         )
+        # A lazy product that cannot stay may be read block by block.
+        if not plan.shortfall or result in ("out", "reduced") or streamed:
+            return plan
+        leaves = planned(blocking, unit, streamed=True)
+        return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n

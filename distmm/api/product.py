@@ -142,7 +142,7 @@ class Gemm:
         plan = self.plan(wishes, out, client, **reduced)
         if client is not None:
             if plan is not wishes.plan:
-                plan.validate()
+                plan.validate_streamed()
             cluster.install(client)
             telemetry.install(client)
         return plan

@@ -19,7 +19,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler
 
-from distmm.transfer.counted_writes import Run
+from distmm.transfer.counted_writes import CountedRun
 
 __all__ = ["Graph", "Sent", "Waves"]
 
@@ -67,7 +67,7 @@ class Waves:
         call `send`, to have a block made again.
     beat : callable, optional
         Called before each wave is sent, after each task, and every `BEAT_SECONDS`; what it raises ends the loop.
-    run : Run, optional
+    run : CountedRun, optional
         The writes of the tasks, which are ended with the loop if it ends early.
     grace : callable, optional
         Seconds that tasks which a worker has begun get to end by themselves, if the loop ends early; None: the cluster
@@ -80,7 +80,7 @@ class Waves:
         take: Callable[[Future], object],
         *,
         beat: Callable[[], object] = lambda: None,
-        run: Run | None = None,
+        run: CountedRun | None = None,
         grace: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.client, self.take, self.beat, self.writes, self.grace = client, take, beat, run, grace
@@ -93,7 +93,7 @@ class Waves:
         """Send the waves one after another, and return when all their tasks have been taken.
 
         If it ends early, by an error, a stop or Ctrl-C, the tasks are cancelled, and none of them writes any more when
-        this method returns (`Run.end`).
+        this method returns (`CountedRun.end`).
         """
         coming = iter(waves)
         graph = next(coming, None)

@@ -7,16 +7,21 @@ That module is private by its name, and the only way to build tasks since Dask 2
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import getitem
 from typing import Any
 
-from dask._task_spec import List, Task, TaskRef
+from dask._task_spec import Alias, List, Task, TaskRef
+from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "one_per_block"]
+__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block"]
+
+# Functions with which Dask cuts blocks.
+VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})
 
 
 class PlacedTask(Task):
@@ -64,6 +69,11 @@ class ProductTask(PlacedTask):
             return ()
         a_blocks, b_blocks = self.args[3:5]
         return tuple([ref.key for ref in a_blocks.args] + [ref.key for ref in b_blocks.args])
+
+
+def is_view(task: object) -> bool:
+    """Whether a task returns what it reads, or a view of it: the memory stays in use as long as its result does."""
+    return isinstance(task, Alias) or (isinstance(task, Task) and task.func in VIEWS)
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:

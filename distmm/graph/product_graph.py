@@ -119,7 +119,7 @@ class ProductLayer(Layer):
             both["prepared"] = plan.peak.prepared
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         parts = plan.blocking.parts(plan.grid.layers)
-        orders = max(map(len, parts)) + (len(parts) - 1).bit_length()  # steps, and levels of the tree
+        orders = plan.schedule.wave_orders
         token = self.name.rpartition("-")[2]
 
         def task(

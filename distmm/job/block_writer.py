@@ -29,7 +29,7 @@ from distmm.job.lock import Lock
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
-from distmm.transfer.counted_writes import Run
+from distmm.transfer.counted_writes import CountedRun
 from distmm.worker.tasks import to_host
 from distmm.worker.worker_slots import slot_released
 
@@ -49,7 +49,7 @@ class Writer:
     Attributes
     ----------
     folder : Folder
-    run : Run
+    run : CountedRun
         Of the job. Its id is the token of the lock under which blocks may be written.
     target : Target
     plan : Plan
@@ -68,7 +68,7 @@ class Writer:
     """
 
     folder: Folder
-    run: Run
+    run: CountedRun
     target: Target
     plan: Plan
     tolerance: Tolerance | None

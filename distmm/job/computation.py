@@ -27,7 +27,7 @@ from distmm.job.wave_graph import Names, WritingLayer
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry.events import TOPIC
+from distmm.telemetry.events import JOB_TOPIC
 from distmm.telemetry.record import Figures
 from distmm.worker.tasks import Epilogue
 
@@ -199,8 +199,8 @@ class Computation:
         self.waves.send(*self._send(wave, ((i, j),), plan, writer))
 
     def _event(self, event: str, **facts: Any) -> None:
-        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.TOPIC`)."""
-        self.client.log_event(TOPIC, {"event": event, "job": self.job, **facts})
+        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.JOB_TOPIC`)."""
+        self.client.log_event(JOB_TOPIC, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:
         """Stop if that is asked for; report the progress from time to time."""

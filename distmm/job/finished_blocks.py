@@ -13,7 +13,7 @@ from distmm.job.input_checksums import misread, unchanged
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 from distmm.storage import Target, open_matrix
-from distmm.telemetry.events import TOPIC
+from distmm.telemetry.events import JOB_TOPIC
 
 __all__ = ["FinishedBlocks"]
 
@@ -57,5 +57,5 @@ class FinishedBlocks:
 
     def _drop(self, i: int, j: int) -> None:
         """Remove the marker of a block, which is so made again."""
-        self.client.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
+        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
         os.unlink(self.folder.marker(i, j))

@@ -40,7 +40,7 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures
-from distmm.transfer.counted_writes import Run
+from distmm.transfer.counted_writes import CountedRun
 
 __all__ = ["Announce", "Job", "Progress"]
 
@@ -186,7 +186,7 @@ class Job:
         finished = FinishedBlocks(client, folder, spec, plan)
         done = finished.trusted(target)
         writer = Writer(
-            folder, Run(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
+            folder, CountedRun(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
         )  # fmt: skip
         computation = Computation(client, spec, plan, writer, stop, progress)

@@ -1,15 +1,15 @@
-"""A lock for the output of a job, for machines that share only a file system. A dead job holds it for a minute at most.
+"""A lock for the output of a job, for machines that share only a file system. A dead job holds it for at most a minute.
 
-The lock is the file ``lock.N`` with the largest N. It is made with ``O_EXCL``, which one process alone can win, on NFS
-too; its owner touches it every `BEAT_SECONDS`. A lock is *stale* if
+The lock is the file ``lock.N`` with the largest N. It is created with ``O_EXCL``: of several processes one succeeds, on
+NFS too. Its owner touches the file every `BEAT_SECONDS`. A lock is *stale* if
 
-- its owner ran on this machine (same host name, boot and process namespace) and that process is gone, or
-- it ran elsewhere, and has not touched the file for `STALE_SECONDS`, by the clock of the file system.
+- its owner ran on this machine (same host name, boot and process namespace) and that process has ended, or
+- its owner ran on another machine, and has not touched the file for `STALE_SECONDS` by the file system's clock.
 
-To take over from a stale ``lock.N`` a process makes ``lock.N+1``, which of several processes one can; only then it
-removes the stale one. Numbers begin at 0 again when a lock was released, but each file holds a random token that is
-never used again: the id of the run. An owner that was only suspended, and its workers, find another token and stop.
-Workers look before they write a block and before they mark it, and the client before C gets its name.
+To take over a stale ``lock.N``, a process creates ``lock.N+1`` and then removes ``lock.N``. Numbers begin at 0 again
+after a lock was released. Each file holds a random token that is never used again, the id of the run. If a job was only
+suspended while another one took over, its client and its workers find another token, and stop. Workers check the token
+before they write a block and before they mark it. The client checks it before C gets its name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ STALE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Holder:
+class LockHolder:
     """Who holds a lock: `number` of the file, host and process, and whether it is stale."""
 
     number: int
@@ -48,7 +48,7 @@ class Holder:
     stale: bool
 
 
-def holder(folder: str) -> Holder | None:
+def holder(folder: str) -> LockHolder | None:
     """Tell who holds the lock of a job; None if nobody does."""
     numbers = _numbers(folder)
     if not numbers:
@@ -62,13 +62,13 @@ def holder(folder: str) -> Holder | None:
     except IsADirectoryError:
         content = {}
     if type(content.get("pid", 0)) is not int:
-        content = {}  # not written by distmm: it holds the output until nobody has touched it for `STALE_SECONDS`
+        content = {}  # not a lock of distmm: it counts as held until `STALE_SECONDS` after it was last touched
     pid, token = content.get("pid", 0), str(content.get("token", ""))
-    # An empty file is an owner that died between making and filling it, or has not filled it yet.
+    # The file is empty if its owner has not filled it yet, or has died before it did.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
         stale = content.get("born") != start_time(pid) or (pid == os.getpid() and token not in Lock.held)
-    return Holder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
+    return LockHolder(max(numbers), str(content.get("host", "?")), pid, token, age, stale)
 
 
 class Lock:
@@ -77,8 +77,8 @@ class Lock:
     Attributes
     ----------
     held : set of str
-        Tokens of the locks that this process holds. A lock file of this process with another token was left behind: its
-        mount was gone when the lock was released.
+        Tokens of the locks that this process holds. A lock file of this process with another token was left behind,
+        because its mount was gone when the lock was released.
     """
 
     held: ClassVar[set[str]] = set()
@@ -112,14 +112,14 @@ class Lock:
             descriptor = os.open(_path(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
-        except FileNotFoundError:  # it had nothing to do, or came to its end, and has removed the folder
+        except FileNotFoundError:  # that job had nothing to do, or has ended, and has removed the folder
             raise InputError(f"{folder}: another job has left this output at this moment; call again") from None
         try:
             with os.fdopen(descriptor, "w") as file:
                 json.dump(content, file)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:  # a full disk: an empty lock would hold the next one off for a minute
+        except OSError:  # a full disk: an empty lock file would block the next job for a minute
             os.unlink(_path(folder, number))
             raise
         for old in _numbers(folder):
@@ -132,19 +132,19 @@ class Lock:
 
     @staticmethod
     def check(folder: str, token: str) -> None:
-        """Raise unless the lock with this token is still the one that counts: called before anything is written."""
+        """Raise if another job has taken over the lock with this token. Called before anything is written."""
         numbers = _numbers(folder)
         if not numbers or not _is(_path(folder, max(numbers)), token):
             raise InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
 
     def release(self) -> None:
-        """Give the lock up; another job may take it at once."""
+        """Release the lock; another job may take it at once."""
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
         path = _path(self.folder, self.number)
-        # The job may be complete, and its folder gone. Where the disk is gone or read-only, another call has raised
-        # that already. A lock file that stays is stale, because its token is no longer in `held`.
+        # The folder is gone if the job is complete. If the disk is gone or read-only, another call has already raised
+        # an error. A lock file that stays is stale, because its token is no longer in `held`.
         with suppress(OSError):
             if _is(path, self.token):
                 os.unlink(path)
@@ -161,7 +161,7 @@ class Lock:
 
 @contextmanager
 def locked(folder: str) -> Iterator[Lock]:
-    """Hold the lock of a job's folder, which is made for it, and removed if nothing is in it afterwards.
+    """Hold the lock of a job's folder. The folder is created if needed, and removed afterwards if it is empty.
 
     Raises
     ------
@@ -178,12 +178,12 @@ def locked(folder: str) -> Iterator[Lock]:
         yield lock
     finally:
         lock.release()
-        with suppress(OSError):  # it holds a job that is not complete, or its mount is gone
+        with suppress(OSError):  # the folder holds an unfinished job, or its mount is gone
             os.rmdir(folder)
 
 
 def _content(path: str) -> dict[str, Any]:
-    """Read a lock; a file that is empty, or no lock at all, says nothing."""
+    """Read a lock file; return an empty dictionary for a file that is empty or no lock."""
     with open(path, "rb") as file:
         try:
             content = json.loads(file.read())
@@ -209,12 +209,12 @@ def _numbers(folder: str) -> list[int]:
 
 
 def _now(folder: str) -> float:
-    """Time by the clock of the file system: those of two machines may differ by more than a minute."""
+    """Time by the file system's clock. The clocks of two machines may differ by more than a minute."""
     probe = os.path.join(folder, f"clock.{uuid.uuid4().hex}")
     try:
         with open(probe, "w"):
             return os.stat(probe).st_mtime
-    except OSError:  # a reader without the right to write: its own clock must do
+    except OSError:  # no permission to write here: this machine's clock is used
         return time.time()
     finally:
         if os.path.exists(probe):

@@ -1,13 +1,15 @@
 """The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
 
-Beside the chains of `distmm.graph.product_graph.ProductLayer`, on the workers where the blocks are anyway::
+The chains are those of `distmm.graph.product_graph.ProductLayer`. This layer adds the tasks below. Each runs on the
+worker that holds its block::
 
-    w[j]     weights by B[0,j]            at their home, one task for all j that have the same
-    Y[p,j]   sketches of B[p,j]           at their home, likewise
-    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]; Y and S with checksums of what they have read
+    w[j]     weights from B[0,j]          at the home of B[0,j]; one task for all j with the same home
+    Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
+    S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
 
-Only the results of W come to the client: some hundred bytes a block.
+Results of Y and S also have checksums of the blocks that were read. Only the results of W go to the client: some
+hundred bytes a block.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def _of_b(
     work: np.dtype | None,
     weights: dict[int, sketch.Weights] | None,
 ) -> Right:
-    """Sketches, if blocks are judged, and checksums of blocks of a panel of B at one home."""
+    """Return checksums of the blocks of a panel of B at one home and, if blocks of C are judged, their sketches."""
     sums = [checksum_of_input(block, *order) for block in blocks]
     if work is None or weights is None:
         return [], sums
@@ -55,7 +57,7 @@ def _of_b(
 def _of_a(
     where: object, order: Order, before: Left | None, block: Any, right: list[Right], work: np.dtype | None
 ) -> Left:
-    """Add the sketch of one block of A, if blocks are judged, and the checksums of the panel to those before."""
+    """Add the checksums of a panel to those before and, if blocks of C are judged, the sketch of its block of A."""
     sketches, sums = before or (None, None)
     new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b in right)
     sums = fold(sums, new)
@@ -75,7 +77,7 @@ class Names:
 
 
 class WritingLayer(Layer):  # type: ignore[misc]
-    """Sketches and writing tasks for some blocks of a wave; like the product's layer it travels as its parameters."""
+    """Sketches and writing tasks for some blocks of a wave. Like the product's layer, it is sent as its parameters."""
 
     def __init__(
         self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
@@ -114,7 +116,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Block columns that are sketched, in one task those whose blocks of B have one home: tasks cost more."""
+        """Block columns whose blocks of B have the same home: one task sketches them, since more tasks cost more."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
             homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
@@ -179,7 +181,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
             yield PlacedTask(
                 self.key(i, j),
                 write,
-                self._place(i, j, 0),  # before any product of the wave: it makes room
+                self._place(i, j, 0),  # the priority of the wave's first step, since a written block frees memory
                 self.writer,
                 TaskRef((self.names.c, i, j)),
                 TaskRef((f"{self.name}-a", i, last)),

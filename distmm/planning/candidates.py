@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from distmm.planning.blocks import Blocking, cut
-from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Result
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
@@ -38,12 +38,15 @@ WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (8, 8), (16, 16), (32, 32))
 SMALLEST_SHARE = 512 * 512
 
 
-def waves(problem: Problem, cluster: ClusterSpec, result: Result) -> Iterator[tuple[int, int]]:
-    """Numbers of waves down and across, ascending; where C cannot fit at all, one wave, to say what is missing."""
+def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[tuple[int, int]]:
+    """Numbers of waves down and across, ascending; where C cannot fit at all, one wave, to say what is missing.
+
+    `stays` says whether finished blocks of C stay in the memory of the workers.
+    """
     triangle = problem.symmetry is not None
     elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers
     accumulators = elements * problem.accumulator_bytes
-    kept = elements * problem.dtype.itemsize if result == "workers" else 0
+    kept = elements * problem.dtype.itemsize if stays else 0
 
     def fits(cuts: tuple[int, int]) -> bool:
         share = (2 if triangle else 1) / math.prod(cuts)  # of C, in the largest wave: a square below the diagonal

@@ -2,7 +2,7 @@
 
 An upper bound of what the runtime holds by construction:
 
-- the blocks of C of a wave, and finished blocks of other waves that still have a slot
+- the blocks of C of a wave, and finished blocks of other waves: all of them, or those that still have a slot
   (`distmm.scheduler.output_slots`);
 - blocks of A and B of at most `lookahead` steps (`distmm.scheduler.lookahead`), and those of one step in the kernel's
   own format (`distmm.worker.gpu.Prepared`);
@@ -49,6 +49,8 @@ class Peak(NamedTuple):
     output_slots : int or None
         Blocks of C that a worker may hold at a time, from their first step until they have left it
         (`distmm.scheduler.output_slots`); None where they stay, and where C is one wave.
+    slot : int
+        Bytes of such a block, and of its mirror image.
     prepared : int
         Elements of A and B that a GPU worker keeps in the kernel's own format (`distmm.worker.gpu.Prepared`).
     """
@@ -56,25 +58,44 @@ class Peak(NamedTuple):
     worker: int
     host: int
     output_slots: int | None
+    slot: int
     prepared: int
 
 
-def peak(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result) -> Peak:
-    """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says."""
+def peak(
+    layout: Layout,
+    cluster: ClusterSpec,
+    operands: tuple[Residence, Residence],
+    result: Result,
+    streamed: bool = False,
+) -> Peak:
+    """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says.
+
+    With `streamed`, blocks of C leave when the tasks that read them are done.
+    """
     blocking, waves = layout.blocking, layout.schedule.waves
     if all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
         # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
         fullest = [max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle))]
     else:  # chunks of any sizes: the wave with the most blocks need not be the largest
         fullest = [wave for wave, _ in layout.schedule.kinds_of_waves]
-    peaks = [_peak_of(wave, layout, cluster, operands, result) for wave in fullest]
-    slots = [each.output_slots for each in peaks if each.output_slots is not None]
+    peaks = [_peak_of(wave, layout, cluster, operands, result, streamed) for wave in fullest]
+    slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
     worker, prepared = max(each.worker for each in peaks), max(each.prepared for each in peaks)
-    return Peak(worker, _on_host(layout, cluster, operands, result), max(slots, default=None), prepared)
+    slot = peaks[0].slot
+    staying = 0
+    if result == "host":
+        staying = int(_finished(layout, layout.blocking.whole).max()) if slots is None else slots * slot
+    return Peak(worker, _on_host(layout, cluster, operands, result) + staying, slots, slot, prepared)
 
 
 def _peak_of(
-    largest: Wave, layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result
+    largest: Wave,
+    layout: Layout,
+    cluster: ClusterSpec,
+    operands: tuple[Residence, Residence],
+    result: Result,
+    streamed: bool,
 ) -> Peak:
     """Predict the peak while one wave is computed; without host memory."""
     problem, schedule = layout.problem, layout.schedule
@@ -83,7 +104,7 @@ def _peak_of(
     if several and result != "out":
         of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands))
     held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
-    if several and result == "workers":
+    if several and result == "workers" and not streamed:
         held += _finished(layout, layout.blocking.whole) - _finished(layout, largest)
     held += of_operands
     prepared, slots = 0, None
@@ -94,13 +115,15 @@ def _peak_of(
         held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
         if schedule.steps > 1:
             held += _loaded_early(step, cluster, operands)
-    if several and result in ("out", "reduced"):
+    slot = _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
+    if several and (result in ("out", "reduced") or streamed):
         own = layout.chains(largest)
         most = int(own.max())
-        slots = most + (_blocks_leaving_late(layout, cluster, most) if result == "out" else 0)
-        held += (slots - own) * _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
+        # A block that is reduced leaves when it is finished.
+        slots = most + (0 if result == "reduced" else _blocks_leaving_late(layout, cluster, most))
+        held += (slots - own) * slot
     writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
-    return Peak(int(held.max()) + writing, 0, slots, prepared)
+    return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
 
 
 def _prepared_elements(layout: Layout, step: Traffic, several: bool) -> int:
@@ -192,15 +215,14 @@ def _blocks_written(layout: Layout, cluster: ClusterSpec) -> int:
 
 
 def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result) -> int:
-    """Bytes of host memory for each GPU: a block on its way for each thread, one being written, results that stay."""
+    """Bytes of host memory for each GPU: a block on its way for each thread, and one being written."""
     if cluster.device != "cuda":
         return 0
     a, b, c = _block_bytes(layout, layout.problem.dtype.itemsize)
     travels = (operands[0] == "streamed", operands[1] == "streamed", result not in ("workers", "reduced"))
     on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
-    stays = int(_finished(layout, layout.blocking.whole).max()) if result == "host" else 0
     written = c if result == "out" else 0
-    return (on_the_way + written) * cluster.threads + stays
+    return (on_the_way + written) * cluster.threads
 
 
 def _block_bytes(layout: Layout, itemsize: int) -> tuple[int, int, int]:

@@ -43,6 +43,9 @@ class Plan:
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
+    streamed : bool
+        Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and the next ones
+        wait for that.
     """
 
     problem: Problem
@@ -52,6 +55,7 @@ class Plan:
     kernel: str | None = None
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Result = "workers"
+    streamed: bool = False
 
     @property
     def blocking(self) -> Blocking:
@@ -86,7 +90,7 @@ class Plan:
     @cached_property
     def peak(self) -> Peak:
         """Bytes at the peak, and limits for the runtime: part of `cost`, and much sooner known."""
-        return memory.peak(self.layout, self.cluster, self.operands, self.result)
+        return memory.peak(self.layout, self.cluster, self.operands, self.result, self.streamed)
 
     @cached_property
     def cost(self) -> Cost:
@@ -114,6 +118,23 @@ class Plan:
         return all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
 
     @property
+    def c_stays(self) -> bool:
+        """Whether finished blocks of C stay in the memory of the workers that made them."""
+        return self.result == "workers" and not self.streamed
+
+    @property
+    def slots_that_fit(self) -> float:
+        """Blocks of C that a worker has memory for, beside what else the plan needs; infinite if C is one wave."""
+        peak, cluster = self.peak, self.cluster
+        if peak.output_slots is None:
+            return math.inf
+        if self.result == "host":
+            free = math.inf if cluster.host_memory is None else cluster.host_memory - peak.host
+        else:
+            free = cluster.memory - peak.worker
+        return peak.output_slots + free // peak.slot
+
+    @property
     def shortfall(self) -> int:
         """Bytes that are missing on each worker, of its own memory and its host's; 0 where all fits."""
         host = self.cluster.host_memory
@@ -121,24 +142,41 @@ class Plan:
         return missing + (0 if host is None else max(0, self.peak.host - host))
 
     def validate(self) -> None:
-        """Refuse a plan that cannot fit.
+        """Refuse a plan that cannot fit. Where C is not written with ``out=``, all of it is to stay.
+
+        A streamed product can be computed nevertheless, if its blocks need not stay: see `validate_streamed`.
 
         Raises
         ------
         DoesNotFitError
             If a worker would hold more than it may: says how much is short and how many workers would do.
         """
+        self.validate_streamed(int(self.layout.chains(self.blocking.whole).max()) if self.streamed else 0)
+
+    def validate_streamed(self, blocks: int = 0) -> None:
+        """Refuse a plan that cannot fit while workers hold up to `blocks` blocks of C, if that is more than planned.
+
+        Raises
+        ------
+        DoesNotFitError
+            As `validate`.
+        """
         gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
+        more = max(0, blocks - (self.peak.output_slots or blocks)) * self.peak.slot
+        on_host = self.result == "host"
         for where, peak, have in (
-            ("", self.peak.worker, self.cluster.memory),
-            (" of host memory", self.peak.host, math.inf if host is None else host),
+            ("", self.peak.worker + more * (not on_host), self.cluster.memory),
+            (" of host memory", self.peak.host + more * on_host, math.inf if host is None else host),
         ):
             if peak > have:
                 enough = math.ceil(self.cluster.workers * peak / max(1, have))
                 what = "GPUs" if gpu else "workers"
                 kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
+                if more:
+                    kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
+                held = f", with {blocks} blocks of C in memory at a time," if more else ""
                 raise DoesNotFitError(
-                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
+                    f"this product{held} needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} "
                     f"{what},{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"
@@ -169,6 +207,12 @@ class Plan:
             if self.keeps_bits
             else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         )
+        streamed = []
+        if self.streamed and self.peak.output_slots is not None:
+            slots = (
+                f"does not fit: at most {self.peak.output_slots} blocks a worker, which leave when they have been read"
+            )
+            streamed = [("C", slots)]
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
@@ -179,6 +223,7 @@ class Plan:
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
+            *streamed,
             (
                 "moved",
                 f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",

@@ -68,6 +68,12 @@ class Schedule:
         return self.blocking.chain_steps(self.grid.layers)
 
     @property
+    def wave_orders(self) -> int:
+        """Steps of a wave: those of its longest chain, and the levels of the tree that adds the layers."""
+        parts = self.blocking.parts(self.grid.layers)
+        return max(map(len, parts)) + (len(parts) - 1).bit_length()
+
+    @property
     def tasks(self) -> int:
         """Product tasks of all chains; without the mirror images of a symmetric product."""
         return self.blocking.tasks(self.grid.layers)

@@ -43,6 +43,7 @@ def make_plan(
     kernel: str | None = None,
     operands: tuple[Residence, Residence] = ("streamed", "streamed"),
     result: Result = "workers",
+    streamed: bool = False,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
@@ -61,8 +62,8 @@ def make_plan(
         granule, so that the cut does not change the bits of C.
     precision, kernel : str, optional
         Passed through to the workers' kernel selection.
-    operands, result
-        Where A and B are, and where C stays: see `Plan`.
+    operands, result, streamed
+        Where A and B are, where C stays, and whether it stays: see `Plan`.
 
     Returns
     -------
@@ -82,7 +83,7 @@ def make_plan(
             raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
         blocking = cut(problem, edges)
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
-    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result)
+    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed)
     if text is not None:
         return replace(asked, schedule=parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
@@ -100,7 +101,7 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     problem, cluster, best = asked.problem, asked.cluster, None
-    for waves in candidates.waves(problem, cluster, asked.result):
+    for waves in candidates.waves(problem, cluster, asked.c_stays):
         fitted = best is not None and not best.shortfall
         if best is not None and fitted and not _may_gain_by_waves(best):
             break
@@ -120,7 +121,7 @@ def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
     """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
     problem, cluster = asked.problem, asked.cluster
     for steps in candidates.DEEPER_STEPS:
-        for waves in candidates.waves(problem, cluster, asked.result):
+        for waves in candidates.waves(problem, cluster, asked.c_stays):
             schedules = candidates.free(problem, cluster, multiples, waves, (steps,))
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
             if not best.shortfall:

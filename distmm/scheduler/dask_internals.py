@@ -1,7 +1,8 @@
 """What distmm does to Dask's scheduler through its private parts. No other module of this package touches them.
 
-Dask documents the attributes of `TaskState` and the states of tasks, but not that a plugin may change them. Seen on the
-versions of distributed in `SEEN`; ``tests/distmm/scheduler/test_dask_internals.py`` fails first when they change.
+Dask documents the attributes of `TaskState` and the states of tasks, but not that a plugin may change them. They were
+seen on the versions of distributed in `VERSIONS_SEEN`. ``tests/distmm/scheduler/test_dask_internals.py`` fails first
+when they change.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from distributed.scheduler import Scheduler, TaskState
 
 __all__ = [
     "HELD",
-    "SEEN",
+    "VERSIONS_SEEN",
     "MemoryManager",
     "copy_blocks",
     "drop_blocks",
@@ -27,7 +28,7 @@ __all__ = [
     "to_run",
 ]
 
-SEEN = ("2026.7.1", "2026.8.0")
+VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
 # A held task is restricted to this address, which no worker has. The scheduler keeps such a task in the state
 # "no-worker", and sends it to nobody.

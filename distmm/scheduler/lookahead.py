@@ -4,6 +4,9 @@ Step s + L of a product opens when every chain has finished step s, where L is t
 scheduler holds back the loads of that step's blocks, their copies to other workers, and its product tasks. So at most L
 steps have blocks in memory, and the inputs of L - 1 steps travel while the GPUs compute.
 
+Each task is held back once. When a worker dies late in a chain, the chain's earlier steps are computed again, and they
+are not held back a second time: the blocks of all these steps may be in memory at once.
+
 Edges of the graph cannot say this. An edge from a partial sum would keep that sum alive, which doubles C. A small token
 after each partial sum doubles the number of tasks. It also makes the loss of a worker expensive: to make a block again
 whose token is gone, Dask would recompute every chain up to that step, also those whose sums are safe.

@@ -1,9 +1,10 @@
-"""Slots for blocks of C on each worker, where C is written to a target: they bound its memory, however slow that is.
+"""Slots for blocks of C on each worker, where C does not stay: they bound its memory, however slow its readers are.
 
 A chain takes a slot on its worker before its first step. It gives the slot back when its block of C is released, which
-is after the block has been written. A worker has slots for the largest wave, and some more, so that the next wave can
-start while blocks of this wave are still being written (`distmm.planning.memory`). Further chains wait: where the
-target is slow, products wait for it, and memory does not fill up.
+is after the block has been written to a target, or read by the tasks of the user's graph. A worker has slots for the
+largest wave, and some more, so that the next wave can start while blocks of this wave are still being written
+(`distmm.planning.memory`). Further chains wait: where the target is slow, products wait for it, and memory does not
+fill up. Tasks that read blocks of several waves need more slots (`distmm.scheduler.consumers`).
 
 There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
 the order of waves. Those never wait for chains that come after them. This also holds where a product is wanted again
@@ -106,6 +107,11 @@ class OutputSlots:
     def lift(self) -> Iterable[str]:
         """Bound no longer: a client keeps blocks of C, which do not leave then. Return the products that waited."""
         self.most = math.inf
+        return self._wake(set(self.waiting))
+
+    def require(self, slots: int) -> Iterable[str]:
+        """Let each worker have at least so many slots; return the products that wait for one."""
+        self.most = max(self.most, slots)
         return self._wake(set(self.waiting))
 
     def _wake(self, ranks: set[int]) -> Iterable[str]:

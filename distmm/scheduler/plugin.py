@@ -19,13 +19,15 @@ from typing import Any, TypeVar
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.errors import DoesNotFitError
+from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
 from distmm.graph.placement import Key
 from distmm.scheduler import dask_internals
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask
+from distmm.scheduler.consumers import most_at_a_time, reached
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.transfer import TOPIC
+from distmm.transfer import FORGOTTEN_TOPIC
 
 __all__ = ["PlacementPlugin"]
 
@@ -33,6 +35,9 @@ logger = logging.getLogger(__name__)
 
 # What the state machine is told of: tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
+
+# States of tasks that are known, and still to be done.
+PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -100,7 +105,7 @@ class PlacementPlugin(SchedulerPlugin):
         known = scheduler.tasks
         new = dask_internals.to_run(scheduler, keys)
         tasks, others = [], []
-        operands: dict[Key, Operand] = {}
+        operands: dict[Key, OperandBlock] = {}
         limits: dict[str, Limits] = {}
         for key in new:
             task, priority = known[key].run_spec, known[key].priority
@@ -122,6 +127,7 @@ class PlacementPlugin(SchedulerPlugin):
             dask_internals.hold(known[key], order)
         for key, rank, order in arranged.place:
             dask_internals.place(known[key], self.ranks[rank], order)
+        self._make_room(new, set(keys))
         self._decide_soon()  # after Dask has sent out what does not wait, in an order of its own
 
     @reported
@@ -150,14 +156,55 @@ class PlacementPlugin(SchedulerPlugin):
         if not self.deciding and products.undecided:
             self._decide_soon()
 
-    def _operand(self, ts: TaskState, new: set[object]) -> Operand:
+    def _make_room(self, new: set[object], wanted: set[object]) -> None:
+        """Give each streamed product the slots that the tasks which read its C need, or let it fail if they do not fit.
+
+        Only now is it known whether a client keeps C, and whether tasks read blocks of several waves at a time.
+        """
+        known, products = self.scheduler.tasks, self.products
+        if not any(state.limits.wave_orders for state in products.products.values()):
+            return
+
+        def readers(key: Key) -> list[Key]:
+            found = [ts.key for ts in known[key].dependents if ts.key in new or ts.state in PENDING]
+            # A view keeps the memory of the block: what reads the view reads the block.
+            return found + [reader for each in found if is_view(known[each].run_spec) for reader in readers(each)]
+
+        def reads(key: Key) -> list[Key]:
+            return [ts.key for ts in known[key].dependencies]
+
+        def stays(key: Key) -> bool:
+            return (
+                key in wanted
+                or bool(known[key].who_wants)
+                or any(isinstance(known[reader].run_spec, ProductTask) for reader in readers(key))
+            )
+
+        affected = {
+            ts.key[0] for key in new for ts in (known[key], *known[key].dependencies) if isinstance(ts.key, tuple)
+        }
+        affected |= {key[0] for key in wanted if isinstance(key, tuple)}
+        for name in affected & products.products.keys():
+            made = products.made_blocks(name, stays)
+            if not made or products.require(name, slots := most_at_a_time(made, readers, reads)):
+                continue
+            # What the client asks for fails, and not C: something else may read its blocks one by one.
+            needs = reached((key for each in made for key in each.keys), readers)
+            failed = [known[key] for key in needs & wanted]
+            plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
+            try:
+                plan.validate_streamed(slots)
+            except DoesNotFitError as error:
+                self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
+
+    def _operand(self, ts: TaskState, new: set[object]) -> OperandBlock:
         """Describe a block of A or B."""
         readers = {
             dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
             for dependent in ts.dependents
         }
         alive = self.products.ranks.alive
-        return Operand(
+        return OperandBlock(
             () if isinstance(ts.run_spec, ProductTask) else tuple(ts.key for ts in dask_internals.makers(ts, new)),
             readers.pop() if len(readers) == 1 else None,
             [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
@@ -188,7 +235,7 @@ class PlacementPlugin(SchedulerPlugin):
         if started:
             dask_internals.start(scheduler, started)
         if decided.unread:
-            scheduler.log_event(TOPIC, decided.unread)
+            scheduler.log_event(FORGOTTEN_TOPIC, decided.unread)
         if decided.busy is True:
             self.memory_manager.pause()
         elif decided.busy is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ from distmm.planning.schedule import LOOKAHEAD
 from distmm.scheduler.lookahead import HeldStep, Lookahead
 from distmm.scheduler.output_slots import OutputSlots
 
-__all__ = ["Limits", "Operand", "PlannedTask", "ProductState"]
+__all__ = ["Limits", "OperandBlock", "PlannedTask", "ProductState"]
 
 
 class Limits(NamedTuple):
@@ -23,6 +24,10 @@ class Limits(NamedTuple):
         Steps that may be open at a time.
     output_slots : float or None
         Blocks of C that each worker may hold; None where all of C stays.
+    slots_that_fit : float
+        As many it may hold if the tasks that read C need more of them at a time.
+    wave_orders : int
+        Orders (`Placement.order`) of one wave, where blocks of C leave as tasks of the user's graph read them; else 0.
     loads_first : int
         Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
         the workers' threads, and those that may start do so before product tasks of open steps.
@@ -33,6 +38,8 @@ class Limits(NamedTuple):
     lookahead: int = LOOKAHEAD
     output_slots: float | None = None
     loads_first: int = 0
+    slots_that_fit: float = math.inf
+    wave_orders: int = 0
     reduced: bool = False
 
     @classmethod
@@ -41,7 +48,9 @@ class Limits(NamedTuple):
         if plan is None:
             return cls()
         first = plan.lookahead if plan.cluster.device == "cuda" else 0
-        return cls(plan.lookahead, plan.peak.output_slots, first, reduced=plan.result == "reduced")
+        slots = plan.peak.output_slots
+        orders = plan.schedule.wave_orders if plan.streamed and slots is not None else 0
+        return cls(plan.lookahead, slots, first, plan.slots_that_fit, orders, plan.result == "reduced")
 
 
 class PlannedTask(NamedTuple):
@@ -74,7 +83,7 @@ class PlannedTask(NamedTuple):
         return {self.operands[0][0], self.operands[-1][0]} if self.operands else set()
 
 
-class Operand(NamedTuple):
+class OperandBlock(NamedTuple):
     """A block of A or B, as the scheduler knows it when a product arrives.
 
     Attributes

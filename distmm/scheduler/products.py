@@ -14,8 +14,9 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
+from distmm.scheduler.consumers import MadeBlock
 from distmm.scheduler.output_slots import OutputSlots
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask, ProductState
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
 from distmm.scheduler.replicas import Replica, Replicas
 
@@ -80,7 +81,7 @@ class Products:
         self,
         tasks: Iterable[PlannedTask],
         others: Iterable[tuple[Key, Placement]],
-        operands: Mapping[Key, Operand],
+        operands: Mapping[Key, OperandBlock],
         kept: Collection[str] = (),
         limits: Mapping[str, Limits] = MappingProxyType({}),
     ) -> Arrangement:
@@ -109,13 +110,15 @@ class Products:
                 product = self._begin(where, limits.get(where.product, Limits()))
             if task.key not in product.tasks:
                 self.readers.update(task.arrays)
+            # A task that was given up before it ran, and is wanted again, has its uses planned already.
+            planned = task.key in product.tasks and task.key not in product.done
             held, rank = product.add(task), product.rank(task.rank)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
                 product.slots.expect(task.key, where)
             for block in task.operands:
-                if replicas.use(block, rank):
+                if planned or replicas.use(block, rank):
                     held.replicas.add((block, rank))
                 if block in seen:
                     continue
@@ -142,9 +145,31 @@ class Products:
                 product.slots.expect(key, where)
         for name in kept:
             product = self.products.get(name)
-            if product is not None and product.slots is not None:
+            if product is not None and product.slots is not None and not product.limits.wave_orders:
                 self.opening.update(dict.fromkeys(product.slots.lift()))
         return arranged
+
+    def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
+        """List what the chains of a product make and has not left; nothing if it is not streamed."""
+        product = self.products.get(name)
+        if product is None or product.slots is None or not product.limits.wave_orders:
+            return []
+        made = []
+        for (of, _), keys in product.slots.results.items():
+            task = next((product.tasks[key] for key in keys if key in product.tasks), None) if of == name else None
+            if task is not None:
+                where, wave = task.where, task.where.order // product.limits.wave_orders
+                made.append(MadeBlock(tuple(keys), wave, where.owners(), any(map(stays, keys))))
+        return made
+
+    def require(self, name: str, slots: int) -> bool:
+        """Give the workers of a streamed product at least so many slots for blocks of C; return whether they fit."""
+        product = self.products[name]
+        assert product.slots is not None
+        if slots > max(product.limits.slots_that_fit, product.slots.most):
+            return False
+        self.opening.update(dict.fromkeys(product.slots.require(slots)))
+        return True
 
     def finished(self, key: Key, where: Placement) -> None:
         """Count a product task that is done."""

@@ -12,7 +12,8 @@ from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
 from bokeh.plotting import figure
 
 from distmm.telemetry import theme, units
-from distmm.telemetry.record import Lane, Record
+from distmm.telemetry.record import Record
+from distmm.telemetry.worker_totals import Lane
 
 __all__ = ["QUANTITIES", "Bars", "Blocks", "Pane", "Quantity"]
 

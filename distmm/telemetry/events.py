@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Left", "Run", "Sample", "Transfer"]
+__all__ = ["JOB_TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Sample", "StepRun", "Transfer", "WorkerLeft"]
 
 # Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
 # "job". "begin" ("path", and "kept": blocks on disk) and "wave" ("product") say which products belong to a job;
 # "certified" and "certificate-failure" ("i", "j") are the results of checks.
-TOPIC = "distmm-job"
+JOB_TOPIC = "distmm-job"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class StepRun:
     """A worker computed a step of a chain."""
 
     chain: int
@@ -47,7 +47,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
+class WorkerLeft:
     """A worker left the cluster while the product ran."""
 
     time: float
@@ -94,4 +94,4 @@ class Checked:
     passed: bool
 
 
-Event = Run | Transfer | Again | Left | Dropped | Sample | Checked
+Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Sample | Checked

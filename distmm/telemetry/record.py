@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.planning.plan import Plan
-from distmm.telemetry.events import Again, Checked, Device, Dropped, Event, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Dropped, Event, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.time_left import Pace
+from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["Figures", "Incident", "Lane", "Record"]
-
-# Seconds, and runs, over which a worker's present rate is taken.
-RECENT_SECONDS, RECENT_RUNS = 10.0, 64
-
-# Samples of memory for each worker; beyond it, every second one is dropped. 256 workers fill 4 MB.
-MOST_SAMPLES = 512
+__all__ = ["Figures", "Incident", "Record"]
 
 # Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
 MOST_RUNS = 200_000
@@ -55,53 +50,6 @@ class Figures(NamedTuple):
     resumed: int
     refuted: int
     state: str
-
-
-@dataclass
-class Lane:
-    """Totals of one worker, and its samples over time."""
-
-    flops: float = 0.0
-    seconds: float = 0.0  # with a step running; several run at once where products are queued ahead
-    until: float = 0.0  # end of the last of them
-    steps: int = 0
-    received: int = 0
-    left: float | None = None  # when it left, while no process has come in its place
-    lost: float | None = None  # when it left for the first time
-    device: Device | None = None
-    peak_blocks: int = 0
-    recent: deque[tuple[float, float, float]] = field(default_factory=lambda: deque(maxlen=RECENT_RUNS))
-    samples: list[tuple[float, int, int]] = field(default_factory=list)  # time, bytes in blocks, in process or GPU
-    stride: int = 1
-    unseen: int = 0
-
-    def rate(self, now: float) -> float:
-        """FLOP/s over the last runs, idle time included."""
-        longest = max((stop - start for start, stop, _ in self.recent), default=0.0)
-        since = now - max(RECENT_SECONDS, 3 * longest)
-        runs = [run for run in self.recent if run[1] > since]
-        if not runs:
-            return 0.0
-        return sum(flops for *_, flops in runs) / max(1e-9, now - min(start for start, *_ in runs))
-
-    @property
-    def busy_rate(self) -> float:
-        """FLOP/s while a step ran."""
-        return self.flops / self.seconds if self.seconds else 0.0
-
-    def sample(self, sample: Sample) -> None:
-        """Keep a sample, and thin them out when there are many."""
-        self.device = sample.device or self.device
-        self.peak_blocks = max(self.peak_blocks, sample.blocks)
-        self.unseen += 1
-        if self.unseen < self.stride:
-            return
-        self.unseen = 0
-        device = sample.device.used if sample.device else sample.process
-        self.samples.append((sample.time, sample.blocks, device))
-        if len(self.samples) > MOST_SAMPLES:
-            self.samples = self.samples[::2]
-            self.stride *= 2
 
 
 @dataclass
@@ -170,7 +118,7 @@ class Record:
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
-        self.runs: deque[Run] = deque(maxlen=MOST_RUNS)
+        self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.incidents: list[Incident] = []
         self.started: float | None = None
@@ -260,7 +208,7 @@ class Record:
     def add(self, event: Event) -> None:
         """Count an event."""
         match event:
-            case Run():
+            case StepRun():
                 self._run(event)
             case Transfer():
                 self.transfers.append(event)
@@ -269,7 +217,7 @@ class Record:
                 self.again[chain] += finished
                 self.interrupted += not finished
                 self._tell(time, "step lost, computed again" if finished else "run interrupted, repeated")
-            case Left(time, worker):
+            case WorkerLeft(time, worker):
                 lane = self.lane(worker)
                 lane.left, lane.lost = time, lane.lost or time
                 self._tell(time, f"worker {worker} lost")
@@ -291,7 +239,7 @@ class Record:
                 if not passed:
                     self._tell(time, f"{self.block(chain)} failed its check")
 
-    def _run(self, run: Run) -> None:
+    def _run(self, run: StepRun) -> None:
         flops = float(self.step_flops[run.chain, run.step])
         lane = self.lane(run.worker)
         lane.flops += flops

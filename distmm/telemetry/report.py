@@ -19,7 +19,8 @@ import distributed
 import numpy as np
 
 from distmm.telemetry import theme, units
-from distmm.telemetry.record import Lane, Record
+from distmm.telemetry.record import Record
+from distmm.telemetry.worker_totals import Lane
 from distmm.versions import VERSION
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from distmm.graph.dask_tasks import ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, prometheus_targets
-from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample, Transfer
+from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
@@ -97,7 +97,7 @@ class Telemetry(SchedulerPlugin):
         self.received = {key: total for key, total in self.received.items() if key[0] != worker}
         for record in self.active(time.time()):
             if name in record.lanes:
-                record.add(Left(time.time(), name))
+                record.add(WorkerLeft(time.time(), name))
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a product task's state means."""
@@ -116,7 +116,7 @@ class Telemetry(SchedulerPlugin):
             self.repeating.discard(key)
             for entry in kwargs.get("startstops") or ():
                 if entry["action"] == "compute":
-                    record.add(Run(chain, step, self._name(kwargs["worker"]), entry["start"], entry["stop"]))
+                    record.add(StepRun(chain, step, self._name(kwargs["worker"]), entry["start"], entry["stop"]))
         elif start == "processing" and finish == "released":
             self.repeating.add(key)
         elif start == "released" and finish in TO_DO:
@@ -168,8 +168,8 @@ class Telemetry(SchedulerPlugin):
         return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take what a job says of itself (see `distmm.telemetry.events.TOPIC`)."""
-        if topic != TOPIC:
+        """Take what a job says of itself (see `distmm.telemetry.events.JOB_TOPIC`)."""
+        if topic != JOB_TOPIC:
             return
         match msg:
             case {"event": "begin", "job": job}:

@@ -24,13 +24,13 @@ from distmm.errors import InputError
 from distmm.transfer import process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
 
-__all__ = ["TOPIC", "ClientArray", "has_gaps", "release", "share"]
+__all__ = ["FORGOTTEN_TOPIC", "ClientArray", "has_gaps", "release", "share"]
 
 # Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
 SMALLEST = 1 << 20
 
 # Topic of Dask's events. In it the scheduler names the operands of products that it has forgotten.
-TOPIC = "distmm-forgotten"
+FORGOTTEN_TOPIC = "distmm-forgotten"
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _within_reach(client: Client) -> bool:
     if known is not None and known[0] == workers:
         return known[1]
     if known is None:
-        client.subscribe_topic(TOPIC, lambda event: release(event[1]))
+        client.subscribe_topic(FORGOTTEN_TOPIC, lambda event: release(event[1]))
     reached = False
     if process_memory.allow():
         secret = process_memory.secret()

@@ -22,7 +22,7 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 
-__all__ = ["Run", "Target"]
+__all__ = ["CountedRun", "CountedTarget"]
 
 _running: Counter[str] = Counter()  # by run: the writes that this process has begun and not finished
 _ended: set[str] = set()  # runs that were stopped before their end; 100 bytes each
@@ -30,7 +30,7 @@ _changed = threading.Condition()
 
 
 @dataclass(frozen=True)
-class Run:
+class CountedRun:
     """One run by its id, which is random and never used again."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
@@ -85,11 +85,11 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Target:
+class CountedTarget:
     """An array as the tasks of one run write to it."""
 
     array: Any
-    run: Run = field(default_factory=Run)
+    run: CountedRun = field(default_factory=CountedRun)
 
     def __setitem__(self, index: Any, block: Any) -> None:
         with self.run.writing():

@@ -1,7 +1,7 @@
 """Private parts of Dask's worker that distmm uses: here and nowhere else.
 
 Each function says what is lost where Dask has changed the part: no product needs it. The tests
-(``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `SEEN`.
+(``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `VERSIONS_SEEN`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from distributed import Worker
 
 __all__ = [
-    "SEEN",
+    "VERSIONS_SEEN",
     "in_task",
     "pending_plugins",
     "profile_without_collecting",
@@ -27,7 +27,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 # Versions of distributed with which these parts have been seen.
-SEEN = ("2026.7.", "2026.8.")
+VERSIONS_SEEN = ("2026.7.", "2026.8.")
 
 
 def in_task() -> bool:

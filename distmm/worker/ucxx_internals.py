@@ -1,7 +1,7 @@
 """Private parts of UCXX that distmm replaces: here and nowhere else.
 
 Where UCXX has changed them they are left alone, and transfers wait for products. The tests
-(``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `SEEN`.
+(``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `VERSIONS_SEEN`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-__all__ = ["SEEN", "synchronize_default_stream", "wait_for_default_stream_only"]
+__all__ = ["VERSIONS_SEEN", "synchronize_default_stream", "wait_for_default_stream_only"]
 
 logger = logging.getLogger(__name__)
 
 # Versions with which `wait_for_default_stream_only` has been measured.
-SEEN = {"distributed-ucxx": ("0.52.",), "ucxx": ("0.52.",), "UCX": ("1.21.",)}
+VERSIONS_SEEN = {"distributed-ucxx": ("0.52.",), "ucxx": ("0.52.",), "UCX": ("1.21.",)}
 
 
 def wait_for_default_stream_only() -> Callable[[], None]:
@@ -47,11 +47,11 @@ def wait_for_default_stream_only() -> Callable[[], None]:
     except (ImportError, AttributeError) as error:
         logger.warning("%s: distmm leaves UCXX as it is, and transfers may wait for products", error)
         return _nothing
-    if not all(version.startswith(SEEN[package]) for package, version in found.items()):
+    if not all(version.startswith(VERSIONS_SEEN[package]) for package, version in found.items()):
         logger.warning(
             "%s: distmm knows %s, and leaves them as they are: transfers may wait for products",
             ", ".join(f"{package} {version}" for package, version in found.items()),
-            ", ".join(f"{package} {'x, '.join(versions)}x" for package, versions in SEEN.items()),
+            ", ".join(f"{package} {'x, '.join(versions)}x" for package, versions in VERSIONS_SEEN.items()),
         )
         return _nothing
     context.synchronize_default_stream = synchronize_default_stream

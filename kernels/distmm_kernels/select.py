@@ -8,10 +8,11 @@ from __future__ import annotations
 import dataclasses
 import importlib
 
-from distmm_kernels.candidates import CANDIDATES, SIZES, Candidate, seconds
+from distmm_kernels.candidates import CANDIDATES, Candidate
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
+from distmm_kernels.rates import SIZES, seconds
 
 __all__ = ["CANDIDATES", "Candidate", "explain", "names", "select", "why_not"]
 

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from distmm_kernels import device
-from distmm_kernels.candidates import CANDIDATES, SIZES, rate
+from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
 from distmm_kernels.gemm.cpu import CpuKernel
+from distmm_kernels.rates import SIZES, rate
 from distmm_kernels.select import explain, names, select, why_not
 
 CPU = device.cpu()

@@ -37,9 +37,9 @@ __all__ = [
     "I8",
     "I32",
     "I64",
-    "SEEN",
     "SIMULATED",
     "TENSOR_MAP",
+    "VERSIONS_SEEN",
     "Array",
     "assembly",
     "check",
@@ -60,7 +60,7 @@ __all__ = [
     "vector",
 ]
 
-SEEN = ("0.30",)
+VERSIONS_SEEN = ("0.30",)
 """Versions of numba-cuda, by their first two numbers, that this file was tested with."""
 
 BUILDER_METHODS = (
@@ -334,7 +334,7 @@ def check() -> None:
     from importlib.metadata import version
 
     numba_cuda = f"numba-cuda {version('numba-cuda')}"
-    remedy = f"install numba-cuda {' or '.join(SEEN)}, or change {__name__} to suit this one"
+    remedy = f"install numba-cuda {' or '.join(VERSIONS_SEEN)}, or change {__name__} to suit this one"
     try:
         from numba.cuda.descriptor import cuda_target
 

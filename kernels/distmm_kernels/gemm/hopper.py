@@ -49,7 +49,7 @@ class HopperOperand:
     shape: tuple[int, ...]
     array: Array
     major: Any
-    operand: hopper_tiles.Operand
+    operand: hopper_tiles.OperandFormat
     stack: Stack | None
 
     @property
@@ -64,7 +64,7 @@ class HopperKernel(AlignedKernel):
     name = "hopper"
     takes_narrow = True
     granule = 64  # a stage; int32 sums are exact, so int8 could be cut anywhere
-    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {
+    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
         "float16": "float16",
         "bfloat16": "bfloat16",
         "int8": "int8",
@@ -135,7 +135,7 @@ class HopperTf32Kernel(HopperKernel):
 
     name = "hopper_tf32"
     granule = 32
-    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "tfloat32"}
+    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "tfloat32"}
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -154,7 +154,7 @@ class HopperBf16Kernel(HopperKernel):
     """float32 operands rounded to bfloat16."""
 
     name = "hopper_bf16"
-    formats: ClassVar[dict[str, hopper_tiles.Operand]] = {"float32": "bfloat16"}
+    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "bfloat16"}
 
     def _converted(self, block: Array) -> Array:
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)

@@ -20,14 +20,14 @@ __all__ = [
     "MOST_C_STAGES",
     "ROWS",
     "HopperTile",
-    "Operand",
+    "OperandFormat",
     "Output",
     "best_columns",
     "box_place",
     "place",
 ]
 
-Operand: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
+OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
@@ -81,7 +81,7 @@ class HopperTile:
         If the hardware cannot do it, or shared memory does not hold two stages.
     """
 
-    operand: Operand
+    operand: OperandFormat
     output: Output
     columns: int = 256
     a_major: Literal["k", "m"] = "k"

@@ -93,7 +93,7 @@ class Beside:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, interrupts: bool) -> None:
         self.folder, self.interrupts = folder, interrupts
         self.waits, self.over = threading.Event(), threading.Event()
-        for kind in (counted_writes.Run, write_lease.Lease):
+        for kind in (counted_writes.CountedRun, write_lease.Lease):
             monkeypatch.setattr(kind, "end", self.noting(kind.end))
 
     def noting(self, end: Callable[..., None]) -> Callable[..., None]:
@@ -193,7 +193,7 @@ def test_who_does_not_wait_is_told_what_still_writes(client: Client, tmp_path: P
 
 def test_a_task_that_comes_late_writes_nothing() -> None:
     array = np.zeros(SHAPE)
-    target = counted_writes.Target(array)
+    target = counted_writes.CountedTarget(array)
     target[0:2, 0:2] = 1
     target.run.end(None)
     with pytest.raises(RuntimeError, match="the call has ended"):
@@ -257,7 +257,7 @@ def test_another_process_writes_as_long_as_the_lease_lasts(worker: Any) -> None:
 
 def test_each_call_has_tasks_of_its_own() -> None:
     array, other = np.zeros((2, 4, 4))
-    targets = [leased(array), leased(other), counted_writes.Target(array), counted_writes.Target(array)]
+    targets = [leased(array), leased(other), counted_writes.CountedTarget(array), counted_writes.CountedTarget(array)]
     assert len({tokenize(target) for target in targets}) == 4
     for target in targets[:2]:
         assert isinstance(target, client_array.ClientArray)

@@ -121,7 +121,7 @@ def test_a_client_that_is_closed_meanwhile_ends_the_loop(client: Client) -> None
     assert task.released
 
 
-def write(folder: Path, run: counted_writes.Run, number: int) -> int:
+def write(folder: Path, run: counted_writes.CountedRun, number: int) -> int:
     """Write a file when a gate is there."""
     with run.writing():
         (folder / f"begun.{number}").touch()
@@ -132,22 +132,22 @@ def write(folder: Path, run: counted_writes.Run, number: int) -> int:
 
 @pytest.mark.parametrize("grace", [0.0, 60.0])
 def test_when_the_loop_has_ended_early_none_of_its_tasks_writes(client: Client, tmp_path: Path, grace: float) -> None:
-    run = counted_writes.Run()
+    run = counted_writes.CountedRun()
     count = 4 * len(client.scheduler_info(n_workers=-1)["workers"])
 
     def beat() -> None:
         if list(tmp_path.glob("begun.*")):
             raise KeyboardInterrupt
 
-    def wait(self: counted_writes.Run, *args: Any) -> None:
+    def wait(self: counted_writes.CountedRun, *args: Any) -> None:
         (tmp_path / "gate").touch()
         end(self, *args)
 
-    end = counted_writes.Run.end
+    end = counted_writes.CountedRun.end
     waves = Waves(client, lambda future: None, beat=beat, run=run, grace=lambda: grace)
     begun = waves._begun
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counted_writes.Run, "end", wait)
+        patch.setattr(counted_writes.CountedRun, "end", wait)
         patch.setattr(waves, "_begun", lambda: ((tmp_path / "gate").touch(), begun())[1])
         with pytest.raises(KeyboardInterrupt):
             waves.run([lambda: (client.map(partial(write, tmp_path, run), range(count), pure=False), 0.0)])

@@ -1,4 +1,4 @@
-"""Matrices of any type with their right product, and the judgement that sketches of them lead to."""
+"""Matrices of any type with their correct product, and what the test by sketches says of a product."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def element(name: str) -> np.dtype:
 
 
 def matrices(name: str, draw: str = "normal") -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """A, B and their right product, as a kernel makes it: accumulated in float32 at least, rounded once."""
+    """A, B and their correct product as a kernel makes it: accumulated in float32 or wider, and rounded once."""
     rng, dtype = np.random.default_rng(1), element(name)
     a, b = (rng.standard_normal(s) if draw == "normal" else rng.random(s) for s in ((M, K), (K, N)))
     if dtype.kind in "iu":
@@ -34,7 +34,7 @@ def matrices(name: str, draw: str = "normal") -> tuple[np.ndarray, np.ndarray, n
 def judged(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, seed: int = 0, column: int = 1, **more: Any
 ) -> sketch.Judgement:
-    """Sketch A and B in three panels each, with a second block column beside, and judge C."""
+    """Sketch A and B in three panels of two block columns, and judge C as one of these columns."""
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
     left, by = None, sketch.weigh(None, [b[:100]] * 2, (0, 1), tolerance.work)
     for p in range(0, K, 100):

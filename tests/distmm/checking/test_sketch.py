@@ -1,4 +1,4 @@
-"""What sketches say of one block: right ones pass, and what is wrong is found, of whatever size the elements are."""
+"""The test of one block by sketches: correct blocks pass and errors are found, whatever the size of the elements."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bits(c: np.ndarray) -> int:
 
 @pytest.mark.parametrize("name", TYPES)
 def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
-    """Sign, exponent and leading digits; for integers every bit."""
+    """Flip the sign, the exponent and the leading digits of floats, and every bit of integers."""
     a, b, c = matrices(name)
     width = bits(c)
     digits = {"float16": 10, "bfloat16": 7, "float32": 23, "complex64": 23, "float64": 52, "complex128": 52}.get(name)
@@ -47,7 +47,7 @@ def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
 def test_a_gpu_judges_its_blocks_as_numpy_does(name: str, beta: int, monkeypatch: pytest.MonkeyPatch) -> None:
     import cupy
 
-    monkeypatch.setattr(gpu_copies, "STAGE", 2000)  # bytes: the C that is added goes there in several pieces
+    monkeypatch.setattr(gpu_copies, "STAGE", 2000)  # bytes, so that the added C is uploaded in several pieces
     monkeypatch.setattr(gpu_copies, "_idle", [])
     a, b, c = matrices(name)
     more = {"beta": beta, "added": matrices(name, "uniform")[2]} if beta else {}
@@ -55,7 +55,7 @@ def test_a_gpu_judges_its_blocks_as_numpy_does(name: str, beta: int, monkeypatch
         c = (c + beta * more["added"]).astype(c.dtype)
     here, there = judged(a, b, c, **more), judged(a, b, cupy.asarray(c), **more)
     assert (there.ok, there.settled) == (here.ok, here.settled)
-    assert there.residual == pytest.approx(here.residual, abs=0.01)  # rows are summed in another order
+    assert there.residual == pytest.approx(here.residual, abs=0.01)  # the GPU sums rows in another order
     c[17, 30] = c[17, 30] ^ 1 if c.dtype.kind in "iu" else 1000
     found = judged(a, b, cupy.asarray(c), **more)
     assert (found.ok, found.row) == (False, 17)
@@ -68,7 +68,7 @@ def test_inf_and_nan_leave_nothing_to_compare() -> None:
     assert (found.ok, found.settled) == (False, False)
     c = a @ b
     c[20, 20] += 100
-    assert judged(a, b, c).settled  # the other rows still tell
+    assert judged(a, b, c).settled  # the other rows can still be compared
 
 
 @pytest.mark.parametrize("name", ["float16", "float32", "complex128"])
@@ -170,7 +170,7 @@ def test_right_blocks_near_underflow_and_overflow_pass(name: str, left: float, r
 def test_rows_of_a_are_summed_whatever_their_sizes_are() -> None:
     a, b, _ = matrices("float64")
     a *= 10.0 ** np.linspace(-280, 280, M)[:, None]
-    a[:, 200:] *= 1e20  # beyond the size of the panels before
+    a[:, 200:] *= 1e20  # larger than the panels before
     a[5], a[6, :250] = 0, 0
     c = a @ b
     found = judged(a, b, c)
@@ -212,4 +212,4 @@ def test_a_wide_block_that_is_added_to_a_large_c_is_right(dtype: str, width: int
     x = sketch.vectors(0, 0, width, False)
     found = sketch.judge(tolerance, left, 0, a @ b + before, x, beta=1, added=before, by=by[0])
     assert found.ok
-    assert found.residual < 0.3  # without what the check's own sums err, 0.7 to 1.2
+    assert found.residual < 0.3  # 0.7 to 1.2 if the bound left out the rounding errors of the check's own sums

@@ -1,4 +1,4 @@
-"""The check's own memory is bounded, whatever the size of blocks."""
+"""The memory that a check takes is bounded, whatever the size of blocks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def peak_bytes(call: Callable[[], object]) -> int:
-    """Most bytes that NumPy had allocated at once beyond those before the call."""
+    """Peak of the bytes allocated during the call, by NumPy too."""
     tracemalloc.start()
     try:
         call()
@@ -51,7 +51,7 @@ def test_a_block_is_multiplied_in_a_few_slices_of_memory(small_slices: None, dty
         lambda: row_slices.largest(block, work=work, axis=1),
         lambda: row_slices.finite(block, work=work, axis=1),
     ]
-    whole = block.size * work.itemsize  # 18 MB and more
+    whole = block.size * work.itemsize  # at least 18 MB
     for call in calls:
         assert peak_bytes(call) < 6 * MIB < whole / 2.8
 
@@ -60,7 +60,7 @@ def test_a_check_needs_no_copies_of_the_blocks(small_slices: None) -> None:
     rng = np.random.default_rng(2)
     a, b = (rng.standard_normal((1200, 1200), "f4") for _ in range(2))
     blocks = [da.from_array(x, chunks=600) for x in (a, b, a @ b)]
-    assert verify(*blocks).ok  # what is imported and kept at the first time does not count
+    assert verify(*blocks).ok  # the first call imports and caches, which does not count
     with dask.config.set(scheduler="synchronous"):
         peak = peak_bytes(lambda: verify(*blocks))
     assert peak < 6 * MIB < 8 * 1200**2  # the float64 copy of one matrix takes 11.5 MB
@@ -100,7 +100,7 @@ def test_numpy_arrays_are_checked_where_they_lie(client: Client) -> None:
     c = distmm.empty((700, 700), "f4")
     np.matmul(a, b, out=c)
     with client.as_current():
-        # Sent with the graph, 2 MB of each array would be in the scheduler too.
+        # Arrays sent with the graph would lie in the scheduler's memory too, 2 MB each.
         assert verify(a, b.T, c, transb=True).ok
         c[650, 3] += 1
         verdict = verify(a, b, c)

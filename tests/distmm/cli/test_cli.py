@@ -1,4 +1,4 @@
-"""The command line: what it prints, its exit codes, and that it never answers bad input with a traceback."""
+"""The command line: output, exit codes, and no traceback for bad input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(autouse=True)
 def _levels() -> Iterator[None]:
-    """Commands quiet Dask's loggers for the rest of their process, which here goes on."""
+    """Restore the levels of Dask's loggers: commands raise them until their process ends, and here it goes on."""
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
     levels = [logger.level for logger in loggers]
     yield
@@ -37,7 +37,7 @@ def _levels() -> Iterator[None]:
 
 @pytest.fixture
 def where(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Options that lead to the cluster of the tests; the current folder holds A, B and their product P."""
+    """Options that connect to the tests' cluster. The current folder holds A, B and their product P."""
     rng = np.random.default_rng(3)
     a, b = rng.standard_normal((60, 50)).astype("float32"), rng.standard_normal((50, 40)).astype("float32")
     monkeypatch.chdir(tmp_path)
@@ -108,7 +108,7 @@ def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> No
 
 
 @pytest.mark.parametrize("shards", [None, (20, 20)])
-def test_missing_chunks_of_an_input_are_told_and_certified(shards: tuple[int, int] | None, where: list[str]) -> None:
+def test_missing_chunks_of_an_input_are_shown_and_certified(shards: tuple[int, int] | None, where: list[str]) -> None:
     a = np.load("A.npy")
     zarr.create_array("A.zarr", data=a, chunks=(10, 10), shards=shards)
     count = sum(path.is_file() for path in Path("A.zarr/c").rglob("*"))

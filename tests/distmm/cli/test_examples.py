@@ -1,7 +1,7 @@
 """The worked examples are notebooks that run from beginning to end, here at a small size.
 
-Their cells run in this process, with workers that are forked: Jupyter's kernel and two new workers take most of the
-time of a notebook this small, and show nothing of it. `telemetry/test_progress.py` has a real kernel.
+Their cells run in this process, and their workers are forked. Jupyter's kernel and two new workers would take most of
+the time, and would test nothing more. `telemetry/test_progress.py` has a real kernel.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Exit codes of real processes: interrupts before any work, a reader that goes, a scheduler that dies."""
+"""Exit codes of real processes: interrupts before any work, a closed output pipe, a scheduler that dies."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from tests.until import until
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
 ONE = ["--device", "cpu", "--workers", "1"]
 
-# As the shell sees it, 130: Python ends by the signal itself where it interrupts one of its own imports.
+# The command exits with 130. Where the signal interrupts one of Python's own imports, Python ends by the signal. A
+# shell shows 130 for both.
 INTERRUPTED = (130, -signal.SIGINT)
 
 
 @contextmanager
 def start(folder: Path, *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a program in a group of its own, as a terminal does; what is left of the group at the end is killed."""
+    """Start a program in a process group of its own, as a terminal does; at the end kill what is left of the group."""
     np.save(folder / "A.npy", np.ones((400, 400), "float32"))
     with subprocess.Popen(
         [sys.executable, *command],
@@ -83,7 +84,7 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(command: list[str], tmp_pat
 
 
 @pytest.mark.slow
-def test_a_reader_that_has_gone_changes_nothing(tmp_path: Path) -> None:
+def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
     with start(tmp_path, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
         assert process.stdout is not None
         process.stdout.close()
@@ -101,7 +102,7 @@ main()
 
 
 @pytest.mark.slow
-def test_a_job_whose_scheduler_is_killed_can_be_gone_on_with(tmp_path: Path) -> None:
+def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
     plan = ["--plan", "g1x1x1 b100x400x100 p1 w4x1 l1", "--device", "cpu"]
     dask = ["-m", "dask"]
     with (

@@ -1,4 +1,4 @@
-"""Local clusters, clusters that are there already, and what is said when there is none."""
+"""Local clusters, connections to running clusters, and the errors where there is none."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Clien
     assert two_workers.run_on_scheduler(settings) == (False, 100)
 
 
-def test_dasks_own_looks_leave_the_cores_to_the_products(two_workers: Client) -> None:
+def test_dasks_own_monitoring_leaves_the_cores_to_the_products(two_workers: Client) -> None:
     def every_ms(dask_worker: Any) -> tuple[float, float]:
         return tuple(dask_worker.periodic_callbacks[name].callback_time for name in ("tick", "profile"))
 
@@ -72,7 +72,7 @@ def test_dasks_own_looks_leave_the_cores_to_the_products(two_workers: Client) ->
 
 
 def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
-    soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no start is as quick
+    soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no worker starts as fast
     with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
         (before,) = client.run(os.getpid).values()
         os.kill(before, signal.SIGKILL)
@@ -143,7 +143,7 @@ def test_local_clusters_have_names() -> None:
 
 
 def test_a_cluster_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    wait = Client.wait_for_workers  # time enough for the scheduler to answer, and no time for workers to come
+    wait = Client.wait_for_workers  # the scheduler has time to answer, and nobody waits for workers
     monkeypatch.setattr(Client, "wait_for_workers", lambda client, n, timeout: wait(client, n, timeout=0.01))
     with (
         LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
@@ -188,7 +188,7 @@ def test_a_cluster_that_does_not_answer_is_refused() -> None:
         ("local", {"device": "tpu"}, "'tpu' is not one of"),
     ],
 )
-def test_clusters_that_cannot_be_are_refused(where: str, options: dict[str, Any], message: str) -> None:
+def test_impossible_clusters_are_refused(where: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message), clusters.connect(where, **options):
         pass
 

@@ -1,4 +1,4 @@
-"""What a failed connection leaves behind; in a module of its own, without clients of other tests."""
+"""Failed connections: the error, and that no client is left. In this module no other test opens a client."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:
     for address in ("carrier://pigeon:1", "tcp://127.0.0.1:1"):
         with pytest.raises(InputError) as error, clusters.connect(address, timeout=0.3):
             pass
-        failed.append(error)  # keeps the traceback, and with it the client that failed, alive
+        failed.append(error)  # the traceback keeps the failed client alive
         assert current_client() is None
         with pytest.raises(ValueError, match="No clients found"):
             default_client()
@@ -28,7 +28,7 @@ def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:
 
 @pytest.mark.parametrize("protocol", ["tcp", "tls"])
 def test_a_port_where_nobody_answers_is_an_error_within_the_timeout(protocol: str, tmp_path: Path) -> None:
-    """Dask's client waits for ever for one that accepts and says nothing."""
+    """Dask's client would wait for ever for a server that accepts the connection and sends nothing."""
     places = certificates.certificate_paths("temporary", str(tmp_path), "test")
     assert places is not None
     certificates.create(places)

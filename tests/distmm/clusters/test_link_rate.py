@@ -1,4 +1,4 @@
-"""The bandwidth between workers: measured where a plan uses it, once, and never a reason to fail."""
+"""The bandwidth between workers is measured once, where a plan uses it; a failed measurement fails no product."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EDGE = 256
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """Pairs of workers of every measurement; what was measured before is forgotten, and any product is worth one."""
+    """Pairs of workers of each measurement. Earlier measurements are forgotten, and every product is worth one."""
     seen: list[object] = []
     measured = link_rate._measured
     monkeypatch.setattr(link_rate, "_rates", type(link_rate._rates)())
@@ -49,7 +49,7 @@ def test_a_plan_counts_with_the_rate_between_the_workers_and_asks_for_it_once(
     assert str(first) == str(second)
 
 
-def test_a_link_that_is_faster_than_assumed_while_idle_changes_no_plan(
+def test_a_link_that_is_measured_to_be_faster_than_assumed_changes_no_plan(
     client: Client, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(cluster.LINKS, "cpu", 1.0)
@@ -57,7 +57,7 @@ def test_a_link_that_is_faster_than_assumed_while_idle_changes_no_plan(
     assert len(asked) == 1
 
 
-def test_products_that_are_done_soon_or_move_nothing_wait_for_no_measurement(
+def test_products_that_are_short_or_move_nothing_do_not_wait_for_a_measurement(
     client: Client, asked: list[object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert planned(client, blocks=(EDGE,) * 3).bytes_moved == 0

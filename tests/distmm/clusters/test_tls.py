@@ -1,4 +1,4 @@
-"""TLS by one switch: who has the certificate takes part, and nobody else."""
+"""TLS by one option: only clients and workers that have the certificate can join."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_worker_with_another_certificate_cannot_join(
 
 
 def _members(client: Client) -> set[str]:
-    """Clients, and names of workers, that the scheduler knows."""
+    """Return the clients, and the names of the workers, that the scheduler knows."""
 
     def members(dask_scheduler: Scheduler) -> list[str]:
         names = [str(worker.name) for worker in dask_scheduler.workers.values()]
@@ -89,7 +89,7 @@ def test_certificates_in_a_folder_are_for_their_owner_only_and_join(tmp_path: Pa
     tls.create(places)
     assert [stat.S_IMODE(os.stat(path).st_mode) for path in (folder, *places.values())] == [0o700] + [0o600] * 3
     before = (folder / "key.pem").read_bytes()
-    tls.create(places)  # a job that is submitted again goes on with its certificates
+    tls.create(places)  # a job that is submitted again uses its old certificates
     assert (folder / "key.pem").read_bytes() == before
     with (
         clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, tls=str(folder)) as client,
@@ -106,6 +106,6 @@ def test_a_folder_without_certificates_is_refused(tmp_path: Path) -> None:
         tls.security(str(tmp_path))
 
 
-def test_temporary_certificates_are_not_for_a_cluster_that_is_there() -> None:
+def test_temporary_certificates_do_not_open_a_running_cluster() -> None:
     with pytest.raises(InputError, match="give the folder"), clusters.connect("tcp://10.0.0.1:8786", tls="temporary"):
         pass

@@ -29,7 +29,7 @@ from distmm.job.lock import Lock, locked
 from distmm.job.spec import Spec
 from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
-from distmm.transfer.counted_writes import Run
+from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
 from tests.distmm.checking.sketched import K, M, N, matrices
 
@@ -104,7 +104,9 @@ class OneBlock:
         with locked(folder.path) as lock:
             folder.make()
             target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
-            writer = Writer(folder, Run(lock.token), target, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)})
+            writer = Writer(
+                folder, CountedRun(lock.token), target, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)}
+            )
             record = writer.write(Placement("C", Grid(1, 1), (), 0, 0, 0, 0), block, left, 0, added, weights)
             assert list(folder.markers()) == [(0, 0)] * record["written"]
             if record["written"]:
@@ -171,7 +173,7 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     a, b, _ = matrices("float32")
     plan = distmm.plan(a, b, blocks=(M, K, N))
     plan = replace(plan, cluster=replace(plan.cluster, device=device))
-    writer: Any = types.SimpleNamespace(run=Run(), plan=plan)
+    writer: Any = types.SimpleNamespace(run=CountedRun(), plan=plan)
     made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
     monkeypatch.setattr(computation.product_graph, "build", build)
     with pytest.raises(BuiltError, match=kind):

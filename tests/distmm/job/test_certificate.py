@@ -27,7 +27,7 @@ from distmm.errors import UndecidedError, WrongResultError
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.storage import open_matrix
-from distmm.transfer.counted_writes import Run
+from distmm.transfer.counted_writes import CountedRun
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 
@@ -179,7 +179,7 @@ def test_a_block_that_one_worker_makes_wrong_twice_has_no_second_opinion(lonely:
 def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     unused: Any = None
     plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"), blocks=(20, 100, 20))
-    writer = Writer(unused, Run(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
+    writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
     computation = Computation(unused, unused, plan, writer, unused, unused)
     again: list[Writer] = []
     monkeypatch.setattr(computation, "_send", lambda wave, blocks, plan, writer: ([], again.append(writer)))
@@ -210,7 +210,7 @@ def test_a_flipped_bit_costs_one_block_that_another_worker_makes_again(kind: str
     assert certificate["rejected"] == 1
     assert [block["attempt"] for block in certificate["done"]].count(1) == 1
     assert job.status("C.npy").rejected == 1
-    events = [event["event"] for _, event in client.get_events(job.computation.TOPIC)]
+    events = [event["event"] for _, event in client.get_events(job.computation.JOB_TOPIC)]
     events = events[len(events) - events[::-1].index("begin") :]  # those of this job
     assert events.count("certificate-failure") == 1
     assert events.count("certified") == len(certificate["done"])

@@ -14,7 +14,7 @@ import pytest
 
 from distmm.errors import InputError
 from distmm.job import lock
-from distmm.job.lock import Holder, Lock, holder
+from distmm.job.lock import Lock, LockHolder, holder
 from tests.until import until
 
 
@@ -35,7 +35,7 @@ def test_the_lock_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     process = subprocess.Popen([sys.executable, "-c", HANG, str(tmp_path)], env=environment)
 
-    def told() -> Holder | None:
+    def told() -> LockHolder | None:
         assert process.poll() is None
         found = holder(str(tmp_path))
         return found if found is not None and found.token else None

@@ -223,7 +223,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     monkeypatch.setattr(type(target), "sync", slow)
     monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
     plan: Any = None
-    writer = Writer(folder, counted_writes.Run(mine.token), target, plan, None, 0, 1, 0, {})
+    writer = Writer(folder, counted_writes.CountedRun(mine.token), target, plan, None, 0, 1, 0, {})
     with pytest.raises(InputError, match="taken over"):
         writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
     assert os.listdir(folder.done) == []

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 
 
@@ -141,13 +141,13 @@ class Model:
         for task in spoilt:
             self.fail(task)
 
-    def _operand(self, task: Task) -> Operand:
+    def _operand(self, task: Task) -> OperandBlock:
         readers = {reader.where.product if reader.where else None for reader in task.readers}
         free = task.state == "waiting" and task.rank is None and not task.held and task.where is None
         makers = [task.key] if free else []
         if makers and len(task.needs) == 1 and len(task.needs[0].readers) == 1 and task.needs[0].state == "waiting":
             makers.append(task.needs[0].key)
-        return Operand(tuple(makers), readers.pop() if len(readers) == 1 else None, sorted(task.copies))
+        return OperandBlock(tuple(makers), readers.pop() if len(readers) == 1 else None, sorted(task.copies))
 
     def _await(self, task: Task) -> list[Task]:
         """Let a released task wait, with everything that it needs; return those that need what has failed."""

@@ -60,8 +60,8 @@ def held(client: Client, number: int) -> None:
 
 
 def test_this_version_has_been_looked_at() -> None:
-    """Where it has not: run all tests, read what the release notes say of the scheduler, and add it to `SEEN`."""
-    assert distributed.__version__ in dask_internals.SEEN
+    """If this fails: run all tests, read the release notes about the scheduler, and add it to `VERSIONS_SEEN`."""
+    assert distributed.__version__ in dask_internals.VERSIONS_SEEN
 
 
 def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_their_priorities(

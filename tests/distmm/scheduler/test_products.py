@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from distmm.graph.placement import Placement
 from distmm.planning.grid import Grid
-from distmm.scheduler.product_state import Limits, Operand, PlannedTask
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Decisions, Products
 
 DEPTH = 3
@@ -26,9 +26,9 @@ def chain(name: str, grid: Grid, j: int = 0) -> list[PlannedTask]:
     ]
 
 
-def operands(tasks: list[PlannedTask], reader: str | None) -> dict[tuple[object, ...], Operand]:
+def operands(tasks: list[PlannedTask], reader: str | None) -> dict[tuple[object, ...], OperandBlock]:
     """Blocks that are still to be loaded."""
-    return {block: Operand((block,), reader) for task in tasks for block in task.operands}
+    return {block: OperandBlock((block,), reader) for task in tasks for block in task.operands}
 
 
 def decide(products: Products) -> Decisions:
@@ -42,7 +42,7 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
     products.arrived(first, (), operands(first, "first"), (), limits)
     decide(products)
     # The loads are under way, or held for a step of the first product: nobody makes them for the second one.
-    products.arrived(second, (), {block: Operand() for task in second for block in task.operands}, (), limits)
+    products.arrived(second, (), {block: OperandBlock() for task in second for block in task.operands}, (), limits)
     for task in first:
         products.forgotten(task.key, task.where)
     for task in second:

@@ -1,4 +1,4 @@
-"""Small matrices of every type that files hold, and files of every format."""
+"""Small matrices of every type, and files of every format, for the tests of storage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def save_matrix(path: Path, values: np.ndarray, chunks: tuple[int, int] = (32, 2
 
 
 def stored(form: str, folder: Path, values: np.ndarray) -> str:
-    """Write values in one of the formats with its own library, and return the path to open."""
+    """Write values with the library of their format; return the path to open."""
     name = str(folder / f"A-{form}")
     if form in ("npy-c", "npy-f"):
         np.save(f"{name}.npy", np.asarray(values, order="C" if form == "npy-c" else "F"))

@@ -80,7 +80,7 @@ def test_a_pickle_in_an_npy_file_is_not_loaded(tmp_path: Path) -> None:
     assert not (tmp_path / "owned").exists()
 
 
-def test_an_output_does_not_replace_what_is_no_matrix(tmp_path: Path) -> None:
+def test_an_output_does_not_replace_a_folder_that_is_no_matrix(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("x")
     with pytest.raises(InputError, match="not a Zarr array"):

@@ -1,4 +1,4 @@
-"""What is written to disk is whole, under its name only when it is finished, and never in place of something else."""
+"""Outputs on disk: complete, under their name only when finished, and never in place of other data."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_what_is_written_in_ragged_blocks_is_read_back(name: str, dtype: str, tm
     values = sample(dtype=dtype)
     target = create_output(tmp_path / name, values.shape, values.dtype, (5, 4))
     fill(pickle.loads(pickle.dumps(target)), values)
-    assert not os.path.exists(target.output.path)  # under its final name only when it is whole
+    assert not os.path.exists(target.output.path)  # it gets its name only when it is complete
     assert target.output.commit() == str(tmp_path / name.partition(":")[0])
     result = open_matrix(tmp_path / name)
     np.testing.assert_array_equal(result[...], values)
@@ -78,7 +78,7 @@ def test_a_member_of_a_zarr_group_can_be_the_output(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_draft_is_gone_on_with_by_another_process(name: str, tmp_path: Path) -> None:
+def test_another_process_can_continue_a_draft(name: str, tmp_path: Path) -> None:
     values, (path, _) = sample(), locate(tmp_path / name)
     os.makedirs(tmp_path / "job")
     draft = str(tmp_path / "job" / os.path.basename(path))
@@ -99,7 +99,7 @@ def test_chunks_of_zeros_are_written_too(tmp_path: Path) -> None:
     assert sum(file.is_file() for file in (tmp_path / "C.zarr" / "c").rglob("*")) == 9
 
 
-def test_a_draft_that_has_gone_is_not_begun_anew(tmp_path: Path) -> None:
+def test_a_draft_that_was_removed_is_not_created_again(tmp_path: Path) -> None:
     target = create_output(tmp_path / "C.zarr", (13, 9), "float32", (5, 4))
     shutil.rmtree(target.output.draft)
     with pytest.raises(FileNotFoundError):
@@ -165,7 +165,7 @@ def test_wrong_results_get_names_that_say_so(tmp_path: Path) -> None:
 
 
 def not_matrices(folder: Path) -> dict[str, str]:
-    """What stands where an output is to go, and what is said of it."""
+    """Make files and folders that no output may replace; return for each what the error says."""
     (folder / "thesis").mkdir()
     (folder / "thesis" / "chapter1").write_text("text")
     zarr.open_group(folder / "group.zarr", mode="w").create_array("A", data=sample())
@@ -226,7 +226,7 @@ def test_overwriting_replaces_nothing_but_a_matrix_of_the_same_format(tmp_path: 
 
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("separator", [".", "/"])
-def test_zarr_arrays_of_others_can_be_replaced(version: int, separator: str, tmp_path: Path) -> None:
+def test_zarr_arrays_of_other_programs_can_be_replaced(version: int, separator: str, tmp_path: Path) -> None:
     names = {"name": "v2" if version == 2 else "default", "separator": separator}
     zarr.create_array(
         tmp_path / "C.zarr", data=sample(), chunks=(5, 4), zarr_format=version, chunk_key_encoding=names,
@@ -268,7 +268,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
 def test_a_folder_that_refuses_the_file_is_an_input_error(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Mounts can refuse what the permissions allow, and tests may run as root, whom permissions do not stop.
+    # A mount can refuse what permissions allow. Permissions would not stop this test where it runs as root.
     folder = tmp_path / "mount"
     folder.mkdir()
     monkeypatch.setattr(os, "access", lambda path, mode: True)

@@ -1,4 +1,4 @@
-"""Files that are damaged, that vanish, or that are none: refused with the path and the reason."""
+"""Files that are damaged, removed, or no matrices are refused with the path and the reason."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_zarr_with_chunks_of_length_zero_is_refused(tmp_path: Path) -> None:
         open_matrix(damaged_metadata(tmp_path, "zarr2", chunks=[0, 4]))
 
 
-def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path) -> None:
+def test_data_that_were_removed_or_damaged_are_reported_when_they_are_read(tmp_path: Path) -> None:
     gone = open_matrix(stored("npy-c", tmp_path, sample()))
     os.unlink(gone.path)
     with pytest.raises(InputError, match=r"cannot read \[2:4, 0:9\].*No such file"):
@@ -118,7 +118,7 @@ def test_data_that_vanish_or_rot_are_reported_when_they_are_read(tmp_path: Path)
 
 
 @pytest.mark.parametrize(("form", "reader", "method"), [("zarr3", zarr.Array, "__getitem__"), ("plain3", os, "preadv")])
-def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
+def test_a_zarr_array_that_is_removed_while_it_is_read_is_not_read_as_zeros(
     form: str, reader: Any, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = stored(form, tmp_path, sample())
@@ -138,8 +138,8 @@ def test_a_zarr_array_that_goes_while_it_is_read_is_not_read_as_zeros(
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_a_file_that_loses_its_end_while_it_is_read_kills_nobody(order: Literal["C", "F"], tmp_path: Path) -> None:
-    """Touching the pages of a map beyond the end of its file is a bus error, which ends the process."""
+def test_a_file_truncated_while_it_is_read_is_an_error_and_no_crash(order: Literal["C", "F"], tmp_path: Path) -> None:
+    """A read of a memory map beyond the end of its file is a bus error, which kills the process."""
     values = np.ones((1000, 900), order=order)
     values.tofile(tmp_path / "A.bin") if order == "C" else values.T.tofile(tmp_path / "A.bin")
     mapped = np.memmap(tmp_path / "A.bin", values.dtype, "r", 0, values.shape, order)

@@ -1,4 +1,4 @@
-"""Matrices on disk: what is read equals what NumPy would give."""
+"""Matrices on disk are indexed as NumPy arrays are, with the same results."""
 
 from __future__ import annotations
 
@@ -116,9 +116,7 @@ def test_chunks_that_are_plain_files_are_read_as_zarr_reads_them(
     assert matrix[...].dtype == np.dtype("f4")
 
 
-def test_a_call_that_reads_less_than_asked_for_is_followed_by_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.arange(5000 * 3.0).reshape(5000, 3)  # more rows than one call fills
     path = tmp_path / "A.zarr"
     zarr.create_array(path, data=values, chunks=(5000, 2), compressors=None)

@@ -1,4 +1,4 @@
-"""Packed chunks take no more memory than a chunk may have, whatever they unpack to."""
+"""A compressed chunk takes no more memory than its array's chunks may have, however much it would unpack to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.distmm.storage.samples import DTYPES, sample
 
 
 def bomb(codec: str, length: int) -> bytes:
-    """A few kilobytes that unpack to `length` bytes; zstd without the length in its header."""
+    """A few kilobytes that unpack to `length` bytes; that of zstd does not say its length."""
     if codec != "zstd":
         return bytes(numcodecs.get_codec({"id": codec}).encode(bytes(length)))
     blocks = [min(1 << 17, length - at) for at in range(0, length, 1 << 17)]
@@ -32,7 +32,7 @@ def bomb(codec: str, length: int) -> bytes:
 
 
 def peak_of(read: Callable[[], object]) -> int:
-    """Bytes of memory that are taken until a bad chunk is refused."""
+    """Peak memory in bytes until the bad chunk is refused."""
     tracemalloc.start()
     with pytest.raises(InputError, match=r"unpack to \d+ bytes or more|Destination buffer is too small"):
         read()
@@ -54,11 +54,11 @@ def test_a_chunk_unpacks_to_no_more_than_a_chunk(codec: str, version: int, tmp_p
     zarr.create_array(path, data=values, chunks=(13, 9), zarr_format=version, compressors=compressor)
     matrix, chunk = open_matrix(path), path / ("c/0/0" if version == 3 else "0.0")
     np.testing.assert_array_equal(matrix[...], values)
-    if codec == "zstd":  # as other writers have it, who do not say how long the content is
+    if codec == "zstd":  # some writers leave out the length of the content
         chunk.write_bytes(bomb("zstd", values.nbytes))
         assert not matrix[...].any()
     chunk.write_bytes(bomb(codec, 1 << 26))
-    assert peak_of(lambda: matrix[...]) < 1 << 25  # lzma has a dictionary of 8 MiB
+    assert peak_of(lambda: matrix[...]) < 1 << 25  # the dictionary of lzma takes 8 MiB
 
 
 def test_chunks_inside_shards_are_bounded_too(tmp_path: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_damaged_hdf5_chunk_is_refused(tmp_path: Path) -> None:
 def test_hdf5_filters_that_are_not_known_are_refused_by_name(tmp_path: Path) -> None:
     layout = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     layout.set_chunk((4, 4))
-    layout.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # Zstandard of the HDF5 group's registry: a plug-in
+    layout.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (3,))  # Zstandard: a plug-in of HDF5
     with h5py.File(tmp_path / "A.h5", "w") as file:
         h5py.h5d.create(file.id, b"A", h5py.h5t.NATIVE_DOUBLE, h5py.h5s.create_simple((8, 8)), layout)
     with pytest.raises(InputError, match=r"the filter '32015', and known are gzip.*h5repack -f GZIP=1"):

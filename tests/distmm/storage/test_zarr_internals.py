@@ -1,6 +1,6 @@
-"""What distmm uses of Zarr beyond its public interface is as it was; where it is not, products go on without it.
+"""The private parts of Zarr that distmm uses are there; without them products still run.
 
-If a test here fails with a new Zarr, `distmm/storage/zarr_internals.py` is to be compared with that version first.
+If a test here fails with a new Zarr, compare `distmm/storage/zarr_internals.py` with that version first.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def test_every_packing_codec_of_an_array_is_bounded(version: int, tmp_path: Path
     assert "Bounded" in described
 
 
-def test_a_zarr_that_has_changed_is_said_and_read_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_changed_zarr_is_warned_of_and_arrays_are_still_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     values = sample()
     zarr.create_array(tmp_path / "A.zarr", data=values, chunks=(4, 4), compressors=GzipCodec())
     monkeypatch.delattr(zarr, "AsyncArray")

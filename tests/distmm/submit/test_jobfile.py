@@ -1,4 +1,4 @@
-"""The job file: what it says, what it refuses, and on which line."""
+"""The job file: what its keys mean, what is refused, and that errors name the line."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_a_missing_job_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["nodes=4", "workers.nodes", "workers.nodes.x=4", "--wrap"])
-def test_a_change_that_is_none_is_refused(write, change: str) -> None:
+def test_a_malformed_change_is_refused(write, change: str) -> None:
     with pytest.raises(InputError, match=r"write it as table.key=value"):
         jobfile.load(write(PRODUCT), [change])
 
@@ -164,7 +164,7 @@ def test_any_text_is_a_job_or_an_input_error(tmp_path_factory: pytest.TempPathFa
 
 @pytest.mark.parametrize("name", ["a\ntouch evil\n", 'a"b', "a\x1bb", "a`b"])
 def test_a_job_file_in_a_folder_that_no_script_can_name_is_refused(name: str, tmp_path: Path) -> None:
-    """A line break ends the comment of sbatch that holds the path, and what follows would be a command."""
+    """The path stands in a comment for sbatch. A line break would end the comment, and the rest would be a command."""
     (tmp_path / name).mkdir()
     (tmp_path / name / "job.toml").write_text(PRODUCT)
     with pytest.raises(InputError, match="quotes, backslashes or unprintable characters"):

@@ -1,6 +1,6 @@
-"""A real browser and a real Prometheus for the tests of what people look at.
+"""A real browser and a real Prometheus for the tests of dashboard, report and metrics.
 
-On a machine without them the tests skip; where DISTMM_CI is set, as ``.ci/run`` does, they fail.
+On a machine without them the tests skip. Where DISTMM_CI is set, as in ``.ci/run``, they fail.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tests.until import until
 
 
 def program(*names: str) -> str:
-    """Path of the first of these programs that is installed."""
+    """Return the path of the first of these programs that is installed."""
     for name in names:
         if path := shutil.which(name):
             return path
@@ -55,7 +55,7 @@ class Browser:
             [
                 chromium, "--headless=new", "--no-sandbox",
                 "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run",
-                "--disable-features=BackForwardCache",  # in which pages that were left stay connected
+                "--disable-features=BackForwardCache",  # it keeps the connections of pages that were left
                 "--remote-debugging-port=0", f"--user-data-dir={folder / 'profile'}", "about:blank",
             ],
             stdout=self.log, stderr=self.log,
@@ -67,7 +67,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def _listens(self, port_file: Path) -> str | None:
-        """Port of the remote debugging protocol."""
+        """Return the port of the remote debugging protocol; None while it is not known."""
         assert self.process.poll() is None, "Chromium has ended"
         return port_file.read_text().partition("\n")[0] if port_file.exists() else None
 
@@ -77,7 +77,7 @@ class Browser:
         return await websocket_connect(page["webSocketDebuggerUrl"], max_message_size=1 << 28)
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """Ask the browser something, and take note of errors on the page meanwhile."""
+        """Call a method of the protocol, and note the errors that the page reports meanwhile."""
         return self.loop.run_until_complete(asyncio.wait_for(self._call(method, params), 120))
 
     async def _call(self, method: str, params: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ class Browser:
 
     def open(self, url: str, width: int = 1280, height: int = 900, scheme: str = "light") -> None:
         """Load a page in a window of this size, for a reader who prefers this colour scheme."""
-        # The page before may end with errors, such as a dashboard whose cluster has gone: they are not this page's.
+        # Errors of the page before do not count: a dashboard reports some when its cluster is closed.
         self.call("Page.navigate", url="about:blank")
         self.evaluate("document.readyState")
         self.errors.clear()
@@ -132,7 +132,7 @@ class Browser:
         return picture
 
     async def _disconnect(self) -> None:
-        self.socket.close()  # writes, for which the main thread's own loop may be gone by the end of the session
+        self.socket.close()  # it writes, so it runs in the loop of this browser
 
     def close(self) -> None:
         self.loop.run_until_complete(self._disconnect())
@@ -144,7 +144,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    chromium = program("chromium", "chromium-browser", "google-chrome")  # before anything is open that must be closed
+    chromium = program("chromium", "chromium-browser", "google-chrome")  # may skip, so it comes first
     browser = Browser(chromium, tmp_path_factory.mktemp("chromium"))
     yield browser
     browser.close()
@@ -152,7 +152,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder for screenshots: DISTMM_SCREENSHOTS, to look at them, else a temporary one."""
+    """Folder for screenshots: DISTMM_SCREENSHOTS if it is set (to look at them), else a temporary one."""
     kept = os.environ.get("DISTMM_SCREENSHOTS")
     folder = Path(kept) if kept else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)

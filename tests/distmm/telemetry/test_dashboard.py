@@ -1,4 +1,4 @@
-"""The dashboard's page in a real browser: while a product runs, after a killed worker, for 1 and 256 workers."""
+"""The dashboard in a real browser: while a product runs, after a worker was killed, and with 1 and 256 workers."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, theme
-from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
 from tests.until import until
 
-# A model on the page, by its name, and the data that it draws.
+# JavaScript for a Bokeh model on the page, by its name, and for the data that it draws.
 MODEL = "Bokeh.documents[0].get_model_by_name('distmm-{}')"
 DATA = MODEL + ".renderers[0].data_source.data"
 READY = "window.Bokeh && Bokeh.documents.length && Bokeh.documents[0].get_model_by_name('distmm-{}') && true"
@@ -51,14 +51,14 @@ def cluster() -> Iterator[Client]:
 
 @pytest.fixture
 def browser(browser: Any, cluster: Client) -> Iterator[Any]:
-    """A browser that has left the page before the cluster closes, which would interrupt Bokeh while it sends."""
+    """A browser that leaves the page before the cluster closes: closing would interrupt Bokeh while it sends."""
     yield browser
     browser.open("about:blank")
     until(lambda: cluster.run_on_scheduler(connections) == 0)
 
 
 def connections(dask_scheduler: Scheduler) -> int:
-    """Pages that are open in browsers."""
+    """Count the pages that are open in browsers."""
     applications = dask_scheduler.http_application.applications
     sessions = (app.get_sessions(path) for app in applications for path in app.app_paths)
     return sum(session.connection_count for each in sessions for session in each)
@@ -76,7 +76,7 @@ def shown(browser: Any, pane: str) -> None:
 
 
 def shut(array: da.Array, gate: Path) -> da.Array:
-    """Blocks that are not done until the gate, a file, is there; other tasks run on their workers meanwhile."""
+    """Return an array whose blocks wait until the file `gate` exists; other tasks run on their workers meanwhile."""
 
     def wait_for_gate(block: np.ndarray) -> np.ndarray:
         secede()
@@ -87,7 +87,7 @@ def shut(array: da.Array, gate: Path) -> da.Array:
 
 
 def half_done(client: Client, product: str) -> int | None:
-    """Steps that are finished, once they are half of all."""
+    """Return the number of finished steps once they are half of all; None before."""
     figures = telemetry.figures(client, product)
     return figures.done if figures is not None and 2 * figures.done >= figures.total else None
 
@@ -136,7 +136,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
 
 @functools.cache
 def synthetic(workers: int, product: str) -> Record:
-    """The record of a product half done in 30 s on this many GPUs, with a loss, blocks from disk and a failed check."""
+    """Make the record of a half-finished product: 30 s, lost workers, blocks kept from disk, and a failed check."""
     problem = Problem(131072, 131072, 131072, np.dtype("f4"))
     spec = ClusterSpec(workers, int(250e9), "cuda", problem.flops / workers / 60, 5e10)
     plan = make_plan(problem, spec, edges=(4096, 8192, 4096))
@@ -156,7 +156,7 @@ def synthetic(workers: int, product: str) -> Record:
                 seconds = float(record.step_flops[chain, step] / spec.rate * (1 + 0.2 * rng.random()))
                 if free[owner] + seconds < now:
                     start = free[owner] + 0.05 * seconds
-                    record.add(Run(chain, step, owner, start, start + seconds))
+                    record.add(StepRun(chain, step, owner, start, start + seconds))
                     free[owner] = start + seconds
     for at, name in enumerate(names):
         for tenth in range(10):
@@ -165,7 +165,7 @@ def synthetic(workers: int, product: str) -> Record:
             record.add(Transfer(name, time_, time_ + 0.4))
             record.add(Sample(time_, name, blocks, blocks + 10**9, received))
         if at % 40 == 7:
-            record.add(Left(now - 10, name))
+            record.add(WorkerLeft(now - 10, name))
     for chain in (100, 101, 102):
         record.add(Again(now, chain, 0, finished=True))
     record.add(Checked(now, 200, passed=False))
@@ -192,7 +192,7 @@ def test_the_page_is_readable_with_one_worker_and_with_many(
     assert browser.evaluate(MODEL.format("rate") + ".title.text_color") == palette["ink"]
     red, green, blue = (int(palette["ground"][at : at + 2], 16) for at in (1, 3, 5))
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"
-    # No label runs into the next one, and nothing is wider than the window.
+    # No label overlaps the next one, and nothing is wider than the window.
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert len(browser.evaluate(MODEL.format("rate") + ".below[0].ticker.ticks")) <= 24
     browser.screenshot(pictures / f"{workers}-{scheme}.png")
@@ -209,7 +209,7 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
     assert "Individual Task Stream" in listed
     record = synthetic(4, f"distmm-matmul-{pane}")
     cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
-    # JupyterLab's panes are small, and its theme is asked for in the address.
+    # JupyterLab's panes are small, and the address says which theme they want.
     browser.open(address(cluster, listed[f"Distmm {pane.title()}"] + "?theme=dark"), width=420, height=320)
     shown(browser, pane)
     assert browser.evaluate("document.querySelector('.navbar') === null")

@@ -1,6 +1,6 @@
-"""What distmm uses of Dask's dashboard and Bokeh's server is as it was; where it is not, products go on without it.
+"""The private parts of Dask's dashboard and Bokeh's server that distmm uses are there; without them products still run.
 
-If a test here fails with a new Dask or Bokeh, `distmm/telemetry/dashboard_server.py` is to be compared with it first.
+If a test here fails with a new Dask or Bokeh, compare `distmm/telemetry/dashboard_server.py` with that version first.
 """
 
 from __future__ import annotations

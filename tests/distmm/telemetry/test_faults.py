@@ -1,4 +1,4 @@
-"""Monitoring that fails, in each place where it can, and products that do not notice."""
+"""Each part of monitoring fails once, and products and jobs still give their results."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def missing(module: str) -> Patch:
     return lambda patch: patch.setitem(sys.modules, module, None)
 
 
-# What is broken, and how many warnings a product and a job give: none where Dask itself logs the error.
+# What fails, and how many warnings a product and a job log: none where Dask logs the error itself.
 FAULTS: dict[str, tuple[Patch, int]] = {
     "the scheduler's plugin does not start": (raises(Telemetry, "start"), 1),
     "the page": (raises(dashboard, "install"), 1),
     "no Bokeh": (missing("bokeh.server.tornado"), 0),
-    "/metrics": (raises(metrics, "expose"), 2),  # of scheduler and worker
+    "/metrics": (raises(metrics, "expose"), 2),  # one of the scheduler, one of the worker
     "the list of targets": (raises(prometheus_targets, "install"), 1),
     "the workers' plugin does not start": (raises(WorkerTelemetry, "setup"), 0),
     "listening on the scheduler": (raises(Telemetry, "transition"), 0),
@@ -53,7 +53,7 @@ FAULTS: dict[str, tuple[Patch, int]] = {
 
 @pytest.fixture
 def one() -> Iterator[Client]:
-    """A cluster in this process, where scheduler and worker are patched too."""
+    """A cluster in this process, so that patches reach scheduler and worker too."""
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False}),
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
@@ -72,7 +72,7 @@ def test_products_and_jobs_go_on_where_monitoring_fails(
     monkeypatch.setattr(faults, "_logged", set())
     with monkeypatch.context() as patched, caplog.at_level(logging.WARNING, faults.logger.name):
         patch(patched)
-        for _ in range(2):  # the second one warns no more
+        for _ in range(2):  # the second one does not warn again
             A = da.from_array(a, chunks=16)
             np.testing.assert_allclose(one.compute(matmul(A, A, client=one)).result(timeout=60), a @ a)
             assert telemetry.figures(one, "unknown") is None

@@ -1,4 +1,4 @@
-"""Prometheus series: scraped by a real Prometheus, asked with the queries of the dashboard and the alerts we ship."""
+"""Prometheus series: a real Prometheus scrapes them and answers the queries of our dashboard and alerts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from distributed import Client, wait
 
 from distmm import matmul, plan
 from distmm.telemetry import metrics
-from distmm.telemetry.events import TOPIC, Device
+from distmm.telemetry.events import JOB_TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.until import until
 
@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[3]
 MONITORING = ROOT / "deploy" / "monitoring"
 
 
-# A GPU where there is none: 60 of 80 GB in use, busy half of the time. A lambda travels to workers by value.
+# Stands for a GPU: 60 of 80 GB in use, busy half of the time. A lambda is pickled by value: workers import no tests.
 GPU = lambda worker: Device(60 * 10**9, 80 * 10**9, 0.5)  # noqa: E731
 
 
@@ -41,7 +41,7 @@ def wait_for_late_heartbeats() -> None:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A scheduler and two workers started as users do, with the preload: their /metrics are theirs alone."""
+    """A scheduler and two workers, started by commands with our preload: no other test adds to their metrics."""
     folder = tmp_path_factory.mktemp("cluster")
     file = folder / "scheduler.json"
     dask = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--host", "127.0.0.1", "--port", "0"]
@@ -77,7 +77,7 @@ def product(client: Client, edge: int) -> tuple[str, Any]:
 def query(
     cluster: Client, prometheus: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[[str], list[dict[str, Any]]]]:
-    """A Prometheus with the shipped configuration, every second, and a function that asks it."""
+    """A Prometheus with the shipped configuration that scrapes every second; yields a function that queries it."""
     scheduler, folder = urllib.parse.urlsplit(cluster.dashboard_link).netloc, tmp_path_factory.mktemp("prometheus")
     text = (MONITORING / "prometheus.yml").read_text()
     assert text.count("scheduler:8787") == 2
@@ -106,7 +106,7 @@ def query(
             listens = re.compile(r'"Listening on" address=(\S+)')
             address = until(lambda: process.poll() is None and listens.search(said()), said)[1]
             until(ready, said)
-            until(lambda: len(ask("up == 1")) == 3, said)  # the scheduler and two workers that it told of
+            until(lambda: len(ask("up == 1")) == 3, said)  # the scheduler, and two workers that it named
             yield ask
         finally:
             process.terminate()
@@ -140,11 +140,12 @@ def test_prometheus_answers_every_query_of_the_dashboard(
         "distmm_resumes_total": 0,
     }
     settle(query, shown)
-    assert query('ALERTS{alertstate="firing"}') == []  # pending ones may be: a product this small is slow, then still
+    # Alerts may be pending: a product this small is slow, and then nothing runs.
+    assert query('ALERTS{alertstate="firing"}') == []
 
 
 def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) -> None:
-    """Wait until each expression has one value, this one: what has just happened is scraped a second later."""
+    """Wait until each expression has exactly the value in `shown`: Prometheus scrapes once a second."""
 
     def wrong() -> dict[str, list[float]]:
         found = {expression: [float(result["value"][1]) for result in query(expression)] for expression in shown}
@@ -154,13 +155,14 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
 
 
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
-    cluster.log_event(TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
-    cluster.log_event(TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})  # damaged on disk
+    cluster.log_event(JOB_TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
+    # Without the name of a job: a block that was found damaged on disk.
+    cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
 
 
-def test_shipped_rules_hold(promtool: str) -> None:
+def test_the_shipped_configuration_and_rules_pass_promtool(promtool: str) -> None:
     for arguments in (["check", "config", "prometheus.yml"], ["check", "rules", "alerts.yml"]):
         subprocess.run([promtool, *arguments], cwd=MONITORING, check=True, capture_output=True)
     done = subprocess.run(

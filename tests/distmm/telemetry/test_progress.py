@@ -18,7 +18,7 @@ from distmm.telemetry.record import Figures
 
 
 def figures(done: int, seconds: float, state: str = "running", again: int = 0) -> Figures:
-    """Of a product of 80 steps and 8 TFLOP, after so many seconds."""
+    """Figures of a product of 80 steps and 8 TFLOP, `done` of them done after `seconds`."""
     rate = done * 1e11 / seconds
     left = (80 - done) * 1e11 / rate if done else math.inf
     return Figures(done, 80, 0, 16, done * 1e11, seconds, rate, left, 0, 0, again, 0, 0, 0, 0, state)

@@ -1,4 +1,4 @@
-"""A record adds up events; the scheduler's plugin states them as they happen on real clusters."""
+"""A record sums up events; on real clusters the scheduler's plugin makes the events."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
-from distmm.telemetry.events import TOPIC, Again, Checked, Device, Dropped, Left, Run, Sample
-from distmm.telemetry.record import MOST_SAMPLES, Record
+from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, WorkerLeft
+from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
+from distmm.telemetry.worker_totals import MOST_SAMPLES
 from tests.distmm.scheduler.known import known
 from tests.until import until
 
@@ -32,20 +33,20 @@ def current(client: Client) -> Iterator[Client]:
 
 
 def record(m: int = 100, k: int = 100, n: int = 60, batch: tuple[int, ...] = (), **options: object) -> Record:
-    """Of a product with blocks of 50 x 40 x 30, submitted at the time 1000."""
+    """Make the record of a product with blocks of 50 x 40 x 30, submitted at time 1000."""
     problem = Problem(m, k, n, np.dtype("f4"), batch, batch)
     made = make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e12, 1e9), edges=(50, 40, 30))
     return Record("C-1", made, 1000.0, **options)  # type: ignore[arg-type]
 
 
 def run_all(r: Record, worker: str = "w", seconds: float = 2.0) -> None:
-    """Run every step that is not done, one after another, from 1001 on."""
+    """Add a run of every step that is not done, one after another, from time 1001 on."""
     at = 1001.0
     for chain in range(r.chains):
         for step in range(r.steps):
             r.want(chain, step, worker)
     for chain, step in np.argwhere(r.expected & ~r.done):
-        r.add(Run(int(chain), int(step), worker, at, at + seconds))
+        r.add(StepRun(int(chain), int(step), worker, at, at + seconds))
         at += seconds
 
 
@@ -73,7 +74,7 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
     half = r.steps * r.chains // 2
     flops = 0.0
     for chain, step in np.argwhere(r.wanted)[:half]:
-        r.add(Run(int(chain), int(step), "w", 1010.0, 1012.0))
+        r.add(StepRun(int(chain), int(step), "w", 1010.0, 1012.0))
         flops += r.step_flops[chain, step]
     f = r.figures(1011.5)
     assert (f.done, f.total, f.state, f.seconds) == (half, r.wanted.sum(), "running", 1.5)
@@ -88,7 +89,7 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
 def test_a_lost_result_counts_until_it_is_there_again() -> None:
     r = record()
     run_all(r)
-    r.add(Left(1100.0, "w"))
+    r.add(WorkerLeft(1100.0, "w"))
     r.add(Again(1100.0, 0, 0, finished=True))
     r.add(Again(1100.1, 1, 0, finished=True))
     r.add(Again(1100.1, 2, 0, finished=False))
@@ -100,14 +101,14 @@ def test_a_lost_result_counts_until_it_is_there_again() -> None:
         "run interrupted, repeated",
     ]
     for chain in range(3):
-        r.add(Run(chain, 0, "v", 1102.0, 1103.0))
+        r.add(StepRun(chain, 0, "v", 1102.0, 1103.0))
     assert r.figures(1200.0).state == "complete"
     assert r.owners[0] == "v"
-    # Work that was done twice counts for the workers, and once for the product.
+    # Work that was done twice counts twice for the workers, and once for the product.
     assert sum(lane.flops for lane in r.lanes.values()) > r.figures(1200.0).flops == r.plan.problem.flops
 
 
-def test_a_job_that_goes_on_has_only_the_missing_blocks_to_do() -> None:
+def test_a_resumed_job_has_only_the_missing_blocks_to_do() -> None:
     r = record(title="/data/C.zarr", kept=[0, 1])
     f = r.figures(1000.0)
     assert (f.blocks_done, f.resumed, f.total) == (2, 2, (r.chains - 2) * r.steps)
@@ -144,7 +145,7 @@ def test_runs_that_overlap_count_once_as_busy_time() -> None:
     r = record()
     for start in (1001.0, 1001.5, 1002.0, 1010.0):
         r.want(0, 0, "w")
-        r.add(Run(0, 0, "w", start, start + 1.0))
+        r.add(StepRun(0, 0, "w", start, start + 1.0))
     assert r.lanes["w"].seconds == 3.0
     assert r.lanes["w"].busy_rate == 4 * r.step_flops[0, 0] / 3
 
@@ -172,7 +173,7 @@ def test_a_record_of_thousands_of_tasks_travels_in_a_few_megabytes() -> None:
 
 
 def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LINGER_SECONDS", 600)  # however late the workers' heartbeats are
+    monkeypatch.setattr(scheduler, "LINGER_SECONDS", 600)  # heartbeats that come late are counted too
     A, B = (da.random.default_rng(seed).random((8 * 48, 8 * 48), chunks=48) for seed in (1, 2))
     made = plan(A, B, client=current)
     C = matmul(A, B, client=current)
@@ -189,7 +190,7 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert {r.owners[r.chain((), i, j)] for i in range(8) for j in range(8)} == set(r.lanes)
     assert sum(len(t) for t in (r.runs, r.transfers)) > made.cost.tasks
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
-    # Memory is sampled with each heartbeat; the last look is the one that `read` took.
+    # Memory is sampled with each heartbeat, and once more by `read`.
     assert all(lane.samples for lane in r.lanes.values())
 
 
@@ -207,10 +208,10 @@ def test_the_same_product_again_is_a_new_record(current: Client) -> None:
 
 def test_waves_that_a_job_names_are_one_record(current: Client) -> None:
     A = da.ones((64, 64), chunks=32)
-    current.compute(matmul(A, A, client=current).sum(), sync=True)  # telemetry is there
+    current.compute(matmul(A, A, client=current).sum(), sync=True)  # this product installs telemetry
     C = gemm(2, A, A, client=current)
-    current.log_event(TOPIC, {"event": "begin", "job": "j7", "path": "/data/C.zarr", "kept": [[0, 1], [1, 0]]})
-    current.log_event(TOPIC, {"event": "wave", "job": "j7", "product": C.name})
+    current.log_event(JOB_TOPIC, {"event": "begin", "job": "j7", "path": "/data/C.zarr", "kept": [[0, 1], [1, 0]]})
+    current.log_event(JOB_TOPIC, {"event": "wave", "job": "j7", "product": C.name})
     for i in (0, 1):
         current.compute(C.blocks[i, i], sync=True)
     f = telemetry.figures(current, "j7")
@@ -222,7 +223,7 @@ def test_waves_that_a_job_names_are_one_record(current: Client) -> None:
 def test_a_failing_product_says_why(current: Client) -> None:
     def fail(block: np.ndarray) -> np.ndarray:
         if block.size:
-            return block.astype(object)  # which no kernel takes
+            return block.astype(object)  # no kernel multiplies these
         return block
 
     A = da.ones((64, 64), chunks=32)

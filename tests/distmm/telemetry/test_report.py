@@ -1,4 +1,4 @@
-"""The report: one HTML file that a browser shows without asking anybody else, for real jobs and for large clusters."""
+"""The report: one HTML file that a browser shows without loading anything else, for real jobs and large clusters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme
-from distmm.telemetry.events import Again, Checked, Left, Run, Sample, Transfer
+from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Figures, Record
 
 
 class Balance(HTMLParser):
-    """Notes elements that are opened and never closed, and everything that a page would load."""
+    """Checks that each element is closed, and notes everything that the page would load."""
 
     VOID = ("meta", "br", "hr", "img", "link")
 
@@ -42,7 +42,7 @@ class Balance(HTMLParser):
 
 
 def run(workers: int) -> Record:
-    """A product on so many workers, 10 s long, with everything that can happen."""
+    """Make the record of a product of 10 s on so many workers, with events of each kind."""
     problem = Problem(65536, 65536, 65536, np.dtype("f4"))
     made = make_plan(problem, ClusterSpec(workers, int(1e11), "cuda", 2e14, 5e10), edges=(2048, 4096, 2048))
     r = Record("distmm-matmul-1", made, 1000.0)
@@ -52,13 +52,13 @@ def run(workers: int) -> Record:
         for step in range(r.steps):
             r.want(chain, step, name)
             start = 1000.0 + 10 * (step + (chain // workers * workers) / r.chains) / r.steps
-            r.add(Run(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
+            r.add(StepRun(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
         r.add(Checked(1010.0, chain, passed=chain != 3))
     for name in names:
         for second in range(10):
             r.add(Transfer(name, 1000.0 + second, 1000.3 + second))
             r.add(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
-    r.add(Left(1005.0, names[0]))
+    r.add(WorkerLeft(1005.0, names[0]))
     r.add(Again(1005.0, 0, 0, finished=True))
     return r
 
@@ -76,7 +76,7 @@ def test_a_report_is_one_file_that_loads_nothing(workers: int, tmp_path: Path) -
     assert re.findall(r"url\(|@import|http", text) == []
     assert "C &amp; D.zarr" in text
     assert "0.1 of &lt;its&gt; bound" in text
-    assert "5.0 s" in text  # when the worker was lost
+    assert "5.0 s" in text  # the time when the worker was lost
     assert text.count("<svg") == 4
     assert "nan" not in text.lower().replace("nano", "")
     assert [file.name for file in tmp_path.iterdir()] == ["C.report.html"]

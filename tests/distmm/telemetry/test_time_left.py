@@ -1,4 +1,4 @@
-"""The time left is right within 10 % of the total time from when a tenth of the work is done, in virtual time."""
+"""Once a tenth of the work is done, the predicted time left errs by at most 10 % of the total time (virtual time)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry.events import Again, Checked, Event, Run
+from distmm.telemetry.events import Again, Checked, Event, StepRun
 from distmm.telemetry.record import Record
 from distmm.telemetry.time_left import Pace
 
@@ -21,7 +21,7 @@ SUBMITTED = 1000.0
 
 @dataclass(frozen=True)
 class Job:
-    """A job in waves of virtual workers, each step taking a second when nothing is in the way.
+    """A job in waves on virtual workers. Each step takes a second, unless an attribute below says otherwise.
 
     Attributes
     ----------
@@ -33,15 +33,15 @@ class Job:
     gap : float
         Seconds before the first step of each wave.
     slow : float
-        Part of the work, at its beginning, that takes three times as long.
+        Fraction of the work, at the beginning, that takes three times as long.
     noise : float
-        Steps take up to so much more or less, by chance.
+        Steps take at random up to this fraction more or less.
     write : float
-        Seconds from a block's last step until it is checked and written, beside the next products.
+        Seconds from a block's last step until it is checked and written; the next steps run meanwhile.
     kept : float
-        Part of the blocks that were on disk before.
+        Fraction of the blocks that were on disk before.
     repeated : float
-        Part of the steps that are lost after they are done, and done again.
+        Fraction of the steps whose results are lost, and that are done again.
     """
 
     blocks: int = 8
@@ -86,7 +86,7 @@ class Job:
                         at[worker] += (3 if first else 1) * (1 + self.noise * rng.uniform(-1, 1))
                         if again:
                             yield begin, Again(begin, int(chain), step, finished=True)
-                        yield at[worker], Run(int(chain), step, str(worker), begin, float(at[worker]))
+                        yield at[worker], StepRun(int(chain), step, str(worker), begin, float(at[worker]))
                     if step == self.steps - 1 and self.write:
                         yield at[worker] + self.write, Checked(float(at[worker] + self.write), int(chain), True)
 
@@ -113,7 +113,7 @@ def test_after_a_tenth_of_the_work_the_predicted_end_is_right_within_a_tenth(job
     record, events = job.record(), job.events()
     end = events[-1][0]
     total = end - SUBMITTED
-    last = max(at for at, event in events if isinstance(event, Run))  # from then on the steps are complete
+    last = max(at for at, event in events if isinstance(event, StepRun))  # afterwards only checks and writes are left
     worst, looked = 0.0, 0
     for now in np.arange(SUBMITTED, last, total / 500):
         while events and events[0][0] <= now:
@@ -146,7 +146,7 @@ def test_the_time_runs_down_between_lumps_and_stands_still_where_one_is_late() -
 def test_work_that_comes_at_one_moment_is_one_lump() -> None:
     pace = Pace(0.0)
     for lump in (100.0, 200.0):
-        for at in (lump, lump + 0.1, lump + 0.2, lump + 0.1):  # workers do not agree on the time
+        for at in (lump, lump + 0.1, lump + 0.2, lump + 0.1):  # clocks of workers differ
             pace.add(at, 1)
     assert pace.left(200.2, 4) == pytest.approx(100.0, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Arrays of the client that workers read and write where they lie."""
+"""Arrays in the client's memory, which workers read and write without a copy through the scheduler."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.until import until
 
 @pytest.fixture(scope="module")
 def other() -> Iterator[Any]:
-    """Another process of this user."""
+    """Another process of the same user, which stands for a worker."""
     process_memory.allow()
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         yield pool
@@ -135,7 +135,7 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
     array = ClientArray.of(numbers((20, 30)))
     index = (slice(0, 20), slice(0, 30))
-    elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes that are there are not those of the proof
+    elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes at the address differ from the proof
     for access in (partial(other.apply, read, (elsewhere, index)), partial(other.apply, write, (elsewhere, index, 0))):
         with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
             access()
@@ -144,16 +144,16 @@ def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any)
 
 @pytest.fixture
 def no_kernel_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have this process ask the system for no memory of a process, its own included."""
+    """Fail the test if this process uses `process_vm_readv` or `process_vm_writev`, also on itself."""
     monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail(f"{about[0]} was called"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["f8", ml_dtypes.bfloat16])
-def test_a_process_copies_its_own_memory_by_itself(
+def test_a_process_copies_its_own_memory_without_process_vm_readv(
     layout: str, dtype: Any, no_kernel_copies: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_memory, "PIECE", 100)  # bytes: several threads copy
+    monkeypatch.setattr(process_memory, "PIECE", 100)  # bytes, so that several threads copy
     array = LAYOUTS[layout](numbers((3, 40, 30), "i1").astype(dtype))
     part, swapped = ClientArray.of(array).part((slice(0, 2), slice(3, 20), slice(1, 8))).with_contiguous_rows()
     staged = np.empty(part.shape, dtype)
@@ -166,7 +166,7 @@ def test_a_process_copies_its_own_memory_by_itself(
         assert array.any()
 
 
-def test_a_worker_in_the_clients_process_asks_the_system_for_no_memory(no_kernel_copies: None) -> None:
+def test_a_worker_in_the_clients_process_copies_without_process_vm_readv(no_kernel_copies: None) -> None:
     a, b = np.random.default_rng(6).integers(-9, 9, (2, 400, 400)).astype("f8")
     c = np.empty((400, 400))
     with (
@@ -185,7 +185,7 @@ def test_a_process_of_this_number_on_another_machine_is_not_taken_for_this_one()
             access(index=(slice(0, 20), slice(0, 30)))
 
 
-def test_shared_memory_is_returned_with_its_last_view() -> None:
+def test_shared_memory_is_freed_with_its_last_view() -> None:
     array = transfer.empty((100, 100), "f4")
     view = array[10:20].T
     segment = shared_memory.behind(view)
@@ -210,7 +210,7 @@ def nothing_is_kept() -> bool:
 
 
 def largest(client: Client, others: set[object]) -> int:
-    """Bytes of the largest task that the scheduler knows, without the `others`: those may be of any kind."""
+    """Bytes of the largest task that the scheduler knows, `others` left out: those belong to other tests."""
 
     def pickled(dask_scheduler: Scheduler) -> int:
         return max(len(pickle.dumps(ts.run_spec)) for key, ts in dask_scheduler.tasks.items() if key not in others)
@@ -246,7 +246,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     until(nothing_is_kept)
 
 
-def test_operands_of_every_wave_are_given_back(client: Client) -> None:
+def test_operands_of_every_wave_are_released(client: Client) -> None:
     rng = np.random.default_rng(5)
     a, b, c = *rng.integers(-9, 9, (2, 400, 400)).astype("f8"), np.empty((400, 400))
     until(nothing_is_kept)
@@ -268,7 +268,7 @@ def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
 @pytest.mark.parametrize(
     "array", [np.zeros((10, 10)), np.zeros((400, 400), ">f8"), np.zeros(200_000)], ids=["small", "swapped", "vector"]
 )
-def test_some_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
+def test_small_byte_swapped_and_one_dimensional_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
     assert transfer.share(array, client) is None
 
 

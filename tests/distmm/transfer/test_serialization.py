@@ -1,4 +1,4 @@
-"""bfloat16 in GPU memory keeps its type on its way to other workers and to the client."""
+"""bfloat16 blocks in GPU memory keep their type when Dask sends them to other workers and to the client."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def dispatches() -> tuple[Dispatch, Dispatch]:
 def test_elements_keep_their_type(dtype: Any) -> None:
     send, receive = dispatches()
     serialization._name_elements(send, receive, Block)
-    serialization._name_elements(send, receive, Block)  # as often as there are products
+    serialization._name_elements(send, receive, Block)  # each product registers it again
     assert receive.dispatch(Block)(*send(Block(dtype))).dtype == dtype
 
 
-def test_without_it_they_would_lose_it() -> None:
+def test_dask_alone_would_lose_the_type_of_bfloat16() -> None:
     send, receive = dispatches()
     assert receive.dispatch(Block)(*send(Block(ml_dtypes.bfloat16))).dtype == "V2"
 
 
 def tables(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
-    """Dask's own dispatches replaced by such that know nothing, or blocks."""
+    """Replace Dask's four serialization tables by ones that know `Block` only; return them."""
     found = [*dispatches(), *dispatches()]
     names = ["cuda_serialize", "cuda_deserialize", "dask_serialize", "dask_deserialize"]
     for name, dispatch in zip(names, found, strict=True):
@@ -53,7 +53,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> list[Dispatch]:
     return found
 
 
-def test_where_dask_has_sent_cupy_blocks_already_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serialization_is_changed_at_once_if_dask_has_sent_cupy_blocks_already(monkeypatch: pytest.MonkeyPatch) -> None:
     send, receive, send_on_host, receive_on_host = tables(monkeypatch)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
     monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
@@ -62,14 +62,14 @@ def test_where_dask_has_sent_cupy_blocks_already_it_is_done_at_once(monkeypatch:
         assert back.dispatch(Block)(*to(Block(ml_dtypes.bfloat16))).dtype == ml_dtypes.bfloat16
 
 
-def test_else_it_is_done_with_the_first_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "distributed.protocol.cupy", raising=False)
     found = tables(monkeypatch)
     serialization.register()
     assert [dispatch._lazy for dispatch in found] == [{"cupy": serialization._wrap}] * 4
 
 
-def test_a_version_of_dask_that_registers_otherwise_sends_blocks_in_its_own_way(
+def test_a_dask_that_registers_in_another_way_sends_blocks_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     send, receive = dispatches()

@@ -1,4 +1,4 @@
-"""Private parts of Dask's worker: seen in this version, and no product fails where they are gone."""
+"""Private parts of Dask's worker: this version has them, and without them no product fails."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from distmm.worker import dask_internals, plugin, worker_slots
 
 
 def test_the_installed_version_of_dask_is_one_that_was_seen() -> None:
-    assert distributed.__version__.startswith(dask_internals.SEEN), (
-        "look at each function of distmm/worker/dask_internals.py with this version of distributed, then add it to SEEN"
+    assert distributed.__version__.startswith(dask_internals.VERSIONS_SEEN), (
+        "compare each function of distmm/worker/dask_internals.py with this distributed, then add it to VERSIONS_SEEN"
     )
 
 
-def test_tasks_are_known_as_such(client: Client) -> None:
+def test_a_thread_knows_whether_it_runs_a_task(client: Client) -> None:
     assert client.submit(dask_internals.in_task, pure=False).result()
     assert not any(client.run(dask_internals.in_task).values())
     assert not dask_internals.in_task()
 
 
-def test_a_seceding_task_hands_on_no_meters() -> None:
+def test_a_task_that_secedes_is_not_metered() -> None:
     measured: list[str] = []
     meter = distributed.metrics.context_meter
     with meter.add_callback(lambda label, value, unit: measured.append(label)):

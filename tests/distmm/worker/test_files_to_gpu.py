@@ -1,4 +1,4 @@
-"""Blocks of files on their way to a GPU: every piece at its place, and no buffer filled before it has been taken."""
+"""Blocks of files go to a GPU in pieces: each to its place, and no buffer is reused before its copy is done."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def stored(folder: Path, form: str) -> tuple[str, np.ndarray]:
 
 
 class Event:
-    """Of a device that copies as late as it may: when somebody waits for it."""
+    """An event of a simulated GPU, which copies as late as CUDA allows: when somebody waits for the event."""
 
     all: ClassVar[list[Event]] = []
     thread = threading.local()
@@ -72,7 +72,7 @@ def working(work: str) -> Iterator[None]:
 
 @pytest.fixture
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Let host memory stand for that of a GPU, and buffers be smaller than chunks."""
+    """Let host memory stand for GPU memory, and make buffers smaller than chunks."""
     cuda = SimpleNamespace(
         alloc_pinned_memory=bytearray,
         Event=Event,
@@ -106,7 +106,7 @@ def test_every_piece_arrives_at_its_place(form: str, tmp_path: Path, small_buffe
 def test_what_is_not_read_in_pieces_arrives_too(tmp_path: Path, small_buffers: None) -> None:
     values = np.random.default_rng(6).standard_normal((40, 90), dtype="f4")
     np.save(tmp_path / "F.npy", np.asfortranarray(values))
-    np.save(tmp_path / "wide.npy", values)  # a row is larger than a buffer
+    np.save(tmp_path / "wide.npy", values)  # each row is larger than a buffer
     zarr.create_array(tmp_path / "packed.zarr", data=values, chunks=(16, 16))
     for name in ("F.npy", "wide.npy", "packed.zarr"):
         matrix = open_matrix(tmp_path / name)
@@ -142,6 +142,6 @@ def test_a_block_of_a_file_arrives_on_the_gpu(tmp_path: Path) -> None:
             output[i : min(i + 4096, 5000), j : min(j + 4096, 9000)] = values[i : i + 4096, j : j + 4096]
     output.output.commit()
     matrix = open_matrix(tmp_path / "A.zarr")
-    for _ in range(3):  # buffers are used again
+    for _ in range(3):  # from the second time on, buffers are reused
         block = tasks.load(matrix, np.s_[100:4900, 7:8999], "cuda")
         np.testing.assert_array_equal(block.get(), values[100:4900, 7:8999])

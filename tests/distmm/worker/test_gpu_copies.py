@@ -1,4 +1,4 @@
-"""Copies between the client's memory and the GPU: both ways, pinned and not, any layout."""
+"""Copies between the client's memory and the GPU: both directions, pinned or not, any layout."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_pieces_larger_than_the_staging_buffers_arrive() -> None:
 
 
 class Stream:
-    """Work that is done when somebody waits for it."""
+    """A simulated stream: its work is done when somebody waits for it."""
 
     def __init__(self) -> None:
         self.asked: list[Callable[[], None]] = []
@@ -75,10 +75,10 @@ STREAM = Stream()
 
 class Event:
     def __init__(self, **how: Any) -> None:
-        """Take what CuPy's takes."""
+        """Take the options of CuPy's event."""
 
     def record(self, stream: Stream) -> None:
-        """Nothing: whoever waits for it waits for all."""
+        """Do nothing: `synchronize` waits for all work of the stream."""
 
     def synchronize(self) -> None:
         STREAM.finish()
@@ -102,7 +102,7 @@ def to_host(target: int, pitch: int, device: np.ndarray, stream: Stream) -> None
 
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let host memory stand for that of a GPU that copies as late as it may, and staging buffers be small."""
+    """Let host memory stand for a GPU that copies as late as CUDA allows, and make staging buffers small."""
     cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, Event=Event)
     cupy = types.SimpleNamespace(empty=np.empty, ascontiguousarray=np.ascontiguousarray, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -138,14 +138,14 @@ def test_blocks_come_in_pieces_and_go_back_without_the_system(simulated: None, m
 
 
 class GpuBlock(np.ndarray):
-    """A block that says that it lies in GPU memory."""
+    """A NumPy array that claims to lie in GPU memory."""
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
 
 @pytest.fixture
 def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What tasks released their slots for."""
+    """The kinds of work for which tasks released their slots."""
     kinds: list[str] = []
 
     @contextmanager
@@ -167,7 +167,7 @@ def test_loads_and_stores_of_gpu_blocks_release_their_slots(simulated: None, rel
     ClientOutput(ClientArray.of(out))[index] = block.view(GpuBlock)
     assert released == ["load", "store"]
     ClientOutput(ClientArray.of(out))[slice(60, 61), slice(0, 300)] = np.ones((1, 300), "f4")
-    assert released == ["load", "store"]  # a block of host memory is written in the slot
+    assert released == ["load", "store"]  # a block of host memory is written while the task keeps its slot
     expected = np.zeros((70, 300), "f4")
     expected[index], expected[60] = array[index], 1
     np.testing.assert_array_equal(out, expected)

@@ -1,4 +1,4 @@
-"""A GPU worker waits for the memory of its pool."""
+"""A GPU worker starts its memory pool only when the GPU has room for it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ POOL = types.SimpleNamespace(initial_pool_size=0.5)
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Bytes of 100 that other processes have, one number a look; how often it was looked is what is missing."""
+    """Bytes in use of a GPU of 100 bytes: each look takes one number from this list."""
     looks: list[int] = []
     nvml = types.SimpleNamespace(
         one_time=lambda: {"memory-total": 100}, real_time=lambda: {"memory-used": looks.pop(0)}

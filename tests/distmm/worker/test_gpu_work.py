@@ -1,4 +1,4 @@
-"""Operands prepared once, a full GPU, and what the worker plugin replaces in distributed-ucxx; without a GPU."""
+"""Work on a GPU: operands are prepared once, a full GPU is tried again, and streams wait for each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: 
     assert len(prepared) == 0
 
 
-def test_what_was_used_longest_ago_makes_room_for_other_operands(prepared: gpu.Prepared) -> None:
+def test_the_least_recently_used_operand_makes_room_for_others(prepared: gpu.Prepared) -> None:
     made: list[int] = []
     blocks = [np.full((2, 3), i) for i in range(4)]
 
@@ -54,9 +54,9 @@ def test_what_was_used_longest_ago_makes_room_for_other_operands(prepared: gpu.P
         return now
 
     assert [use(i, 18) for i in (0, 1, 2, 0)] == [[0], [1], [2], []]
-    assert use(3, 18) == [3]  # in the place of 1, since 0 was used after it
+    assert use(3, 18) == [3]  # it replaces 1, because 0 was used after 1
     assert [use(i, 18) for i in (2, 0, 3)] == [[], [], []]
-    assert use(1, 1) == [1]  # larger than the room: alone
+    assert use(1, 1) == [1]  # larger than the limit: it is kept alone
     assert len(prepared) == 1
 
 
@@ -66,7 +66,7 @@ def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: gpu.Pre
 
     def slowly(alias: np.ndarray) -> np.ndarray:
         made.append(alias)
-        time.sleep(0.05)  # the others have asked meanwhile
+        time.sleep(0.05)  # meanwhile the others ask too
         return alias.copy()
 
     def use(_: int) -> np.ndarray:
@@ -129,7 +129,7 @@ def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.M
         gpu.retrying(full, "a block of C")
 
 
-def test_every_worker_gets_the_plugin_and_loses_what_it_started(client: Client) -> None:
+def test_every_worker_gets_the_plugin_and_what_it_started_ends_with_it(client: Client) -> None:
     cluster.install(client)
     cluster.install(client)
 
@@ -161,7 +161,7 @@ def test_work_follows_what_was_put_on_the_default_stream() -> None:
 
     x = cupy.zeros((8192, 8192), "f4")
     cupy.cuda.Device().synchronize()
-    for _ in range(20):  # 20 passes of 0.5 GB: still running when the product's stream starts
+    for _ in range(20):  # 20 passes over 256 MB are still running when the product's stream starts
         x += 1
     with gpu.working("product"):
         y = x.max()

@@ -1,4 +1,4 @@
-"""GPU workers are set up alike by local clusters, by what `distmm.submit` writes, and by what `deploy/` tells users."""
+"""Local clusters, the scripts of `distmm.submit` and the files of `deploy/` start GPU workers with the same options."""
 
 from __future__ import annotations
 

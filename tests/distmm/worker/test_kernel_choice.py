@@ -1,4 +1,4 @@
-"""What decides which kernel multiplies, and what does not."""
+"""What identifies a kernel in the tasks of a product."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPU memory of workers that are gone is unmapped by those that are left."""
+"""Workers unmap the GPU memory of workers that have died."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tests.until import until
 
 
 class Driver:
-    """Counts, as CUDA's does, how often each pool is open in this process."""
+    """Stands for the CUDA driver: counts how often each pool is open in this process."""
 
     CUDARuntimeError = RuntimeError
 
     def __init__(self) -> None:
         self.open: Counter[int] = Counter()
-        self.waited: list[int] = []  # threads that did
-        self.idle = threading.Event()  # the device
+        self.waited: list[int] = []  # threads that called deviceSynchronize
+        self.idle = threading.Event()  # set while the device is idle
         self.idle.set()
 
     def ipcOpenMemHandle(self, pool: bytes, flags: int) -> int:  # noqa: N802
@@ -78,19 +78,19 @@ def test_the_pool_of_a_killed_worker_is_closed_for_ucx_too(
 ) -> None:
     mine = Peers(None, b"1")
     mine.open(**of(process))
-    mine.open(**of(process))  # each of the two introduces itself to the other
+    mine.open(**of(process))  # two workers introduce themselves to each other, so one may hear of the other twice
     for _ in range(by_ucx):
         driver.ipcOpenMemHandle(b"7", 1)
     for _ in range(2 * LOOKS):
         mine.close_dead()
     assert driver.open[7] == 1 + by_ucx
-    process.kill()  # and is not waited for yet: its exit code is still there
+    process.kill()  # it stays a zombie until somebody waits for it
     until(lambda: pid.start_time(process.pid) is None, "the process is still there")
     driver.idle.clear()
     for look in range(LOOKS):
         assert driver.open[7] == 1 + by_ucx, look
         mine.close_dead()
-    assert driver.open[7] == 1 + by_ucx  # a product runs, and the event loop does not wait for it
+    assert driver.open[7] == 1 + by_ucx  # the device is busy, and the event loop does not wait for it
     driver.idle.set()
     until(lambda: driver.open[7] == 0)
     (thread,) = driver.waited
@@ -122,7 +122,7 @@ def test_without_ipc_there_is_no_handle(driver: Driver, monkeypatch: pytest.Monk
 
 
 class Meeting(WorkerPlugin):
-    """Workers that only note whom they meet."""
+    """Lets workers introduce themselves to each other, and only note whom they meet."""
 
     name = "meeting"
 

@@ -1,4 +1,4 @@
-"""What is replaced in UCXX: only in versions that are known, and no product fails for it."""
+"""The function that distmm replaces in UCXX: only in known versions, and no product fails without it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distmm.worker import ucxx_internals
 
 
 def whole_device() -> None:
-    """What UCXX waits for by itself."""
+    """Stands for UCXX's own function, which waits for the whole device."""
 
 
 def ucxx(monkeypatch: pytest.MonkeyPatch, distributed: str, own: str, ucx: tuple[int, ...]) -> Any:
@@ -63,7 +63,7 @@ def test_the_installed_version_is_one_that_was_seen(name: str) -> None:
         found = version(name)
     except PackageNotFoundError:
         pytest.skip(f"{name} is not installed")
-    assert found.startswith(ucxx_internals.SEEN[name.rpartition("-")[0]])
+    assert found.startswith(ucxx_internals.VERSIONS_SEEN[name.rpartition("-")[0]])
 
 
 def test_ucxx_without_the_function_is_left_as_it_is(
@@ -75,5 +75,5 @@ def test_ucxx_without_the_function_is_left_as_it_is(
         ucxx_internals.wait_for_default_stream_only()()
     assert not vars(context)
     assert "transfers may wait for products" in caplog.text
-    monkeypatch.setitem(sys.modules, "ucxx._cuda_context", None)  # not to be imported
+    monkeypatch.setitem(sys.modules, "ucxx._cuda_context", None)  # an import of it fails
     ucxx_internals.wait_for_default_stream_only()()

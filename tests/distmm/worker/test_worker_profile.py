@@ -1,4 +1,4 @@
-"""The profiler of workers that distmm has met collects no garbage: on Python 3.11 that can stop them for ever."""
+"""Where distmm is installed, a worker's profiler starts no garbage collection: on Python 3.11 that can deadlock it."""
 
 from __future__ import annotations
 

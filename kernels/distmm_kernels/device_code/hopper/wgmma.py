@@ -13,7 +13,7 @@ from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
 from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, instruction, intrinsic, types
-from distmm_kernels.tiles.hopper_tiles import SPAN, HopperTile, Operand
+from distmm_kernels.tiles.hopper_tiles import SPAN, HopperTile, OperandFormat
 
 __all__ = ["add", "clear", "commit", "descriptor", "fence", "multiply", "step", "wait_for"]
 
@@ -57,7 +57,7 @@ def step(along_k: bool, instruction_depth: int) -> int:
 
 def multiply(tile: HopperTile) -> Callable[..., None]:
     """Make ``multiply(acc, a, b, add)``: acc = A B, plus acc if ``add`` is not 0; a and b are descriptors."""
-    operand: Operand = tile.operand
+    operand: OperandFormat = tile.operand
     count, name, accumulator, transposes = tile.columns // 2, *_NAMES[operand]
     number, letter = (F32, "f") if accumulator == "f32" else (I32, "r")
     tail = ", 1, 1" if accumulator == "f32" else ""
