@@ -118,7 +118,7 @@ def topk(
            [1, 2]])
     """
     product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
-    check_ordered(product, "the largest of its elements")
+    check_ordered(product, "largest elements")
     k = _checked_k(k, product.shape[-1], "the product has rows of {n} elements")
     kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
     return TopK(*_lazy(product, wishes, tasks.Largest(k, product.dtype), kinds, client))
@@ -260,15 +260,13 @@ def reduce(
     product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
     ndim, c = len(product.shape), product.dtype
     if not isinstance(axis, SupportsIndex) or index(axis) not in (-1, -2, ndim - 1, ndim - 2):
-        raise InputError(
-            f"axis is {axis!r}: give -1 for a result of each row of the product, -2 for one of each column"
-        )
+        raise InputError(f"axis is {axis!r}: give -1 for a result of each row of the product, -2 for each column")
     down = index(axis) in (-2, ndim - 2)
     if product.shape[-2 if down else -1] == 0:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce along axis {axis}")
     _check_belongs(how, bins, dtype, shape)
     if how in ("max", "argmax"):
-        check_ordered(product, "a largest element")
+        check_ordered(product, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
         best = _lazy(product, wishes, tasks.Largest(1, c), kinds, client, down)
         return best[0 if how == "max" else 1][..., 0]
@@ -330,9 +328,7 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
         if len(x.shape) != 2:
             raise InputError(f"{x.name} has shape {x.shape}: give a matrix, one row for each point")
         if x.dtype.kind in "biuc":
-            raise InputError(
-                f"{x.name} is {x.dtype}: give floating-point numbers, for example {x.name}.astype('float32')"
-            )
+            raise InputError(f"{x.name} is {x.dtype}: give real floating-point numbers, as {x.name}.astype('float32')")
     x, y = operands[0], operands[-1]
     if x.shape[1] != y.shape[1]:
         raise InputError(f"X has shape {x.shape} and Y {y.shape}: their rows must be of one length")
@@ -356,12 +352,10 @@ def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:
             f"how is {how!r}: give one of {', '.join(REDUCTIONS)}, or three functions (chunk, combine, finish)"
         )
     if (bins is None) == (how == "histogram"):
-        raise InputError(
-            f"how is {how!r} and bins {bins!r}: a histogram needs the edges of its bins, and nothing else does"
-        )
+        raise InputError(f"how is {how!r} and bins {bins!r}: give the edges of bins for a histogram, and only for one")
     if not own and (dtype is not None or tuple(shape)):
         raise InputError(
-            f"dtype {dtype!r} and shape {shape!r} belong to functions of your own: {how!r} has its own type"
+            f"how is {how!r}, and dtype {dtype!r} and shape {shape!r} belong to functions of your own: leave them out"
         )
 
 

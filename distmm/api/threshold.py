@@ -119,9 +119,7 @@ def threshold(
     product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
     check_ordered(product, "threshold")
     if len(product.shape) != 2:
-        raise InputError(
-            f"the product has shape {product.shape}: threshold takes matrices; call it for each of a batch"
-        )
+        raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
     check_scalars(t=t)
     if isinstance(t, (complex, np.complexfloating)) or t != t:
         raise InputError(f"t is {t!r}: give a real number")

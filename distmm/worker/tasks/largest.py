@@ -30,8 +30,8 @@ PIECE = {"numpy": 1 << 18, "cupy": 1 << 24}
 # indices, their order and the buffers of two sorts are some 60 bytes each.
 WORKSPACE = 64 * PIECE["cupy"]
 
-# Groups of columns for each of the k. With fewer, more elements reach the k-th largest of their maxima: with 16, half an
-# element of a row is sorted in vain for k = 15.
+# Groups of columns for each of the k. With fewer, more elements reach the k-th largest of their maxima: with 16, it is
+# half an element of a row too many for k = 15.
 GROUPS = 16
 
 # Columns of a group from which on the maxima pay: below, each row is partitioned.
