@@ -1,4 +1,4 @@
-"""The Dask graph of a product, made from its plan. The only module that names keys.
+"""The Dask graph of a product, made from its plan. The only module that names keys of products.
 
 C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k, each into a new block::
 
