@@ -23,10 +23,9 @@ from distmm.planning.schedule import EXAMPLE
 from distmm.planning.search import TILE, make_plan
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
-__all__ = ["Chunks", "FileJob", "PlanRequest", "Room", "Wishes", "batch_chunks", "plan_for"]
+__all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_for"]
 
 Chunks = tuple[tuple[int, ...], ...]
-Room = Callable[[ClusterSpec], int]
 
 # Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
 # a second, once.
@@ -85,9 +84,9 @@ class PlanRequest:
         worker a block that fits.
     job : FileJob, optional
         For a job from files to a file. Its blocks are even: chunks of operands give their largest edges.
-    kept : callable, optional
-        Given where blocks of C are reduced by the tasks that finish them: returns the bytes that their parts, and the
-        results, take in the memory of all workers of a cluster.
+    kept : int, optional
+        Given where blocks of C are reduced by the tasks that finish them: bytes that their parts, and the results, take
+        in the memory of all workers together.
     shared : bool
         Whether other tasks read the blocks of A and B, too, if they are Dask arrays.
     """
@@ -100,7 +99,7 @@ class PlanRequest:
     c_chunks: Chunks | None = None
     unit: tuple[int, ...] | None = None
     job: FileJob | None = None
-    kept: Room | None = None
+    kept: int | None = None
     shared: bool = False
 
 
@@ -163,7 +162,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.kept is not None:
-        spec = _with_room_for_parts(spec, request.kept(spec))
+        spec = _with_room_for_parts(spec, request.kept)
     if spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec

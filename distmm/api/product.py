@@ -17,7 +17,7 @@ from distributed import Client
 from distmm.api import out_array
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, as_matrix
-from distmm.api.plan_request import Chunks, PlanRequest, Room, Wishes, batch_chunks, plan_for
+from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -112,7 +112,9 @@ class Gemm:
         client = cluster.usable(client)
         if client is None and written:
             cluster.refuse_asynchronous()
-        plan = self._prepared(wishes, out, client)
+        self._check_sendable(client)
+        plan = self.plan(wishes, out, client)
+        self._prepare(plan, wishes, client)
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
@@ -127,25 +129,41 @@ class Gemm:
             out_array.store(((lazy(wave), plan.blocking.regions(wave)) for wave in plan.waves), out, to, client)
         return out
 
-    def reduced(self, wishes: Wishes, kept: Room, client: Client | None, shared: bool = False) -> Plan:
+    def reduced(self, wishes: Wishes, kept: Callable[[Plan], int], client: Client | None, shared: bool = False) -> Plan:
         """Plan the product of which each block is reduced when it is made, and get the cluster ready for it.
 
-        `kept` and `shared` are as in `PlanRequest`.
+        Parameters
+        ----------
+        wishes : Wishes
+        kept : callable
+            Bytes that the parts of blocks, and the results, take in the memory of all workers together.
+        client : distributed.Client, optional
+        shared : bool
+            As in `PlanRequest`.
         """
-        return replace(self._prepared(wishes, None, client, kept=kept, shared=shared), result="reduced")
-
-    def _prepared(self, wishes: Wishes, out: Any, client: Client | None, **reduced: Any) -> Plan:
-        """Plan the product, refuse what cannot run, and get the cluster ready."""
-        if client is not None:
-            for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
-                check_sendable(operand.source, operand.name)
-        plan = self.plan(wishes, out, client, **reduced)
-        if client is not None:
-            if plan is not wishes.plan:
-                plan.validate_streamed()
-            cluster.install(client)
-            telemetry.install(client)
+        self._check_sendable(client)
+        room, needed = 0, 1
+        while needed > room:  # more room for parts leaves less for blocks, and smaller waves have fewer parts
+            room = needed
+            plan = replace(self.plan(wishes, None, client, kept=room, shared=shared), result="reduced")
+            needed = 0 if plan.shortfall else kept(plan)
+        self._prepare(plan, wishes, client)
         return plan
+
+    def _check_sendable(self, client: Client | None) -> None:
+        """Refuse operands that the workers of a cluster cannot open."""
+        for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
+            if client is not None:
+                check_sendable(operand.source, operand.name)
+
+    def _prepare(self, plan: Plan, wishes: Wishes, client: Client | None) -> None:
+        """Refuse what cannot run on a cluster, and get the cluster ready."""
+        if client is None:
+            return
+        if plan is not wishes.plan:
+            plan.validate_streamed()
+        cluster.install(client)
+        telemetry.install(client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""

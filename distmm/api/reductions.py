@@ -5,6 +5,7 @@ Each block of C is reduced by the task that finishes it, so that C is never in m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
@@ -22,6 +23,7 @@ from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
+from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Symmetry
 from distmm.worker import tasks
@@ -32,9 +34,6 @@ Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
 
 REDUCTIONS = ("max", "argmax", "sum", "norm", "histogram")
-
-# Parts and results in the workers' memory, for each byte of the results: parts of a line wait for one another.
-PARTS = 2
 
 # Bytes of a piece of an operand whose norms a task computes.
 NORMS_PIECE = 32 << 20
@@ -378,9 +377,18 @@ def _lazy(
     """Plan the product and return the results of its reduction; see `reduction_graph.results`."""
     client = cluster.usable(client)
     *batch, m, n = product.shape
-    of_line = sum(dtype.itemsize * int(np.prod(shape)) for dtype, shape in kinds)
-    nbytes = PARTS * int(np.prod(batch)) * (n if down else m) * of_line
-    plan = product.reduced(wishes, lambda _: nbytes, client, shared=norms)
+    of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
+    nbytes = math.prod(batch) * (n if down else m) * of_line
+
+    def kept(plan: Plan) -> int:
+        """Bytes of the results, and of the parts of a wave: its blocks may all be finished before any are merged."""
+        height, _, width = plan.block_shape
+        height, width = (width, height) if down else (height, width)
+        share = min(1.0, width / reduction.k) if isinstance(reduction, tasks.Largest) else 1.0
+        blocks = max(wave.c_blocks for wave in plan.waves) * (1 if product.symmetry is None else 2)
+        return nbytes + blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
+
+    plan = product.reduced(wishes, kept, client, shared=norms)
     on_rows: list[da.Array] = []
     if norms:
         a, b = product.a, replace(product.b, transposed=False)

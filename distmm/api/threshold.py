@@ -27,18 +27,14 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave, slices
-from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.worker import tasks
 
 __all__ = ["Entries", "threshold"]
 
-# Part of the workers' memory for what is kept of blocks until this process has it.
-ROOM = 1 / 3
-
-# What is kept of a block takes at most this share of the block's own bytes: that of two waves, which are under way at a
-# time, takes half the memory of a wave of C, which is a quarter of the workers' memory. Small blocks may be kept whole.
+# What is kept of a block takes at most this share of the block's own bytes, and of small blocks so many bytes: the plan
+# leaves room for what is kept of two waves.
 SHARE, ALWAYS = 1 / 4, 1 << 20
 
 # Part of this process's free memory that the result may take by default: it is there twice while it is put together.
@@ -128,20 +124,23 @@ def threshold(
     client = cluster.usable(client)
     if client is None:
         cluster.refuse_asynchronous()
-    made = product.reduced(wishes, _room, client)
     each = 2 * np.dtype(np.int64).itemsize + product.dtype.itemsize
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
-    block = math.prod(made.block_shape[::2]) * product.dtype.itemsize
-    of_block = min(limit, int(max(block * SHARE, ALWAYS)) // each)
+
+    def of_block(plan: Plan) -> int:
+        """Elements that are kept of a block at most."""
+        elements = math.prod(plan.block_shape[::2])
+        nbytes = max(elements * product.dtype.itemsize * SHARE, min(ALWAYS, elements * each))
+        return min(limit, int(nbytes) // each)
+
+    def of_waves(plan: Plan) -> int:
+        """Bytes that are kept of the two waves that are under way at a time, at most."""
+        return 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
+
+    made = product.reduced(wishes, of_waves, client)
     collected = _Collected(product, made, limit)
-    _compute(product, made, tasks.Threshold(t, of_block), collected, client)
+    _compute(product, made, tasks.Threshold(t, of_block(made)), collected, client)
     return collected.result()
-
-
-def _room(spec: ClusterSpec) -> int:
-    """Bytes of the workers' memory, or of their hosts', for what is kept of blocks."""
-    memory = spec.memory if spec.device == "cpu" else spec.host_memory or 0
-    return int(memory * ROOM) * spec.workers
 
 
 def _compute(

@@ -60,10 +60,11 @@ def scores(products: Block, metric: Metric, squares: Any) -> Block:
     library = gpu.namespace(products)
     work = score_dtype(metric, products.dtype)
     made = products.astype(work)
-    if metric == "cosine":
-        made *= (1 / _lengths(squares)).astype(work)
-    elif metric == "euclidean":
-        made -= (squares / 2).astype(work)
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite products and norms
+        if metric == "cosine":
+            made *= (1 / _lengths(squares)).astype(work)
+        elif metric == "euclidean":
+            made -= (squares / 2).astype(work)
     if work.kind == "f":
         made[library.isnan(made)] = -np.inf
     return made
@@ -74,11 +75,12 @@ def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> n
     if metric == "inner" or squares is None:
         return score
     values: np.ndarray
-    if metric == "cosine":
-        values = score / _lengths(squares)[:, None]
-    else:
-        values = np.sqrt(np.maximum(squares[:, None] - 2 * score.astype(np.float64), 0))
-    return values.astype(score.dtype)
+    with np.errstate(invalid="ignore", over="ignore"):
+        if metric == "cosine":
+            values = score / _lengths(squares)[:, None]
+        else:
+            values = np.sqrt(np.maximum(squares[:, None] - 2 * score.astype(np.float64), 0))
+        return values.astype(score.dtype)
 
 
 def _lengths(squares: Any) -> Any:
