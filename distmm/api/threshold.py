@@ -192,12 +192,13 @@ class _Collected:
         self.seen += size
         self.count += count
         if row is None or self.count > self.most:
-            many = f"{self.count:,} of the {self.seen:,} elements seen so far, of {math.prod(self.product.shape):,}"
+            whole = math.prod(self.product.shape)
             why = f"and at most {self.most:,} fit"
             if self.count <= self.most:
                 why = f"and those of one block, {count:,} of {size:,}, would take more than a quarter of its memory"
             raise DoesNotFitError(
-                f"the threshold keeps {many}, {why}: raise the threshold, or compute all with distmm.matmul and out="
+                f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}: "
+                "raise the threshold, or compute all with distmm.matmul and out="
             )
         row += rows.start
         if self.product.symmetry is not None and i == j:  # one of each pair

@@ -73,7 +73,7 @@ def pieces(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 def _contiguous(library: Any, x: Block) -> Block:
-    """Return rows in C order. Columns of a block are first copied into the cache, and turned there: in half the time."""
+    """Return rows in C order. Columns of a block are copied into the cache, and turned there: in half of the time."""
     turned = library is np and x.strides[0] < x.strides[1]
     return library.ascontiguousarray(np.ascontiguousarray(x.T).T if turned else x)
 
