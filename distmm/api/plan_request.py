@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from distributed import Client
 
@@ -27,8 +27,8 @@ __all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_f
 
 Chunks = tuple[tuple[int, ...], ...]
 
-# Predicted seconds from which on a product is worth asking the workers how fast their links are: that takes up to half
-# a second, once.
+# Predicted seconds from which on a product is worth asking the workers how fast their links and files are: that takes
+# up to half a second each, once.
 WORTH_MEASURING_SECONDS = 1.0
 
 
@@ -57,12 +57,16 @@ class FileJob:
         Bytes of host memory that the blocks of one GPU take, if that is enough.
     prepare : callable
         Runs on all workers before their memory is looked at, with a `KernelChoice`.
+    read_rate : callable
+        Asks the workers how fast each of them reads an operand: takes client, operand and device, and returns bytes/s,
+        or None for an operand that is no file.
     """
 
     spare: float
     loads: dict[str, float]
     gpu_host_memory: int
     prepare: Callable[[KernelChoice], None]
+    read_rate: Callable[[Client, Operand, Literal["cpu", "cuda"]], float | None]
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,22 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
     plan = _within_host_memory(request, spec)
-    if client is None or not plan.bytes_moved or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+    if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
-    rate = link_rate(client, spec.device)
-    return plan if rate is None or rate >= spec.link else _within_host_memory(request, replace(spec, link=rate))
+    measured = _measured(request, plan, client)
+    return plan if measured == spec else _within_host_memory(request, measured)
+
+
+def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
+    """Describe the cluster with the rates of its links and files, where a plan uses them and they are lower."""
+    spec, job = plan.cluster, request.job
+    links = [link_rate(client, spec.device)] if plan.bytes_moved else []
+    files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+    return replace(
+        spec,
+        link=min([spec.link, *(rate for rate in links if rate is not None)]),
+        load=min([spec.load, *(rate for rate in files if rate is not None)]),
+    )
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -188,6 +204,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
+        gone = streamed or result == "reduced"
         plan = make_plan(
             problem,
             spec,
@@ -198,8 +215,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             kernel=wishes.kernel,
             text=text,
             result=result,
-            operands=(_residence(a, cuts[0], request), _residence(b, cuts[1], request)),
-            streamed=streamed,
+            operands=(_residence(a, cuts[0], request, gone), _residence(b, cuts[1], request, gone)),
+            streamed=gone,
         )
         # A lazy product that cannot stay may be read block by block.
         if not plan.shortfall or result in ("out", "reduced") or streamed:
@@ -231,17 +248,19 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
 
 def _residence(
-    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest
+    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
 ) -> Residence:
     """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last.
 
-    Jobs cut the blocks of A and B from their files.
+    Jobs cut the blocks of A and B from their files. In a streamed product, waves load anew what can be loaded again.
     """
     resident = operand.resident
     others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
     if operand.chunks is not None and request.job is None and others:
         return "whole"
-    return "resident" if resident else "streamed"
+    if resident:
+        return "resident"
+    return "kept" if streamed and not operand.loads_again else "streamed"
 
 
 def _users_blocking(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, partial
 from typing import Any, Literal
 
 import dask.array as da
@@ -145,7 +145,7 @@ class Gemm:
         room, needed = 0, 1
         while needed > room:  # more room for parts leaves less for blocks, and smaller waves have fewer parts
             room = needed
-            plan = replace(self.plan(wishes, None, client, kept=room, shared=shared), result="reduced")
+            plan = replace(self.plan(wishes, None, client, kept=room, shared=shared), result="reduced", streamed=True)
             needed = 0 if plan.shortfall else kept(plan)
         self._prepare(plan, wishes, client)
         return plan
@@ -171,10 +171,10 @@ class Gemm:
         kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        graph = self.graphs(plan, kind, client)
+        graphs = self.graphs(plan, kind, client)
 
         def lazy(wave: Wave | None) -> da.Array:
-            name, layers = graph(wave)
+            name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
             return c[..., 0] if vector_b else c
@@ -189,7 +189,7 @@ class Gemm:
         reduced: product_graph.Reduced | None = None,
         norms: tuple[da.Array, ...] = (),
     ) -> Callable[[Wave | None], tuple[str, HighLevelGraph]]:
-        """Return a function that makes the graph of C, or of one wave of it, and the name of its keys.
+        """Return a function that makes the graph of C, or of one wave of it, and says the name of its keys.
 
         Parameters
         ----------
@@ -205,22 +205,31 @@ class Gemm:
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
         c_blocks = None if self.c is None else self._added(self.c, (*blocking.batch, blocking.m, blocking.n))
-        name = None
+        how: dict[str, Any] = {"reduced": reduced, "norms": norms}
+        name = ""
 
-        def graph(wave: Wave | None) -> tuple[str, HighLevelGraph]:
+        def blocked(x: Operand, cuts: Chunks) -> Callable[[], da.Array]:
+            # Operands get new names each time, so that the blocks which a wave has read are freed at its end. Waves of
+            # one graph share what cannot be loaded again.
+            make = partial(x.blocked, (*batch_chunks(x, blocking), *cuts), on, client)
+            return cache(make) if plan.streamed and not x.loads_again else make
+
+        a_of, b_of = blocked(a, (blocking.m, blocking.k)), blocked(b, (blocking.k, blocking.n))
+
+        def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name
-            # Operands get new names each time, so that the blocks which a wave has read are freed at its end.
-            a_blocks = a.blocked((*batch_chunks(a, blocking), blocking.m, blocking.k), on, client)
-            b_blocks = None
-            if symmetry is None:
-                b_blocks = b.blocked((*batch_chunks(b, blocking), blocking.k, blocking.n), on, client)
-            if name is None:
+            a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
+            if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue, reduced)}"
-            how: dict[str, Any] = {"reduced": reduced, "norms": norms}
-            return name, product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
+            return product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
 
-        return graph
+        def named(wave: Wave | None) -> tuple[str, HighLevelGraph]:
+            apart = wave is None and plan.streamed and (a.loads_again or b.loads_again)
+            made = [graph(each) for each in (plan.waves if apart else (wave,))]
+            return name, product_graph.one_graph(name, made) if apart else made[0]
+
+        return named
 
     def _added(self, c: Operand, chunks: Chunks) -> da.Array:
         """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""

@@ -23,7 +23,7 @@ from distributed.worker import get_data_from_worker
 from distmm.worker.tasks import to_device
 from distmm.worker.tasks.epilogue import Block
 
-__all__ = ["link_rate"]
+__all__ = ["link_rate", "two_digits"]
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ def _measured(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[
     except Exception as error:  # whatever it is: the product has not begun, and can do without the figure
         logger.warning("the bandwidth between workers could not be measured, plans assume the usual one: %r", error)
         return None
-    return _two_digits(BLOCK_BYTES[device] / max(seconds)) if seconds else None
+    return two_digits(BLOCK_BYTES[device] / max(seconds)) if seconds else None
 
 
 def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -114,7 +114,7 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     return await asyncio.wait_for(several(), PATIENCE_SECONDS)
 
 
-def _two_digits(rate: float) -> float:
+def two_digits(rate: float) -> float:
     """Round down to two digits: plans of the same product are found again for the same rate."""
     step = 10.0 ** (math.floor(math.log10(rate)) - 1)
     return math.floor(rate / step) * step

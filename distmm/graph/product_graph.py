@@ -17,7 +17,7 @@ task has become part of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -32,7 +32,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
-__all__ = ["ProductLayer", "Reduced", "build", "kernel_choice"]
+__all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
 
 
 @dataclass(frozen=True)
@@ -187,6 +187,19 @@ class ProductLayer(Layer):
             return {"reduction": of_block}
         of_rows, of_columns = self.reduced.norms
         return {"reduction": of_block, "norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+
+
+def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
+    """Return one graph of those of all waves, which `build` has made with one name and operands of their own."""
+    layers: dict[str, Layer] = {}
+    dependencies: dict[str, set[str]] = {}
+    for number, graph in enumerate(waves, 1):
+        own = {name: name if number == len(waves) else f"{name}-wave-{number}"}
+        layers |= {own.get(each, each): layer for each, layer in graph.layers.items()}
+        dependencies |= {own.get(each, each): set(needs) for each, needs in graph.dependencies.items()}
+    # Dask takes the layer with an array's name for its whole graph, with what that layer depends on.
+    dependencies[name] |= layers.keys() - {name}
+    return HighLevelGraph(layers, dependencies)
 
 
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Literal
 
+import numpy as np
+from distributed import Client
+
+from distmm.api.operands import Operand
 from distmm.api.plan_request import FileJob, PlanRequest, Wishes
 from distmm.clusters import cluster
 from distmm.job.folder import Json
+from distmm.job.read_rate import read_rate
 from distmm.job.spec import Spec
+from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 
 __all__ = ["request"]
@@ -18,8 +24,7 @@ SPARE = 0.2
 
 # Bytes/s at which blocks of A and B are read from files that are in memory. A thread of a CPU worker makes their
 # sketches too: 3.8 and 3 ms for 8 MB were measured. The threads of a GPU worker read pieces into pinned memory:
-# 10 GB/s a block, two blocks at a time. The figure is low, because few disks are as fast, and A and B had better be
-# read once.
+# 10 GB/s a block, two blocks at a time. Where workers read more slowly, plans count with that (`distmm.job.read_rate`).
 LOADS = {"cpu": 1.2e9, "cuda": 1e10}
 
 # Bytes of host memory that a GPU's blocks take, if there is a choice: up to six blocks of C are on their way at a time,
@@ -37,8 +42,13 @@ def request(
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
     wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
-    job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load)
+    job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job)
+
+
+def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:
+    """Ask the workers how fast they read an operand; None for arrays of the program."""
+    return read_rate(client, operand.source, device) if isinstance(operand.source, Matrix) else None
 
 
 def _load(choice: KernelChoice) -> None:

@@ -39,7 +39,7 @@ class Plan:
     cluster : ClusterSpec
     precision, kernel
         For the workers' kernel selection.
-    operands : pair of {"resident", "streamed", "whole"}
+    operands : pair of {"resident", "streamed", "kept", "whole"}
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.

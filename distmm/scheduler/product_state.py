@@ -49,8 +49,9 @@ class Limits(NamedTuple):
             return cls()
         first = plan.lookahead if plan.cluster.device == "cuda" else 0
         slots = plan.peak.output_slots
-        orders = plan.schedule.wave_orders if plan.streamed and slots is not None else 0
-        return cls(plan.lookahead, slots, first, plan.slots_that_fit, orders, plan.result == "reduced")
+        reduced = plan.result == "reduced"
+        orders = plan.schedule.wave_orders if plan.streamed and not reduced and slots is not None else 0
+        return cls(plan.lookahead, slots, first, plan.slots_that_fit, orders, reduced)
 
 
 class PlannedTask(NamedTuple):

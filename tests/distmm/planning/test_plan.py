@@ -165,7 +165,7 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
 
     spec = replace(CPU, workers=workers, memory=memory)
     best, fitted, done = (math.inf, math.inf), False, False
-    several = [(waves, candidates.STEPS) for waves in candidates.waves(problem, spec, "out")]
+    several = [(waves, candidates.STEPS) for waves in candidates.waves(problem, spec, stays=False)]
     deeper = [(waves, (steps,)) for steps in candidates.DEEPER_STEPS for waves, _ in several]
     for tried, (waves, steps) in enumerate(several + deeper):
         # Twice as many waves as fit are tried, for fewer and deeper tasks may be faster; more steps where nothing fits.

@@ -1,0 +1,145 @@
+"""How fast workers read files is measured once, where a plan uses it; a failed measurement fails no job."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm import job
+from distmm.api import plan_request
+from distmm.job import planning as job_planning
+from distmm.job import read_rate
+from distmm.planning.plan import Plan
+from distmm.storage import open_matrix
+from distmm.storage.matrix import Matrix
+from distmm.storage.npy import NpyMatrix
+
+sizes = st.integers(1, 3000)
+
+
+@given(sizes, sizes, st.none() | st.tuples(sizes, sizes), st.integers(1, 40))
+def test_readers_read_whole_chunks_and_none_twice(
+    rows: int, columns: int, chunks: tuple[int, int] | None, readers: int
+) -> None:
+    matrix = NpyMatrix("A.npy", (rows, columns), np.dtype("c16"), chunks)
+    height, width = chunks or (1, columns)
+    read = [list(read_rate.pieces(matrix, readers, reader)) for reader in range(readers)]
+    assert all(read)
+    for i, j in (piece for pieces in read for piece in pieces):
+        assert 0 <= i.start < i.stop <= rows
+        assert 0 <= j.start < j.stop <= columns
+        assert i.start % height == j.start % width == 0
+        assert i.stop == rows or i.stop % height == 0
+        assert j.stop == columns or j.stop % width == 0
+        whole = (i.stop - i.start) * (j.stop - j.start) * 16
+        assert whole <= max(read_rate.PIECE_BYTES, height * width * 16)
+    starts = [{(i.start, j.start) for i, j in pieces} for pieces in read]
+    assert all(len(found) == len(pieces) for found, pieces in zip(starts, read, strict=True))
+    if len(set.union(*starts)) >= readers:
+        assert sum(map(len, starts)) == len(set.union(*starts))
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Matrices of each measurement. Earlier measurements are forgotten, and every job is worth one."""
+    seen: list[str] = []
+    measured = read_rate._measured
+
+    def noted(client: Client, workers: list[str], matrix: Matrix, device: Any) -> float | None:
+        seen.append(Path(matrix.path).name)
+        return measured(client, workers, matrix, device)
+
+    monkeypatch.setattr(read_rate, "_rates", type(read_rate._rates)())
+    monkeypatch.setattr(read_rate, "_measured", noted)
+    monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
+    return seen
+
+
+@pytest.fixture
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
+    """Plans of the jobs of a test."""
+    plans: list[Plan] = []
+    plan_for = plan_request.plan_for
+
+    def noted(*args: Any) -> Plan:
+        plans.append(plan_for(*args))
+        return plans[-1]
+
+    monkeypatch.setattr("distmm.job.job.plan_for", noted)
+    return plans
+
+
+@pytest.fixture
+def _matrices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    for name in ("A", "B"):
+        zarr.create_array(tmp_path / f"{name}.zarr", data=rng.standard_normal((60, 60)), chunks=(20, 30))
+    np.save("A.npy", open_matrix("A.zarr")[...])
+
+
+@pytest.mark.usefixtures("_matrices")
+def test_a_job_counts_with_the_rate_at_which_its_slowest_file_is_read_and_asks_once(
+    client: Client, asked: list[str], planned: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(job_planning.LOADS, "cpu", 1e15)
+    for out in ("C.zarr", "D.zarr"):
+        job.multiply("A.zarr", "B.zarr", out, client=client)
+    assert sorted(asked) == ["A.zarr", "B.zarr"]
+    rates = [read_rate.read_rate(client, open_matrix(name), "cpu") for name in ("A.zarr", "B.zarr")]
+    assert {plan.cluster.load for plan in planned} == {min(rate for rate in rates if rate is not None)}
+
+
+@pytest.mark.usefixtures("_matrices")
+def test_files_that_are_read_faster_than_assumed_change_no_plan(
+    client: Client, asked: list[str], planned: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(job_planning.LOADS, "cpu", 1.0)
+    job.multiply("A.npy", np.eye(60), "C.zarr", client=client)
+    assert asked == ["A.npy"]
+    assert planned[0].cluster.load == planned[0].cluster.threads
+
+
+@pytest.mark.usefixtures("_matrices")
+def test_short_jobs_do_not_wait_for_a_measurement(
+    client: Client, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 1e9)
+    job.multiply("A.zarr", "B.zarr", "C.zarr", client=client)
+    assert asked == []
+
+
+@pytest.mark.usefixtures("_matrices")
+def test_a_file_that_cannot_be_read_is_no_matter_of_the_measurement(
+    client: Client, asked: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    matrix = open_matrix("A.zarr")
+    shutil.rmtree("A.zarr")
+    assert read_rate.read_rate(client, matrix, "cpu") is None
+    assert "A.zarr: the rate of reading could not be measured" in caplog.text
+    assert read_rate.read_rate(client, matrix, "cpu") is None
+    assert asked == ["A.zarr"]
+
+
+def test_a_slow_disk_is_seen_by_all_that_read_from_it(client: Client, asked: list[str], tmp_path: Path) -> None:
+    rate = read_rate.read_rate(client, Slow(str(tmp_path / "A.npy"), (10**6, 600), np.dtype("f8"), None), "cpu")
+    assert rate is not None
+    assert 0 < rate < read_rate.PIECE_BYTES / 0.05
+
+
+class Slow(NpyMatrix):
+    """A matrix of which a piece is read in 50 ms."""
+
+    def __getitem__(self, key: Any) -> np.ndarray:
+        time.sleep(0.05)
+        rows, columns = key
+        return np.empty((rows.stop - rows.start, columns.stop - columns.start), self.dtype)
