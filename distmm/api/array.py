@@ -20,7 +20,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
 
-__all__ = ["gemm", "gram", "matmul", "plan"]
+__all__ = ["gemm", "gram", "matmul", "plan", "square", "with_itself"]
 
 
 def matmul(
@@ -249,7 +249,7 @@ def gram(
            [26., 35.]])
     """
     check_flags(trans=trans, hermitian=hermitian)
-    a, b, symmetry = _with_itself(A, trans, hermitian)
+    a, b, symmetry = with_itself(A, trans, hermitian)
     check_scalars(alpha=alpha, beta=beta)
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if symmetry == "hermitian" and factor.imag:
@@ -260,10 +260,10 @@ def gram(
     if c is not None and c.shape[-2:] != (size, size):
         raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
-    return product.array(Wishes.chosen(precision, kernel, device, _square(blocks), plan), out, client)
+    return product.array(Wishes.chosen(precision, kernel, device, square(blocks), plan), out, client)
 
 
-def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
+def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
     """Return both operands of a symmetric product, and what it is."""
     a = wrap(A, "A", trans)
     if len(a.shape) < 2:
@@ -271,7 +271,7 @@ def _with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand
     return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
 
 
-def _square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
+def square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
     """Block edges (m, k, m) of a symmetric product."""
     if blocks is None:
         return None
@@ -350,8 +350,8 @@ def plan(
     symmetry: Symmetry | None = None
     check_flags(hermitian=hermitian)
     if B is None:
-        a, b, symmetry = _with_itself(A, transa, hermitian)
-        blocks = _square(blocks)
+        a, b, symmetry = with_itself(A, transa, hermitian)
+        blocks = square(blocks)
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)

@@ -23,7 +23,7 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "TaskRef", "is_view", "one_per_block", "reshaped"]
+__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block", "reshaped"]
 
 # Functions with which Dask cuts blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})

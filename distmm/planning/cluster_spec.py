@@ -18,8 +18,8 @@ SCHEDULER_SECONDS = 0.35e-3
 Residence = Literal["resident", "streamed", "kept", "whole"]
 
 # Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
-# elsewhere, in a file or in the client's memory.
-Result = Literal["workers", "host", "out"]
+# elsewhere, in a file or in the client's memory. "reduced": nowhere, the task that finishes a block reduces it.
+Result = Literal["workers", "host", "out", "reduced"]
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,11 @@ def _peak_of(
         if schedule.steps > 1:
             held += _loaded_early(step, cluster, operands)
     slot = _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
-    if several and (result == "out" or streamed):
+    if several and (result in ("out", "reduced") or streamed):
         own = layout.chains(largest)
         most = int(own.max())
-        slots = most + _blocks_leaving_late(layout, cluster, most)
+        # A block that is reduced leaves when it is finished.
+        slots = most + (0 if result == "reduced" else _blocks_leaving_late(layout, cluster, most))
         held += (slots - own) * slot
     writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
     return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
@@ -229,7 +230,7 @@ def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Re
     if cluster.device != "cuda":
         return 0
     a, b, c = _block_bytes(layout, layout.problem.dtype.itemsize)
-    travels = (*(where in ("streamed", "kept") for where in operands), result != "workers")
+    travels = (*(where in ("streamed", "kept") for where in operands), result not in ("workers", "reduced"))
     on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
     written = c if result == "out" else 0
     return (on_the_way + written) * cluster.threads

@@ -15,6 +15,7 @@ from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
+from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
@@ -33,7 +34,9 @@ def multiply(
     symmetry: Symmetry | None = None,
     prepared: float = math.inf,
     tasks: int = 1,
-) -> Block:
+    reduction: BlockReduction | None = None,
+    norms: list[np.ndarray] | None = None,
+) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
     Parameters
@@ -53,6 +56,10 @@ def multiply(
         A GPU worker keeps at most so many elements of A and B in the kernel's own format.
     tasks : int
         So many of these tasks run side by side, on all workers together: on CPUs they share the cores.
+    reduction : BlockReduction, optional
+        Given at the last step of a product that is reduced: the block's parts are returned in its place.
+    norms : list of arrays ``(m,)`` and ``(n,)``, optional
+        For a reduction that asks for norms.
     """
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
@@ -68,9 +75,9 @@ def multiply(
         lefts = [kernel.prepare_a(a) for a, _ in pairs]
         rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
         with shared_by(tasks):
-            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0)
+            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
 
-    def on_gpu() -> Block:
+    def on_gpu() -> Block | tuple[Part, ...]:
         with gpu.working("product"):
             a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
             operands = [
@@ -80,22 +87,31 @@ def multiply(
                 )
                 for a, b in pairs
             ]
-            return _step(kernel, c, operands, epilogue, c0)
+            return _step(kernel, c, operands, epilogue, c0, reduction, norms)
 
     out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    if reduction is not None:
+        return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
 
 
 def _step(
-    kernel: Kernel, c: Block | None, operands: list[tuple[Any, Any]], epilogue: Epilogue | None, c0: Block | None
-) -> Block:
-    """Add the products of prepared operands to `c`, and apply the epilogue, if there is one, after the last."""
+    kernel: Kernel,
+    c: Block | None,
+    operands: list[tuple[Any, Any]],
+    epilogue: Epilogue | None,
+    c0: Block | None,
+    reduction: BlockReduction | None,
+    norms: list[np.ndarray] | None,
+) -> Block | tuple[Part, ...]:
+    """Add the products of prepared operands to `c`; after the last, apply the epilogue and reduce, if that is asked."""
     *others, (a, b) = operands
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:
         return kernel.multiply(a, b, c, wait=False)
-    return last_product(kernel, a, b, c, epilogue, c0)
+    block = last_product(kernel, a, b, c, epilogue, c0)
+    return block if reduction is None else reduction(block, norms)
 
 
 def combine(
@@ -105,7 +121,9 @@ def combine(
     right: Block,
     epilogue: Epilogue | None = None,
     c0: Block | None = None,
-) -> Block:
+    reduction: BlockReduction | None = None,
+    norms: list[np.ndarray] | None = None,
+) -> Block | tuple[Part, ...]:
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
     with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
         c = left + right
@@ -113,6 +131,10 @@ def combine(
             return c
         kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
         out = finish(kernel, c, epilogue, c0)
+        if reduction is not None:
+            out = reduction(out, norms)
+    if reduction is not None:
+        return on_host(out)
     return to_host(out) if epilogue.kind == "numpy" else out
 
 
