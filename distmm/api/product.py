@@ -236,9 +236,7 @@ class Gemm:
         def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name
             a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
-            c_blocks = (
-                None if self.c is None else self._added(self.c, chunks, client)
-            )
+            c_blocks = None if self.c is None else self._added(self.c, chunks, client)
             if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue, reduced)}"
