@@ -24,7 +24,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.api.labelled import Edges, Label, Labelled
+from distmm.api.labelled import Edges, Label, Labelled, chosen
 from distmm.api.operands import Operand, wrap
 from distmm.api.out_array import fill
 from distmm.api.plan_request import Wishes
@@ -82,7 +82,7 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
     accumulator = accumulator_dtype(dtype)
     given = {label: cut for array in (x, y) if isinstance(array.source, da.Array) for label, cut in array.edges.items()}
     wanted, sizes = tuple(given.get(label, "auto") for label in labels), {**x.sizes, **y.sizes}
-    chunks = da.core.normalize_chunks(wanted, tuple(sizes[label] for label in labels), dtype=accumulator)
+    chunks = chosen(wanted, tuple(sizes[label] for label in labels), accumulator)
     factors = []
     for array in (x, y):
         ordered = array.lazy(dict(zip(labels, chunks, strict=True))).transposed(
@@ -177,10 +177,13 @@ class _Matrices:
             return out
         if not isinstance(out, np.ndarray) or not (_in_order(self.x, self.rows) and _in_order(self.y, self.columns)):
             return None
+        sizes, strides = (dict(zip(output, values, strict=True)) for values in (out.shape, out.strides))
+        neighbours = (*itertools.pairwise(self.rows), *itertools.pairwise(self.columns))
+        if any(strides[label] != strides[then] * sizes[then] for label, then in neighbours):
+            return None
         turned = out.transpose([output.index(label) for label in labels])
-        m, n = (math.prod(a.sizes[label] for label in g) for a, g in ((self.x, self.rows), (self.y, self.columns)))
-        matrix = turned.reshape(*turned.shape[: len(self.batch)], m, n)
-        return matrix if np.may_share_memory(matrix, out) else None
+        m, n = (math.prod(sizes[label] for label in group) for group in (self.rows, self.columns))
+        return turned.reshape(*turned.shape[: len(self.batch)], m, n)
 
 
 def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import dask.array as da
@@ -16,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
+from distmm.api import contraction
 from distmm.api.product import Gemm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
@@ -74,12 +76,18 @@ def contractions(draw: Any) -> tuple[str, list[np.ndarray]]:
 
 @settings(max_examples=120)
 @given(contractions(), st.data())
-def test_it_is_numpys_for_any_subscripts(contraction: tuple[str, list[np.ndarray]], data: st.DataObject) -> None:
-    text, arrays = contraction
+def test_it_is_numpys_for_any_subscripts(network: tuple[str, list[np.ndarray]], data: st.DataObject) -> None:
+    text, arrays = network
     chunks = data.draw(st.integers(1, 4))
     given = [da.from_array(x, chunks=chunks) if data.draw(st.booleans()) else x for x in arrays]
     expected = np.einsum(text, *arrays)
-    C = distmm.einsum(text, *given)
+    # Stacks of small matrices, and boxes of few elements, as large arrays have larger ones.
+    smallest, largest, box = data.draw(st.sampled_from([1, 128])), data.draw(st.integers(1, 30)), contraction._box
+    with (
+        patch.object(contraction, "SMALLEST_EDGE", smallest),
+        patch.object(contraction, "_box", lambda array, labels, edge: box(array, labels, min(edge, largest))),
+    ):
+        C = distmm.einsum(text, *given)
     assert isinstance(C, da.Array)
     assert (C.shape, C.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(C.compute(), expected)
