@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, Scheduler
@@ -13,6 +14,7 @@ import distmm
 from distmm import DoesNotFitError
 from distmm.clusters import cluster
 from distmm.graph.placement import Placement
+from distmm.graph.product_graph import ProductLayer
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.scheduler.product_state import Limits, PlannedTask
@@ -29,8 +31,9 @@ def operands(edge: int = EDGE) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(-9, 9, (8 * edge, edge)).astype("f8"), rng.integers(-9, 9, (edge, 8 * edge)).astype("f8")
 
 
-def reduced(plan: Plan) -> Plan:
-    return replace(plan, result="reduced")
+def plan_of(lazy: da.Array) -> Plan:
+    plan: Plan = next(layer.plan for layer in lazy.dask.layers.values() if isinstance(layer, ProductLayer))
+    return plan
 
 
 @pytest.fixture
@@ -66,7 +69,7 @@ def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callabl
     per_worker = a.shape[0] * b.shape[1] * a.itemsize // 4 // 4  # a quarter of C on the four workers together
     memory(per_worker)
     lazy = distmm.topk(a, b, 3, client=client)
-    found: Plan = next(layer.plan for layer in lazy.values.dask.layers.values() if hasattr(layer, "plan"))
+    found = plan_of(lazy.values)
     assert len(found.waves) > 1
     assert found.cluster.memory < per_worker  # parts and results need some of it
     assert found.peak.worker <= found.cluster.memory
@@ -95,11 +98,11 @@ def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
     edge = 640  # products that outlast the scheduler, as the planner makes them
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x4 l2"
-    cluster.install(client)
-    p = reduced(distmm.plan(a, b, plan=text, client=client))
+    sums = distmm.reduce(a, b, "sum", plan=text, client=client)
+    p = plan_of(sums)
     assert p.peak.output_slots == 2
     with lockstep.gate(client):
-        call = client.compute(distmm.reduce(a, b, "sum", plan=text, client=client))
+        call = client.compute(sums)
         peak = lockstep.largest_held(client, call, edge * edge * 8)
     np.testing.assert_array_equal(call.result(), (a @ b).sum(axis=1))
     assert peak <= p.peak.worker
