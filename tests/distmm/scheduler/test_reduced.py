@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client, LocalCluster, Scheduler
 
 import distmm
 from distmm import DoesNotFitError
@@ -19,6 +23,7 @@ from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.scheduler.product_state import Limits, PlannedTask
 from distmm.scheduler.products import Products
+from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.until import until
 
@@ -106,3 +111,30 @@ def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
         peak = lockstep.largest_held(client, call, edge * edge * 8)
     np.testing.assert_array_equal(call.result(), (a @ b).sum(axis=1))
     assert peak <= p.peak.worker
+
+
+def test_parts_that_are_lost_with_a_worker_are_made_again() -> None:
+    def slow(block: np.ndarray) -> np.ndarray:
+        time.sleep(0.1)
+        return block
+
+    a, b = operands()
+    A = da.from_array(a, chunks=EDGE).map_blocks(slow, dtype="f8")
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
+        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as two,
+        Client(two, set_as_default=False) as client,
+    ):
+        lazy = distmm.topk(A, b, 3, plan=f"g2x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w4x2 l2", client=client)
+        product = next(name for name, layer in lazy.values.dask.layers.items() if isinstance(layer, ProductLayer))
+        call = client.compute(list(lazy))
+
+        def done(dask_scheduler: Scheduler) -> int:
+            finished: int = dask_scheduler.plugins["distmm-placement"].progress(product)[0]
+            return finished
+
+        until(lambda: client.run_on_scheduler(done) >= 20)  # of 64
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        _, indices = client.gather(call)
+    np.testing.assert_array_equal(indices, np.argsort(-(a @ b), axis=1, kind="stable")[:, :3])
