@@ -15,7 +15,8 @@ interrupts.while_imported()
 from typing import TYPE_CHECKING, Any
 
 from distmm.api.array import gemm, gram, matmul, plan
-from distmm.api.reductions import TopK, nearest, reduce, topk
+from distmm.api.nearest import nearest
+from distmm.api.reductions import TopK, reduce, topk
 from distmm.api.threshold import Entries, threshold
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
