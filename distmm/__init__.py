@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any
 from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.einsum import einsum, multi_dot
-from distmm.api.reductions import TopK, nearest, reduce, topk
+from distmm.api.nearest import nearest
+from distmm.api.reductions import TopK, reduce, topk
 from distmm.api.statistics import corrcoef, cov
 from distmm.api.tensordot import tensordot
 from distmm.api.threshold import Entries, threshold

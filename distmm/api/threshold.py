@@ -19,7 +19,7 @@ import psutil
 from distributed import Client, Future, futures_of
 
 from distmm.api.product import Gemm
-from distmm.api.reductions import check_ordered, product_of
+from distmm.api.reduced_product import check_ordered, product_of
 from distmm.api.scalars import check_scalars
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster

@@ -230,6 +230,16 @@ def products_left(dask_scheduler: Any) -> list[str]:
     return list(dask_scheduler.plugins["distmm-placement"].products.products)
 
 
+def test_files_are_read_again_for_each_wave(client: Client, tmp_path: Any) -> None:
+    a, b = operands()
+    a_file = zarr.array(a, store=tmp_path / "A.zarr", chunks=(16, 10))
+    lazy = distmm.nearest(a_file, b.T, 4, "euclidean", plan=TEXTS["waves"], client=client)
+    loads = [name for name in lazy.values.dask.layers if name.startswith("distmm-load")]
+    assert len(loads) == 4 + 1  # of A for each wave, and for the norms
+    _, indices = compute(client, lazy)
+    np.testing.assert_array_equal(indices, best(-np.linalg.norm(a[:, None] - b.T, axis=-1), 4))
+
+
 def test_results_are_stored_while_they_are_made(client: Client, tmp_path: Any) -> None:
     a, b = operands()
     lazy = distmm.topk(a, b, 5, plan=TEXTS["waves"], client=client)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
+import dask
+import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client, LocalCluster, Scheduler
 
 import distmm
 from distmm import DoesNotFitError
 from distmm.clusters import cluster
 from distmm.graph.placement import Placement
+from distmm.graph.product_graph import ProductLayer
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.scheduler.product_state import Limits, PlannedTask
 from distmm.scheduler.products import Products
+from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.until import until
 
@@ -29,8 +36,9 @@ def operands(edge: int = EDGE) -> tuple[np.ndarray, np.ndarray]:
     return rng.integers(-9, 9, (8 * edge, edge)).astype("f8"), rng.integers(-9, 9, (edge, 8 * edge)).astype("f8")
 
 
-def reduced(plan: Plan) -> Plan:
-    return replace(plan, result="reduced")
+def plan_of(lazy: da.Array) -> Plan:
+    plan: Plan = next(layer.plan for layer in lazy.dask.layers.values() if isinstance(layer, ProductLayer))
+    return plan
 
 
 @pytest.fixture
@@ -66,7 +74,7 @@ def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callabl
     per_worker = a.shape[0] * b.shape[1] * a.itemsize // 4 // 4  # a quarter of C on the four workers together
     memory(per_worker)
     lazy = distmm.topk(a, b, 3, client=client)
-    found: Plan = next(layer.plan for layer in lazy.values.dask.layers.values() if hasattr(layer, "plan"))
+    found = plan_of(lazy.values)
     assert len(found.waves) > 1
     assert found.cluster.memory < per_worker  # parts and results need some of it
     assert found.peak.worker <= found.cluster.memory
@@ -95,11 +103,38 @@ def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
     edge = 640  # products that outlast the scheduler, as the planner makes them
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x4 l2"
-    cluster.install(client)
-    p = reduced(distmm.plan(a, b, plan=text, client=client))
+    sums = distmm.reduce(a, b, "sum", plan=text, client=client)
+    p = plan_of(sums)
     assert p.peak.output_slots == 2
     with lockstep.gate(client):
-        call = client.compute(distmm.reduce(a, b, "sum", plan=text, client=client))
+        call = client.compute(sums)
         peak = lockstep.largest_held(client, call, edge * edge * 8)
     np.testing.assert_array_equal(call.result(), (a @ b).sum(axis=1))
     assert peak <= p.peak.worker
+
+
+def test_parts_that_are_lost_with_a_worker_are_made_again() -> None:
+    def slow(block: np.ndarray) -> np.ndarray:
+        time.sleep(0.1)
+        return block
+
+    a, b = operands()
+    A = da.from_array(a, chunks=EDGE).map_blocks(slow, dtype="f8")
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
+        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as two,
+        Client(two, set_as_default=False) as client,
+    ):
+        lazy = distmm.topk(A, b, 3, plan=f"g2x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w4x2 l2", client=client)
+        product = next(name for name, layer in lazy.values.dask.layers.items() if isinstance(layer, ProductLayer))
+        call = client.compute(list(lazy))
+
+        def done(dask_scheduler: Scheduler) -> int:
+            finished: int = dask_scheduler.plugins["distmm-placement"].progress(product)[0]
+            return finished
+
+        until(lambda: client.run_on_scheduler(done) >= 20)  # of 64
+        os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+        _, indices = client.gather(call)
+    np.testing.assert_array_equal(indices, np.argsort(-(a @ b), axis=1, kind="stable")[:, :3])

@@ -1,0 +1,129 @@
+"""The rows of one matrix that are nearest to each row of another, by their product, which is held nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import dask.array as da
+import numpy as np
+from distributed import Client
+
+from distmm.api.array import square
+from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.plan_request import Wishes
+from distmm.api.product import Gemm
+from distmm.api.reduced_product import checked_k, results
+from distmm.api.reductions import TopK
+from distmm.clusters import cluster
+from distmm.errors import InputError
+from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision
+from distmm.worker import tasks
+
+__all__ = ["nearest"]
+
+# Bytes of a piece of an operand whose norms a task computes.
+NORMS_PIECE = 32 << 20
+
+
+def nearest(
+    X: Any,
+    Y: Any,
+    k: int,
+    metric: Literal["inner", "cosine", "euclidean"] = "inner",
+    *,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    blocks: tuple[int, ...] | None = None,
+    plan: str | None = None,
+    client: Client | None = None,
+) -> TopK:
+    """Find the k rows of Y that are nearest to each row of X, exactly: by the product of X with the transpose of Y.
+
+    Norms are computed once, block by block, and folded into the reduction of each block of the product.
+
+    Parameters
+    ----------
+    X : array-like of shape (m, d)
+        As `A` in `matmul`; floating-point numbers. Products of float16 and bfloat16 are rounded to that type before
+        they are compared: convert to float32 where near neighbours must be told apart.
+    Y : array-like of shape (n, d), or None
+        As `X`. None: X itself. Each pair of rows is then multiplied once, and each row is one of its own neighbours.
+    k : int
+        How many, from 1 to n.
+    metric : {"inner", "cosine", "euclidean"}
+        "inner": the inner product, largest first. "cosine": the inner product divided by both norms, largest first; a
+        row of zeros has the cosine 0 with all others. "euclidean": the distance, smallest first, as the square root of
+        ``|x|^2 + |y|^2 - 2 x @ y``: where a distance is much smaller than the norms, few of its digits are right.
+    precision, kernel, device, blocks, plan, client
+        As in `topk`.
+
+    Returns
+    -------
+    TopK
+        Lazy values (inner products, cosines or distances) and indices of rows of Y, NumPy arrays of shape (m, k) when
+        computed. Of equally near rows the one with the lower index comes first. A row of Y with NaN is farther than all
+        others: its inner product and cosine count as minus infinity, its distance as infinity.
+
+    Raises
+    ------
+    InputError
+        As in `topk`; for integers, whose products may wrap around, for an unknown metric, and for X and Y of different
+        widths.
+    DoesNotFitError
+        As in `topk`.
+
+    Examples
+    --------
+    >>> import dask, numpy as np, distmm
+    >>> X, Y = np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> distances, indices = dask.compute(*distmm.nearest(X, Y, 2, "euclidean"))
+    >>> distances, indices
+    (array([[1., 2.]]), array([[1, 2]]))
+    """
+    if metric not in tasks.METRICS:
+        raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
+    product, wishes = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
+    k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
+    dtype = tasks.score_dtype(metric, product.dtype)
+    kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
+
+    def norms(plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
+        """Return the squared norms of the rows of X and Y."""
+        x, y = product.a, replace(product.b, transposed=False)
+        of_x = _squares(x, plan.blocking.m, client)
+        return of_x, of_x if Y is None else _squares(y, plan.blocking.n, client)
+
+    reduction = tasks.Largest(k, dtype, metric)
+    return TopK(*results(product, wishes, reduction, kinds, client, norms=None if metric == "inner" else norms))
+
+
+def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
+    """Return the product of X with the transpose of Y, or of X."""
+    precision, kernel, device, blocks, plan = how
+    operands = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
+    for x in operands:
+        if len(x.shape) != 2:
+            raise InputError(f"{x.name} has shape {x.shape}: give a matrix, one row for each point")
+        if x.dtype.kind in "biuc":
+            raise InputError(f"{x.name} is {x.dtype}: give real floating-point numbers, as {x.name}.astype('float32')")
+    x, y = operands[0], operands[-1]
+    if x.shape[1] != y.shape[1]:
+        raise InputError(f"X has shape {x.shape} and Y {y.shape}: their rows must be of one length")
+    b = replace(y, transposed=True)
+    check_pair(x, b)
+    product = Gemm.of(x, b, symmetry="symmetric" if Y is None else None)
+    return product, Wishes.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)
+
+
+def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
+    """Return the squared norms of the rows of X, lazy, cut at `edges`."""
+    chunks = x.chunks
+    if chunks is None:
+        chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
+    blocks = x.blocked(chunks, "cpu", client)
+    across = (1,) * len(chunks[1])
+    norms = blocks.map_blocks(tasks.squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
+    return norms.sum(axis=1).rechunk((edges,), method="tasks")
