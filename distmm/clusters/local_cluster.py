@@ -150,10 +150,16 @@ def local(
         ExitStack() as start,
     ):
         start.enter_context(sigint_blocked())
-        with started() as local_cluster, Client(local_cluster) as client:
-            start.close()
-            cluster.warm_up(client)
-            yield client
+        local_cluster = started()
+        try:
+            with local_cluster, Client(local_cluster) as client:
+                start.close()
+                cluster.warm_up(client)
+                yield client
+        finally:
+            # If an interrupt came while it was closing, Dask would close it once more when the process ends, and wait
+            # 10 s in vain. Its workers are daemons, which end with this process.
+            local_cluster.shutdown_on_close = False
 
 
 Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration

@@ -243,8 +243,9 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
     result = CliRunner().invoke(
         app,
         [
-            "bench", "scaling", "--device", "cpu", "--size", "256", "--only", "strong", "--program", "distmm",
-            "--program", "NumPy", "--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png"),
+            "bench", "scaling", "--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong",
+            "--program", "distmm", "--program", "NumPy",
+            "--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png"),
         ],
     )  # fmt: skip
     assert result.exit_code == 0, result.output
@@ -267,11 +268,11 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
         )
         assert row["efficiency"] == pytest.approx(alone["seconds"] / row["seconds"] / row["workers"])
         assert f"{row['efficiency']:.3f}" in result.output
-        assert (row["ok"], row["n"]) == (True, 256)
+        assert (row["ok"], row["n"]) == (True, 128)
         assert row["residual"] <= 1
     alone, both = (row for row in rows if (row["program"], row["place"]) == ("distmm", "resident"))
     # Operands lie where the plan wants them: each block goes once to each worker that needs it.
-    assert (alone["moved"], both["moved"]) == (alone["bound"], both["bound"]) == (0, 256 * 256 * 4)
+    assert (alone["moved"], both["moved"]) == (alone["bound"], both["bound"]) == (0, 128 * 128 * 4)
     assert both["predicted"] > 0
     assert both["note"].startswith("g")
 

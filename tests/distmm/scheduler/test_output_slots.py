@@ -66,7 +66,7 @@ def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, mo
 
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(client: Client) -> None:
     edge = 640
-    a, b = np.ones((4 * edge, 4 * edge)), np.ones((4 * edge, 8 * edge))
+    a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
     cluster.install(client)
     p = plan(a, b, out=np.empty((4 * edge, 8 * edge)), client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x2 l2")
     assert (len(p.waves), p.peak.output_slots) == (2, 5)

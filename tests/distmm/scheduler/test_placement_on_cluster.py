@@ -108,7 +108,7 @@ def at_home(client: Client, seed: int, rows: int, columns: int, edge: int, grid:
 @pytest.mark.parametrize("resident", [False, True])
 def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool) -> None:
     # Products that outlast the scheduler, as the planner makes them: a task of 640^3 takes 15 ms.
-    edge, blocks, depth, grid = 640, 6, 4, Grid(2, 2)
+    edge, blocks, depth, grid = 640, 4, 4, Grid(2, 2)
     cluster.install(client)
     if resident:
         A, B = at_home(client, 3, blocks, depth, edge, grid), at_home(client, 4, depth, blocks, edge, grid)
