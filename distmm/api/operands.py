@@ -70,6 +70,11 @@ class Operand:
         return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
 
     @property
+    def loads_again(self) -> bool:
+        """Whether workers can read its blocks as often as they need them: it is in a file, and not in memory."""
+        return self.file is not None or not (isinstance(self.source, (da.Array, np.ndarray)) or self.kind == "cupy")
+
+    @property
     def pageable(self) -> bool:
         """Whether it is a NumPy array in pageable memory, which GPUs cannot copy by themselves."""
         return isinstance(self.source, np.ndarray) and shared_memory.behind(self.source) is None

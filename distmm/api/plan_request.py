@@ -24,7 +24,7 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE
 from distmm.planning.search import TILE, make_plan
-from distmm.worker.tasks import KernelChoice
+from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_for"]
 
@@ -113,6 +113,11 @@ class PlanRequest:
         worker a block that fits.
     job : FileJob, optional
         For a job from files to a file. Its blocks are even: chunks of operands give their largest edges.
+    kept : int, optional
+        Given where blocks of C are reduced by the tasks that finish them: bytes that their parts, and the results, take
+        in the memory of all workers together.
+    shared : bool
+        Whether other tasks read the blocks of A and B, too, if they are Dask arrays.
     """
 
     problem: Problem
@@ -123,6 +128,8 @@ class PlanRequest:
     c_chunks: Chunks | None = None
     unit: tuple[int, ...] | None = None
     job: FileJob | None = None
+    kept: int | None = None
+    shared: bool = False
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -212,9 +219,20 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+    if request.kept is not None:
+        spec = _with_room_for_parts(spec, request.kept)
     if wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec
+
+
+def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
+    """Take off what parts of reduced blocks, and on GPUs the reduction itself, need of the memory."""
+    each = -(-kept // spec.workers) if spec.workers else 0
+    if spec.device == "cpu":
+        return replace(spec, memory=max(0, spec.memory - each))
+    host = None if spec.host_memory is None else max(0, spec.host_memory - each)
+    return replace(spec, host_memory=host, workspace=spec.workspace + WORKSPACE)
 
 
 def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
@@ -226,9 +244,12 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
     assert not isinstance(text, Plan)
     result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
+    if request.written or request.kept is not None:
+        result = "out" if request.written else "reduced"
 
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
+        gone = streamed or result == "reduced"
         plan = make_plan(
             problem,
             spec,
@@ -238,12 +259,12 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             precision=wishes.precision,
             kernel=wishes.kernel,
             text=text,
-            result="out" if request.written else result,
-            operands=(_residence(a, cuts[0], request.job), _residence(b, cuts[1], request.job)),
-            streamed=streamed,
+            result=result,
+            operands=(_residence(a, cuts[0], request, gone), _residence(b, cuts[1], request, gone)),
+            streamed=gone,
         )
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or request.written or streamed or not may_stream:
+        if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
             return plan
         leaves = planned(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
@@ -272,15 +293,19 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 
 
 def _residence(
-    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, job: FileJob | None
+    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
 ) -> Residence:
     """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last.
 
-    Jobs cut the blocks of A and B from their files.
+    Jobs cut the blocks of A and B from their files. In a streamed product, waves load anew what can be loaded again.
     """
-    if operand.chunks is not None and cuts != operand.chunks[-2:] and job is None:
+    resident = operand.resident
+    others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
+    if operand.chunks is not None and request.job is None and others:
         return "whole"
-    return "resident" if operand.resident else "streamed"
+    if resident:
+        return "resident"
+    return "kept" if streamed and not operand.loads_again else "streamed"
 
 
 def _users_blocking(

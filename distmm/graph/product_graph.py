@@ -1,4 +1,4 @@
-"""The Dask graph of a product, made from its plan. The only module that names keys.
+"""The Dask graph of a product, made from its plan. The only module that names keys of products.
 
 C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k, each into a new block::
 
@@ -17,8 +17,9 @@ task has become part of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import dask.array as da
@@ -26,12 +27,33 @@ from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.placement import Chain, Key, Placement
-from distmm.planning.blocks import Wave
+from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
-__all__ = ["ProductLayer", "build", "kernel_choice"]
+__all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """That each block of C is reduced by the task that finishes it, and how.
+
+    Attributes
+    ----------
+    reduction : Chunk
+    down : bool
+        Whether lines are columns of C, and not rows.
+    norms : pair of str, optional
+        Names of the arrays of squared norms, ``(m,)`` and ``(n,)``, cut like C.
+    mirrored : bool
+        Whether a block of a symmetric product is reduced a second time, as its mirror image.
+    """
+
+    reduction: tasks.Chunk
+    down: bool = False
+    norms: tuple[str, str] | None = None
+    mirrored: bool = True
 
 
 class ProductLayer(Layer):
@@ -50,14 +72,17 @@ class ProductLayer(Layer):
         epilogue: tasks.Epilogue,
         wave: Wave | None = None,
         run: str | None = None,
+        reduced: Reduced | None = None,
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave, self.run = wave, run or name
+        self.wave, self.run, self.reduced = wave, run or name, reduced
+        self.mirrored = plan.problem.symmetry is not None and reduced is None
         self._made: dict[Key, PlacedTask] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.plan, self.operands, self.choice, self.epilogue, self.wave, self.run)
+        product = self.name, self.plan, self.operands, self.choice, self.epilogue
+        return type(self), (*product, self.wave, self.run, self.reduced)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been made."""
@@ -66,13 +91,13 @@ class ProductLayer(Layer):
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
         blocks = self.plan.blocking.c_indices(self.wave)
-        mirrored = self.plan.problem.symmetry is not None
-        return {(self.name, *b, *at) for b, i, j in blocks for at in ((i, j), *([(j, i)] if mirrored else []))}
+        return {(self.name, *b, *at) for b, i, j in blocks for at in ((i, j), *([(j, i)] if self.mirrored else []))}
 
     def __len__(self) -> int:
         blocking = self.plan.blocking
         wave = blocking.whole if self.wave is None else self.wave
-        return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + blocking.mirrored(wave)
+        mirrored = blocking.mirrored(wave) if self.mirrored else 0
+        return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + mirrored
 
     def __iter__(self) -> Iterator[Key]:
         return iter(self._tasks())
@@ -92,6 +117,8 @@ class ProductLayer(Layer):
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
         if self.choice.device == "cuda":
             both["prepared"] = plan.peak.prepared
+        else:
+            both["tasks"] = wave.c_blocks * plan.grid.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         parts = plan.blocking.parts(plan.grid.layers)
         orders = plan.schedule.wave_orders
@@ -104,6 +131,8 @@ class ProductLayer(Layer):
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
+            if last:
+                kwargs |= self._reduction(chain)
             return ProductTask(
                 key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
             )
@@ -139,8 +168,40 @@ class ProductLayer(Layer):
                     first += 1
                 partial = sums + partial[2 * len(sums) :]
                 order += 1
-            if symmetry is not None and i != j:
+            if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+    @cached_property
+    def _starts(self) -> tuple[list[int], list[int]]:
+        """First row of each row of blocks, and first column of each column."""
+        rows, columns = ([at.start for at in slices(edges)] for edges in (self.plan.blocking.m, self.plan.blocking.n))
+        return rows, columns
+
+    def _reduction(self, chain: Chain) -> dict[str, Any]:
+        """Return what the last task of a chain gets so that it reduces its block."""
+        if self.reduced is None:
+            return {}
+        _, i, j = chain
+        row, column = self._starts[0][i], self._starts[1][j]
+        mirrored = self.plan.problem.symmetry if i != j and self.reduced.mirrored else None
+        of_block = tasks.BlockReduction(self.reduced.reduction, row, column, self.reduced.down, mirrored)
+        if self.reduced.norms is None:
+            return {"reduction": of_block}
+        of_rows, of_columns = self.reduced.norms
+        return {"reduction": of_block, "norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+
+
+def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
+    """Return one graph of those of all waves, which `build` has made with one name and operands of their own."""
+    layers: dict[str, Layer] = {}
+    dependencies: dict[str, set[str]] = {}
+    for number, graph in enumerate(waves, 1):
+        own = {name: name if number == len(waves) else f"{name}-wave-{number}"}
+        layers |= {own.get(each, each): layer for each, layer in graph.layers.items()}
+        dependencies |= {own.get(each, each): set(needs) for each, needs in graph.dependencies.items()}
+    # Dask takes the layer with an array's name for its whole graph, with what that layer depends on.
+    dependencies[name] |= layers.keys() - {name}
+    return HighLevelGraph(layers, dependencies)
 
 
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:
@@ -158,6 +219,8 @@ def build(
     c0: da.Array | None = None,
     wave: Wave | None = None,
     run: str | None = None,
+    reduced: Reduced | None = None,
+    norms: tuple[da.Array, ...] = (),
 ) -> HighLevelGraph:
     """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
 
@@ -176,7 +239,12 @@ def build(
         One of ``plan.waves``: the graph has its blocks of C only. By default it has all waves, ordered by priority.
     run : str, optional
         Name that the waves of a job share. Each of them has a product name of its own.
+    reduced : Reduced, optional
+        Blocks are reduced by the tasks that finish them: what a key stands for are the parts of a block, not the block.
+    norms : arrays
+        Those that `reduced` names.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run)
-    return HighLevelGraph.from_collections(name, layer, dependencies=[x for x in (a, b, c0) if x is not None])
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
+    read = [x for x in (a, b, c0, *norms) if x is not None]
+    return HighLevelGraph.from_collections(name, layer, dependencies=read)

@@ -12,12 +12,14 @@ __all__ = ["SCHEDULER_SECONDS", "ClusterSpec", "Residence", "Result"]
 SCHEDULER_SECONDS = 0.35e-3
 
 # Where an operand is. "resident": in the workers' memory before and after the product. "streamed": loaded step by step,
-# and freed after its step. "whole": made by tasks that others need too, and in memory from its making to its last use.
-Residence = Literal["resident", "streamed", "whole"]
+# and freed after its step; a wave that needs it again loads it again, unless all of C stays in memory. "kept": loaded
+# step by step, and in memory until the last wave has read it. "whole": made by tasks that others need too, and in
+# memory from its making to its last use.
+Residence = Literal["resident", "streamed", "kept", "whole"]
 
 # Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
-# elsewhere, in a file or in the client's memory.
-Result = Literal["workers", "host", "out"]
+# elsewhere, in a file or in the client's memory. "reduced": nowhere, the task that finishes a block reduces it.
+Result = Literal["workers", "host", "out", "reduced"]
 
 
 @dataclass(frozen=True)

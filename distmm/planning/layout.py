@@ -141,12 +141,13 @@ class Layout:
         starts = range(max(1, count - length + 1))
         if are_even(k):  # later windows repeat the first ones, or are less deep
             return [slice(s, s + length) for s in starts[:period]]
+        if self.layers > 1:  # of two windows that are as deep, one may be deeper on another layer
+            return [slice(s, s + length) for s in starts]
         ends = np.cumsum((0, *k))
-        part, last = self.blocking.part_panels(self.grid.layers), len(k)
+        last = len(k)
         deepest: dict[int, tuple[int, int]] = {}
         for s in starts:
-            edges = ((min(last, at + s * panels), min(last, at + (s + length) * panels)) for at in range(0, last, part))
-            depth = max(int(ends[stop] - ends[start]) for start, stop in edges)
+            depth = int(ends[min(last, (s + length) * panels)] - ends[min(last, s * panels)])
             deepest[s % period] = max(deepest.get(s % period, (0, 0)), (depth, s))
         return [slice(s, s + length) for _, s in deepest.values()]
 

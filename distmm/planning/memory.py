@@ -74,10 +74,9 @@ def peak(
     With `streamed`, blocks of C leave when the tasks that read them are done.
     """
     blocking, waves = layout.blocking, layout.schedule.waves
-    if all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
-        # The first of the largest; of a triangle and a rectangle with one block each, the rectangle needs more of A.
-        fullest = [max(waves, key=lambda wave: (wave.c_blocks, not wave.triangle))]
-    else:  # chunks of any sizes: the wave with the most blocks need not be the largest
+    if layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
+        fullest = [max(waves, key=lambda wave: wave.c_blocks)]
+    else:  # Chunks of any sizes: the wave with the most blocks need not be the largest. A rectangle needs more of A.
         fullest = [wave for wave, _ in layout.schedule.kinds_of_waves]
     peaks = [_peak_of(wave, layout, cluster, operands, result, streamed) for wave in fullest]
     slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
@@ -102,7 +101,7 @@ def _peak_of(
     several, item = len(schedule.waves) > 1, problem.dtype.itemsize
     of_operands = _of_operands(layout, largest, operands, schedule.lookahead)
     if several and result != "out":
-        of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands))
+        of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands, streamed))
     held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
     if several and result == "workers" and not streamed:
         held += _finished(layout, layout.blocking.whole) - _finished(layout, largest)
@@ -116,10 +115,11 @@ def _peak_of(
         if schedule.steps > 1:
             held += _loaded_early(step, cluster, operands)
     slot = _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
-    if several and (result == "out" or streamed):
+    if several and (result in ("out", "reduced") or streamed):
         own = layout.chains(largest)
         most = int(own.max())
-        slots = most + _blocks_leaving_late(layout, cluster, most)
+        # A block that is reduced leaves when it is finished.
+        slots = most + (0 if result == "reduced" else _blocks_leaving_late(layout, cluster, most))
         held += (slots - own) * slot
     writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
     return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
@@ -165,26 +165,38 @@ def _finished(layout: Layout, wave: Wave) -> Ints:
     return layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item)
 
 
-def _of_kept_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence]) -> Ints:
-    """Bytes of A and B by rank where all waves are one graph, so that loaded blocks stay for later waves.
+def _of_kept_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], streamed: bool) -> Ints:
+    """Bytes of A and B by rank where waves read what earlier ones have loaded: all of it, or what is kept.
 
-    Of A one row of waves needs a part; of B all is needed if there are several rows of waves.
+    Of A one row of waves needs a part, again and again if it has several waves; of B all is needed again if there are
+    several rows of waves.
     """
-    several = len({wave.rows for wave in layout.schedule.waves}) > 1
-    a, b = ("whole" if where == "streamed" else where for where in operands)
-    whole = layout.blocking.whole
-    needed = whole if whole.triangle else replace(largest, columns=whole.columns) if several else largest
-    return _of_operands(layout, needed, (a, b if several else operands[1]), layout.schedule.steps)
+    waves, whole = layout.schedule.waves, layout.blocking.whole
+    rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
+    again = (True, True) if whole.triangle else (columns, rows)
+    stays = {"kept"} if streamed else {"kept", "streamed"}
+    a, b = ("whole" if at in stays and needed else at for at, needed in zip(operands, again, strict=True))
+    read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
+    if not streamed:
+        return _of_operands(layout, read, (a, b), layout.schedule.steps)
+    return _of_operands(layout, largest, (a, b), layout.schedule.lookahead, read)
 
 
-def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], lookahead: int) -> Ints:
-    """Bytes of A and B by rank: of `lookahead` steps, or of the whole wave."""
+def _of_operands(
+    layout: Layout,
+    largest: Wave,
+    operands: tuple[Residence, Residence],
+    lookahead: int,
+    read: Wave | None = None,
+) -> Ints:
+    """Bytes of A and B by rank: of `lookahead` steps of a wave; of what is there as a whole, all that `read` needs."""
     held, kept = [], np.zeros(layout.grid.size, np.int64)
+    by_step = ("streamed", "kept")
     for steps in layout.windows(lookahead):
         window = layout.operand_bytes(largest, steps)
-        held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at == "streamed"))
+        held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at in by_step))
     if "whole" in operands:
-        homes = layout.operand_bytes(largest).homes
+        homes = layout.operand_bytes(read or largest).homes
         kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
     most: Ints = np.max(held, axis=0) + kept
     return most
@@ -192,7 +204,7 @@ def _of_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Resid
 
 def _loaded_early(step: Traffic, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:
     """Bytes of A and B by rank that GPUs load before the blocks of the step before are freed."""
-    loaded = sum(home for home, where in zip(step.homes, operands, strict=True) if where == "streamed")
+    loaded = sum(home for home, where in zip(step.homes, operands, strict=True) if where in ("streamed", "kept"))
     early: Ints = np.minimum(loaded, cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
     return early
 
@@ -218,7 +230,7 @@ def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Re
     if cluster.device != "cuda":
         return 0
     a, b, c = _block_bytes(layout, layout.problem.dtype.itemsize)
-    travels = (operands[0] == "streamed", operands[1] == "streamed", result != "workers")
+    travels = (*(where in ("streamed", "kept") for where in operands), result not in ("workers", "reduced"))
     on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
     written = c if result == "out" else 0
     return (on_the_way + written) * cluster.threads

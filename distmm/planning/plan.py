@@ -39,9 +39,9 @@ class Plan:
     cluster : ClusterSpec
     precision, kernel
         For the workers' kernel selection.
-    operands : pair of {"resident", "streamed", "whole"}
+    operands : pair of {"resident", "streamed", "kept", "whole"}
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
-    result : {"workers", "host", "out"}
+    result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
     streamed : bool
         Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and the next ones
@@ -178,7 +178,7 @@ class Plan:
                 if self.fewest is not None:
                     none_does = f"no number of these {what} would do: take others,"
                     use = none_does if self.fewest == math.inf else f"use {self.fewest} {what},"
-                kept = " or write C as it is made, with out=," if self.result != "out" else ""
+                kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 held = f", with {blocks} blocks of C in memory at a time," if more else ""

@@ -195,7 +195,7 @@ def _on_gpus(
     Where blocks are loaded, a step takes longer than its loads: they begin when an earlier step is done, and then the
     blocks go to other workers. The more steps may be under way, the more of this overlaps.
     """
-    if result == "workers":
+    if result in ("workers", "reduced"):
         return max(busy.values())
     blocking, steps = schedule.blocking, schedule.steps
     product, copy = paces(problem, schedule, cluster, result)
@@ -220,7 +220,7 @@ def paces(problem: Problem, schedule: Schedule, cluster: ClusterSpec, result: Re
 
 def _copied(schedule: Schedule, result: Result) -> float:
     """Blocks of C that a GPU copies to its host for each one that it makes; `out` takes mirror images too."""
-    if result == "workers":
+    if result in ("workers", "reduced"):
         return 0.0
     whole = schedule.blocking.whole
     return 1 + (schedule.blocking.mirrored(whole) / max(1, whole.c_blocks) if result == "out" else 0)

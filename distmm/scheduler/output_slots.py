@@ -6,6 +6,10 @@ largest wave, and some more, so that the next wave can start while blocks of thi
 (`distmm.planning.memory`). Further chains wait: where the target is slow, products wait for it, and memory does not
 fill up. Tasks that read blocks of several waves need more slots (`distmm.scheduler.consumers`).
 
+Where a block is reduced by the task that finishes it, the chain gives the slot back then: what is left of the block is
+small. If that is lost with its worker, the chain runs again without a slot; priorities keep such chains in the order of
+waves.
+
 There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
 the order of waves. Those never wait for chains that come after them. This also holds where a product is wanted again
 while it runs.

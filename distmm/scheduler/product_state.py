@@ -31,6 +31,8 @@ class Limits(NamedTuple):
     loads_first : int
         Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
         the workers' threads, and those that may start do so before product tasks of open steps.
+    reduced : bool
+        Whether the task that finishes a block of C reduces it: a chain then needs its slot no longer.
     """
 
     lookahead: int = LOOKAHEAD
@@ -38,6 +40,7 @@ class Limits(NamedTuple):
     loads_first: int = 0
     slots_that_fit: float = math.inf
     wave_orders: int = 0
+    reduced: bool = False
 
     @classmethod
     def of(cls, plan: Plan | None) -> Limits:
@@ -46,8 +49,9 @@ class Limits(NamedTuple):
             return cls()
         first = plan.lookahead if plan.cluster.device == "cuda" else 0
         slots = plan.peak.output_slots
-        orders = plan.schedule.wave_orders if plan.streamed and slots is not None else 0
-        return cls(plan.lookahead, slots, first, plan.slots_that_fit, orders)
+        reduced = plan.result == "reduced"
+        orders = plan.schedule.wave_orders if plan.streamed and not reduced and slots is not None else 0
+        return cls(plan.lookahead, slots, first, plan.slots_that_fit, orders, reduced)
 
 
 class PlannedTask(NamedTuple):

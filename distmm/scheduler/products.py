@@ -178,6 +178,8 @@ class Products:
         if product is not None and task is not None:
             self._count(product, task)
             self._close(product, task)
+            if product.limits.reduced:
+                self.released(key, where)
         self.block_loaded(key)  # C may be an operand of another product
 
     def failed(self, key: Key, where: Placement) -> None:

@@ -8,23 +8,55 @@ would then count a product twice.
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
+from distmm.worker.tasks.largest import WORKSPACE
 from distmm.worker.tasks.loads import load, to_device
+from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
+from distmm.worker.tasks.reductions import (
+    BlockReduction,
+    Chunk,
+    Custom,
+    Histogram,
+    Largest,
+    Norm,
+    Reduction,
+    Sum,
+    Threshold,
+    merge,
+)
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [
+    "METRICS",
     "PAUSE_FRACTION",
+    "WORKSPACE",
+    "BlockReduction",
+    "Chunk",
+    "Custom",
     "Epilogue",
+    "Histogram",
     "KernelChoice",
+    "Largest",
+    "Metric",
+    "Norm",
+    "Reduction",
+    "Sum",
+    "Threshold",
+    "block_qr",
     "combine",
     "kernel_facts",
     "load",
     "local_gpu",
+    "merge",
     "mirror",
     "multiply",
     "probe",
+    "rows_times",
+    "score_dtype",
     "small_block",
+    "squared_norms",
     "to_device",
     "to_host",
     "touch",

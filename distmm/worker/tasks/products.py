@@ -11,9 +11,11 @@ import numpy as np
 
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
+from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
+from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
@@ -31,7 +33,10 @@ def multiply(
     c0: Block | None = None,
     symmetry: Symmetry | None = None,
     prepared: float = math.inf,
-) -> Block:
+    tasks: int = 1,
+    reduction: BlockReduction | None = None,
+    norms: list[np.ndarray] | None = None,
+) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
     Parameters
@@ -49,6 +54,12 @@ def multiply(
         Of a symmetric product: `b_blocks` are blocks ``(*batch, n, k_p)`` of A, whose (conjugate) transposes are B's.
     prepared : float
         A GPU worker keeps at most so many elements of A and B in the kernel's own format.
+    tasks : int
+        So many of these tasks run side by side, on all workers together: on CPUs they share the cores.
+    reduction : BlockReduction, optional
+        Given at the last step of a product that is reduced: the block's parts are returned in its place.
+    norms : list of arrays ``(m,)`` and ``(n,)``, optional
+        For a reduction that asks for norms.
     """
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
@@ -63,9 +74,10 @@ def multiply(
         # memory. So where the block has to be copied first, one copy serves as both operands.
         lefts = [kernel.prepare_a(a) for a, _ in pairs]
         rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
-        return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0)
+        with shared_by(tasks):
+            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
 
-    def on_gpu() -> Block:
+    def on_gpu() -> Block | tuple[Part, ...]:
         with gpu.working("product"):
             a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
             operands = [
@@ -75,22 +87,31 @@ def multiply(
                 )
                 for a, b in pairs
             ]
-            return _step(kernel, c, operands, epilogue, c0)
+            return _step(kernel, c, operands, epilogue, c0, reduction, norms)
 
     out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    if reduction is not None:
+        return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
 
 
 def _step(
-    kernel: Kernel, c: Block | None, operands: list[tuple[Any, Any]], epilogue: Epilogue | None, c0: Block | None
-) -> Block:
-    """Add the products of prepared operands to `c`, and apply the epilogue, if there is one, after the last."""
+    kernel: Kernel,
+    c: Block | None,
+    operands: list[tuple[Any, Any]],
+    epilogue: Epilogue | None,
+    c0: Block | None,
+    reduction: BlockReduction | None,
+    norms: list[np.ndarray] | None,
+) -> Block | tuple[Part, ...]:
+    """Add the products of prepared operands to `c`; after the last, apply the epilogue and reduce, if that is asked."""
     *others, (a, b) = operands
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:
         return kernel.multiply(a, b, c, wait=False)
-    return last_product(kernel, a, b, c, epilogue, c0)
+    block = last_product(kernel, a, b, c, epilogue, c0)
+    return block if reduction is None else reduction(block, norms)
 
 
 def combine(
@@ -100,7 +121,9 @@ def combine(
     right: Block,
     epilogue: Epilogue | None = None,
     c0: Block | None = None,
-) -> Block:
+    reduction: BlockReduction | None = None,
+    norms: list[np.ndarray] | None = None,
+) -> Block | tuple[Part, ...]:
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
     with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
         c = left + right
@@ -108,6 +131,10 @@ def combine(
             return c
         kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
         out = finish(kernel, c, epilogue, c0)
+        if reduction is not None:
+            out = reduction(out, norms)
+    if reduction is not None:
+        return on_host(out)
     return to_host(out) if epilogue.kind == "numpy" else out
 
 

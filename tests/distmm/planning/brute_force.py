@@ -105,15 +105,20 @@ class BruteForce:
                     held[rank] += self.size(block)
                 for block, home in (homes | loaded).items():
                     where = plan.operands[block[0] == "B"]
-                    here = where == "whole" or (where == "streamed" and (block in window or block in loaded))
+                    here = where == "whole" or (where != "resident" and (block in window or block in loaded))
                     held[home] += self.size(block) * here
                 for rank, own in areas.items():
                     writing = min(plan.cluster.threads + (steps > 1), len(own))
                     held[rank] += (sum(own) + writing * min(own)) * plan.problem.accumulator_bytes
                 most = max(most, *held.values())
             if plan.result != "out":
-                loaded |= {block: home for block, home in homes.items() if self._is_read_later(block, tasks)}
-            if plan.result == "workers":
+                stay = [x for x, at in zip("AB", plan.operands, strict=True) if at == "kept" or not plan.streamed]
+                loaded = {
+                    block: home
+                    for block, home in (loaded | homes).items()
+                    if block[0] in stay and self._is_read_later(block, tasks)
+                }
+            if plan.result == "workers" and not plan.streamed:
                 for t in tasks:  # the tree of sums ends on layer 0
                     finished[t.rank] += t.area * item * (t.step == t.layer == 0)
         return most

@@ -21,7 +21,14 @@ F4, F2 = np.dtype("f4"), np.dtype("f2")
 BATCHES = [((), ()), ((3,), (3,)), ((5,), ()), ((2, 1), (1, 3))]
 RESIDENCES: list[tuple[Residence, Residence]] = [
     ("streamed", "streamed"), ("resident", "streamed"), ("streamed", "whole"), ("resident", "resident"),
+    ("kept", "kept"), ("streamed", "kept"),
 ]  # fmt: skip
+
+RESULTS: list[tuple[Result, bool]] = [
+    ("workers", False),
+    ("workers", True),
+    ("out", False),
+]  # and whether C is streamed
 
 
 @st.composite
@@ -50,9 +57,11 @@ def plans(draw: st.DrawFn, even: bool = False) -> Plan:
     blocking = Blocking(*edges, tuple((1,) * x for x in problem.batch), panels, symmetric)
     # Products are so long that one block at a time is freed late.
     cluster = ClusterSpec(rows * columns * layers, 10**9, "cpu", rate=1.0, link=1e9, load=1e9, threads=threads)
-    result: Result = draw(st.sampled_from(["workers", "out"]))
+    result, streamed = draw(st.sampled_from(RESULTS))
     schedule = Schedule(blocking, Grid(rows, columns, layers), (1, *cuts), lookahead)
-    return Plan(problem, schedule, cluster, operands=draw(st.sampled_from(RESIDENCES)), result=result)
+    return Plan(
+        problem, schedule, cluster, operands=draw(st.sampled_from(RESIDENCES)), result=result, streamed=streamed
+    )
 
 
 @settings(max_examples=300)

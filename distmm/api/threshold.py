@@ -1,0 +1,220 @@
+"""What is above a threshold in a product, as coordinates and values, without holding the product.
+
+Workers pick elements from each block when it is made, and this process collects them wave by wave. A block of which too
+much is kept returns a count instead of elements, and the call ends with all that has been counted by then. So neither
+the workers' memory fills up, where at most two waves are under way, nor that of this process.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from functools import partial
+from operator import index
+from typing import Any, Literal, NamedTuple, SupportsIndex
+
+import dask
+import numpy as np
+import psutil
+from distributed import Client, Future, futures_of
+
+from distmm.api.product import Gemm
+from distmm.api.reductions import check_ordered, product_of
+from distmm.api.scalars import check_scalars
+from distmm.api.waves import Graph, Waves
+from distmm.clusters import cluster
+from distmm.errors import DoesNotFitError, InputError
+from distmm.graph import reduction_graph
+from distmm.graph.product_graph import Reduced
+from distmm.planning.blocks import Wave, slices
+from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision
+from distmm.worker import tasks
+
+__all__ = ["Entries", "threshold"]
+
+# What is kept of a block takes at most this share of the block's own bytes, and of small blocks so many bytes: the plan
+# leaves room for what is kept of two waves.
+SHARE, ALWAYS = 1 / 4, 1 << 20
+
+# Part of this process's free memory that the result may take by default: it is there twice while it is put together.
+MOST = 1 / 4
+
+
+class Entries(NamedTuple):
+    """The elements of a product that were kept, by ascending row, and in a row by ascending column.
+
+    SciPy's form is ``scipy.sparse.coo_array((values, (rows, columns)), shape=shape)``.
+
+    Attributes
+    ----------
+    rows, columns : numpy.ndarray of int64, of shape (count,)
+    values : numpy.ndarray of shape (count,)
+    shape : tuple of int
+        Of the product.
+    """
+
+    rows: np.ndarray
+    columns: np.ndarray
+    values: np.ndarray
+    shape: tuple[int, int]
+
+
+def threshold(
+    A: Any,
+    B: Any,
+    t: float,
+    *,
+    most: int | None = None,
+    transa: bool = False,
+    transb: bool = False,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    blocks: tuple[int, ...] | None = None,
+    plan: str | None = None,
+    client: Client | None = None,
+) -> Entries:
+    """Compute ``A @ B`` now, and keep the elements that are at least `t`; the product is held nowhere.
+
+    Parameters
+    ----------
+    A : array-like of shape (m, k)
+        As in `matmul`; its elements are real numbers.
+    B : array-like of shape (k, n), or None
+        As `A`. None: the product is ``distmm.gram(A)``. Of each pair of rows (i, j) and (j, i) only the one with
+        ``i >= j`` is returned, the diagonal included.
+    t : scalar
+        The threshold, in the type of the product; NaN is not kept.
+    most : int, optional
+        Keep at most so many elements; by default as many as take a quarter of this machine's free memory.
+    transa, transb, precision, kernel, device, blocks, plan, client
+        As in `topk`.
+
+    Returns
+    -------
+    Entries
+        Rows, columns and values, in memory.
+
+    Raises
+    ------
+    InputError
+        As in `topk`, for batches, and for a `t` that is no real number.
+    DoesNotFitError
+        If more than `most` elements are kept, or so many of one block that they would take more than a quarter of its
+        memory; says how many were counted by then, in how many of all elements. Nothing is left on the workers.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.array([[1.0], [-1.0]]), np.array([[3.0, 1.0, -2.0]])
+    >>> found = distmm.threshold(A, B, 2)
+    >>> found.rows, found.columns, found.values
+    (array([0, 1]), array([0, 2]), array([3., 2.]))
+    """
+    product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    check_ordered(product, "threshold")
+    if len(product.shape) != 2:
+        raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
+    check_scalars(t=t)
+    if isinstance(t, (complex, np.complexfloating)) or t != t:
+        raise InputError(f"t is {t!r}: give a real number")
+    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
+        raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
+    client = cluster.usable(client)
+    if client is None:
+        cluster.refuse_asynchronous()
+    each = 2 * np.dtype(np.int64).itemsize + product.dtype.itemsize
+    limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
+
+    def of_block(plan: Plan) -> int:
+        """Elements that are kept of a block at most."""
+        elements = math.prod(plan.block_shape[::2])
+        nbytes = max(elements * product.dtype.itemsize * SHARE, min(ALWAYS, elements * each))
+        return min(limit, int(nbytes) // each)
+
+    def of_waves(plan: Plan) -> int:
+        """Bytes that are kept of the two waves that are under way at a time, at most."""
+        return 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
+
+    made = product.reduced(wishes, of_waves, client)
+    collected = _Collected(product, made, limit)
+    _compute(product, made, tasks.Threshold(t, of_block(made)), collected, client)
+    return collected.result()
+
+
+def _compute(
+    product: Gemm, plan: Plan, reduction: tasks.Threshold, collected: _Collected, client: Client | None
+) -> None:
+    """Compute the product wave by wave, and collect what is kept of each block."""
+    kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
+    graph = product.graphs(plan, kind, client, Reduced(reduction, mirrored=False))
+    if client is None:
+        for wave in plan.waves:
+            parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
+            for (i, j), part in zip(parts, dask.compute(*parts.values()), strict=True):
+                collected.add(i, j, part)
+        return
+    blocks: dict[Any, tuple[int, int]] = {}  # of the tasks in flight, by key
+
+    def send(on: Client, wave: Wave) -> tuple[list[Future], float]:
+        parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
+        futures = futures_of(on.persist(list(parts.values())))
+        blocks.update({part.key: (i, j) for (i, j), part in parts.items()})
+        return futures, math.inf
+
+    def take(future: Future) -> None:
+        collected.add(*blocks.pop(future.key), future.result())
+
+    waves: Iterator[Graph] = (partial(send, client, wave) for wave in plan.waves)
+    Waves(client, take).run(waves)
+
+
+class _Collected:
+    """What has been kept so far, by block."""
+
+    def __init__(self, product: Gemm, plan: Plan, most: int) -> None:
+        self.product, self.most, self.count, self.seen = product, most, 0, 0
+        self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
+        self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
+
+    def add(self, i: int, j: int, part: tuple[int, Any, Any, Any]) -> None:
+        """Add what is kept of one block.
+
+        Raises
+        ------
+        DoesNotFitError
+            If it is too much.
+        """
+        rows, columns = self.rows[i], self.columns[j]
+        size = (rows.stop - rows.start) * (columns.stop - columns.start)
+        count, row, column, values = part
+        self.seen += size
+        self.count += count
+        if row is None or self.count > self.most:
+            whole = math.prod(self.product.shape)
+            why = f"and at most {self.most:,} fit"
+            if self.count <= self.most:
+                why = f"and those of one block, {count:,} of {size:,}, would take more than a quarter of its memory"
+            raise DoesNotFitError(
+                f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}: "
+                "raise the threshold, or compute all with distmm.matmul and out="
+            )
+        row += rows.start
+        if self.product.symmetry is not None and i == j:  # one of each pair
+            lower = column <= row
+            row, column, values = row[lower], column[lower], values[lower]
+        self.lines[i][j] = row, column, values
+
+    def result(self) -> Entries:
+        """Return all that is kept, in the order of rows and columns."""
+        ordered = [self._line(parts) for parts in self.lines.values() if parts]
+        rows, columns, values = (np.concatenate(each) for each in zip(*ordered, strict=True))
+        m, n = self.product.shape
+        return Entries(rows, columns, values, (m, n))
+
+    def _line(self, parts: dict[int, tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+        """Put the blocks of one row of blocks together."""
+        row, column, values = (np.concatenate(each) for each in zip(*(parts[j] for j in sorted(parts)), strict=True))
+        order = np.argsort(row, kind="stable")
+        return row[order], column[order], values[order]

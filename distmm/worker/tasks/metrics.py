@@ -1,0 +1,90 @@
+"""What makes neighbours near: a score of inner products, folded into the reduction of a block.
+
+For one row x of X, and all rows y of Y, each metric is a growing or falling function of a score::
+
+    inner       x . y                              score  x . y
+    cosine      x . y / (|x| |y|)                  score  x . y / |y|
+    euclidean   sqrt(|x|^2 + |y|^2 - 2 x . y)      score  x . y - |y|^2 / 2
+
+The best k by the score are the nearest, and |x| counts only for what is returned.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from distmm.worker import gpu
+
+__all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of"]
+
+Metric = Literal["inner", "cosine", "euclidean"]
+
+METRICS: tuple[Metric, ...] = ("inner", "cosine", "euclidean")
+
+Block = Any  # a NumPy or CuPy array
+
+
+def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.ndarray:
+    """Return the squared Euclidean norm of each row of a block ``(m, n)``, as float64 in host memory, ``(m, 1)``."""
+    library = gpu.namespace(block)
+    if library is np:
+        wide = block.astype(np.float64)
+        of_rows: np.ndarray = (wide * wide).sum(axis=1, keepdims=True)
+        return of_rows
+    with gpu.working("product"):
+        wide = block.astype(np.float64)
+        norms = library.multiply(wide, wide, out=wide).sum(axis=1, keepdims=True)
+    host: np.ndarray = norms.get()
+    return host
+
+
+def score_dtype(metric: Metric, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Type of the scores of products of type `dtype`: theirs, where the metric does not divide or subtract."""
+    if metric == "inner":
+        return dtype
+    return np.dtype(np.float64 if dtype.kind in "iub" or dtype.itemsize > 4 else np.float32)
+
+
+def scores(products: Block, metric: Metric, squares: Any) -> Block:
+    """Return the score of each inner product ``(r, n)``; a NaN, which is near nothing, counts as minus infinity.
+
+    Parameters
+    ----------
+    products : array
+    metric : {"inner", "cosine", "euclidean"}
+    squares : array ``(n,)``
+        Squared norms of the rows of Y; None for "inner".
+    """
+    library = gpu.namespace(products)
+    work = score_dtype(metric, products.dtype)
+    made = products.astype(work)
+    with np.errstate(invalid="ignore", over="ignore"):  # of infinite products and norms
+        if metric == "cosine":
+            made *= (1 / _lengths(squares)).astype(work)
+        elif metric == "euclidean":
+            made -= (squares / 2).astype(work)
+    if work.kind == "f":
+        made[library.isnan(made)] = -np.inf
+    return made
+
+
+def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> np.ndarray:
+    """Return the similarities or distances of scores ``(r, k)``, given the squared norms ``(r,)`` of the rows of X."""
+    if metric == "inner" or squares is None:
+        return score
+    values: np.ndarray
+    with np.errstate(invalid="ignore", over="ignore"):
+        if metric == "cosine":
+            values = score / _lengths(squares)[:, None]
+        else:
+            values = np.sqrt(np.maximum(squares[:, None] - 2 * score.astype(np.float64), 0))
+        return values.astype(score.dtype)
+
+
+def _lengths(squares: Any) -> Any:
+    """Norms to divide by: a row of zeros has the cosine 0 with all others."""
+    lengths = gpu.namespace(squares).sqrt(squares)
+    lengths[lengths == 0] = 1
+    return lengths

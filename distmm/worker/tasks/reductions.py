@@ -1,0 +1,289 @@
+"""Reductions of C that need no C: each finished block is reduced where it was made, and only its parts travel.
+
+A reduction is three functions of lines, which are the rows of C, or its columns::
+
+    part = chunk(block, first)       of a block's part of some lines, which begins at element `first` of each
+    part = combine([part, ...])      of parts of the same lines, in the order of blocks: a tree of fixed shape
+    results = finish(part)           of whole lines
+
+A part is an array, or a tuple of arrays, whose leading dimensions are those of the lines: ``(*batch, m)``. It is in
+host memory, also where the block is in a GPU's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, Protocol
+
+import numpy as np
+
+from distmm.planning.problem import Symmetry
+from distmm.worker import gpu
+from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.epilogue import Block, flipped
+from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
+from distmm.worker.tasks.metrics import Metric, scores, value_of
+
+__all__ = [
+    "BlockReduction",
+    "Chunk",
+    "Custom",
+    "Histogram",
+    "Largest",
+    "Norm",
+    "Part",
+    "Reduction",
+    "Sum",
+    "Threshold",
+    "merge",
+    "on_host",
+]
+
+Part = Any  # an array, or a tuple of arrays
+Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
+
+
+class Chunk(Protocol):
+    """What is done to a finished block. `norms` are given where they were asked for."""
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part ``(*batch, m, n)`` of some lines; a NumPy or CuPy array."""
+
+
+class Reduction(Chunk, Protocol):
+    """What is done to lines of C: the three functions above."""
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return the results for whole lines."""
+
+
+@dataclass(frozen=True)
+class BlockReduction:
+    """The reduction of one block of C, whose first element is ``C[..., row, column]``.
+
+    Attributes
+    ----------
+    reduction : Chunk
+    row, column : int
+    down : bool
+        Whether lines are columns of C, and not rows.
+    mirrored : {"symmetric", "hermitian"}, optional
+        Given where the block also stands for its mirror image in a symmetric product.
+    """
+
+    reduction: Chunk
+    row: int
+    column: int
+    down: bool = False
+    mirrored: Symmetry | None = None
+
+    def __call__(self, block: Block, norms: list[np.ndarray] | None = None) -> tuple[Part, ...]:
+        """Return the part of the block's lines, and that of its mirror image's, if it stands for one.
+
+        `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
+        """
+        there: Norms | None = None
+        if norms is not None:
+            rows, columns = map(gpu.namespace(block).asarray, norms)
+            there = rows, columns
+        parts = [self._part(block, self.row, self.column, there)]
+        if self.mirrored is not None:
+            turned = None if there is None else there[::-1]
+            parts.append(self._part(flipped(block, self.mirrored), self.column, self.row, turned))
+        return tuple(parts)
+
+    def _part(self, block: Block, row: int, column: int, norms: Norms | None) -> Part:
+        if self.down:
+            return self.reduction.chunk(block.swapaxes(-1, -2), row, norms)
+        return self.reduction.chunk(block, column, norms)
+
+
+def on_host(part: Part) -> Part:
+    """Return a part with its arrays in host memory."""
+    return tuple(map(on_host, part)) if isinstance(part, tuple) else to_host(part)
+
+
+def merge(reduction: Reduction, made: list[Any], sides: tuple[int, ...] | None, last: bool) -> Any:
+    """Combine parts of the same lines; the `last` task of a tree returns results.
+
+    Parameters
+    ----------
+    reduction : Reduction
+    made : list
+        Parts; with `sides` what tasks have made of blocks of C, and which of the parts of each is that of these lines.
+    sides : tuple of int, optional
+    last : bool
+    """
+    parts = made if sides is None else [parts[side] for parts, side in zip(made, sides, strict=True)]
+    part = parts[0] if len(parts) == 1 else reduction.combine(parts)
+    return reduction.finish(part) if last else part
+
+
+@dataclass(frozen=True)
+class Largest:
+    """The k largest elements of each line, and their indices; with a metric, the nearest rows of Y.
+
+    Parts are ``(values, indices)``, and for metrics that need them the squared norms of the lines.
+    """
+
+    k: int
+    dtype: np.dtype[Any]
+    metric: Metric | None = None
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part of some lines."""
+        k, metric = min(self.k, block.shape[-1]), self.metric
+
+        def best(x: Block, at: tuple[Any, ...]) -> tuple[Block, Block]:
+            x = sortable(x) if metric is None else scores(sortable(x), metric, None if norms is None else norms[1])
+            values, columns = largest(x, k)
+            return values, columns + first
+
+        return (*by_rows(block, best), *(() if norms is None else norms[:1]))
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        # Equal values stay in the order of their indices: parts come in the order of blocks.
+        values, indices = (np.concatenate(each, axis=-1) for each in list(zip(*parts, strict=True))[:2])
+
+        def best(x: Block, at: tuple[Any, ...]) -> tuple[Block, Block]:
+            values, places = largest(x, min(self.k, x.shape[1]))
+            return values, np.take_along_axis(indices[at], places, axis=1)
+
+        return (*by_rows(values, best), *parts[0][2:])
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return values and indices; for metrics the similarities or distances."""
+        values, indices, *norms = part
+        if self.metric is not None:
+            values = value_of(values, self.metric, norms[0] if norms else None)
+        return values.astype(self.dtype, copy=False), indices
+
+
+@dataclass(frozen=True)
+class Sum:
+    """The sum of each line, in float64 or complex128 for numbers that are not integers."""
+
+    dtype: np.dtype[Any]
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part of some lines."""
+        wide = np.result_type(self.dtype, np.float64) if self.dtype.kind in "fcV" else self.dtype
+        return by_rows(block, lambda x, _: (sortable(x).sum(axis=1, dtype=wide),))[0]
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        return reduce(np.add, parts)
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return the sums in their type."""
+        return (part.astype(self.dtype, copy=False),)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The Euclidean norm of each line: squares are summed in float64."""
+
+    dtype: np.dtype[Any]
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part of some lines."""
+
+        def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+            x = x.astype(np.complex128).view(np.float64) if x.dtype.kind == "c" else sortable(x).astype(np.float64)
+            return ((x * x).sum(axis=1),)
+
+        return by_rows(block, squares)[0]
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        return reduce(np.add, parts)
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return the norms in their type."""
+        return (np.sqrt(part).astype(self.dtype, copy=False),)
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How many elements of each line are in each bin; the bins are those of `numpy.histogram`."""
+
+    edges: tuple[float, ...]
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part of some lines."""
+        library, bins = gpu.namespace(block), len(self.edges) - 1
+        edges = library.asarray(self.edges)
+
+        def counts(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+            x = sortable(x)
+            at_bin = library.searchsorted(edges, x.ravel(), side="right").reshape(x.shape) - 1
+            at_bin[x == edges[-1]] = bins - 1  # the last bin has both of its edges
+            inside = (at_bin >= 0) & (at_bin < bins)  # a NaN is beyond the last one
+            at_bin += bins * library.arange(len(x))[:, None]
+            counted = library.bincount(at_bin[inside], minlength=len(x) * bins)
+            return (counted.reshape(len(x), bins).astype(np.int64, copy=False),)
+
+        return by_rows(block, counts)[0]
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        return reduce(np.add, parts)
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return the counts."""
+        return (part,)
+
+
+@dataclass(frozen=True)
+class Custom:
+    """The user's own three functions; see `distmm.reduce`."""
+
+    functions: tuple[Callable[[Block, int], Part], Callable[[list[Part]], Part], Callable[[Part], np.ndarray]]
+    dtype: np.dtype[Any]
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Reduce a block's part of some lines."""
+        return self.functions[0](block, first)
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        return self.functions[1](parts)
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return the results in their type."""
+        return (np.asarray(self.functions[2](part)).astype(self.dtype, copy=False),)
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The elements of a block that are at least `least`: how many, and their rows, columns and values.
+
+    Attributes
+    ----------
+    least : number
+    most : int
+        If a block has more, only their number is returned: it would not have the memory for them.
+    """
+
+    least: float
+    most: int
+
+    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
+        """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
+        library, count, kept = gpu.namespace(block), 0, []
+        for (rows,) in pieces(block):
+            found = sortable(block[rows]) >= self.least
+            count += int(library.count_nonzero(found))
+            if count <= self.most:
+                places = library.flatnonzero(found)
+                row, column = places // found.shape[1], places % found.shape[1]
+                kept.append((row + rows.start, column + first, block[rows][row, column]))
+        if count > self.most:
+            return count, None, None, None
+        return (count, *(library.concatenate(each) for each in zip(*kept, strict=True)))

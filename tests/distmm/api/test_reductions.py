@@ -1,0 +1,274 @@
+"""Reductions of products that nobody holds: what NumPy has, for any blocks, workers and waves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+import distmm
+from distmm import DoesNotFitError, InputError
+from distmm.api import threshold as thresholds
+from distmm.graph.dask_tasks import ProductTask
+from tests.until import until
+
+# Blocks of 16 x 10 x 16 of products of 50 x 30 x 70, the last ones ragged. Waves, a split k, one worker and several.
+TEXTS = {
+    "one worker": "g1x1x1 b16x10x16 p1 w1 l2",
+    "four workers": "g2x2x1 b16x10x16 p2 w1 l2",
+    "waves": "g2x2x1 b16x10x16 p1 w2x2 l2",
+    "split k": "g1x2x2 b16x10x16 p1 w1 l2",
+}
+
+
+def operands(seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Small whole numbers, so that many elements of the product are equal, and no sum is rounded."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(-2, 3, (50, 30)).astype("f4"), rng.integers(-2, 3, (30, 70)).astype("f4")
+
+
+def best(C: np.ndarray, k: int) -> np.ndarray:
+    """Columns of the k largest elements of each row, the first of equal ones first."""
+    return np.argsort(-C, axis=-1, kind="stable")[..., :k]
+
+
+def compute(client: Client | None, lazy: Any) -> Any:
+    return dask.compute(*lazy) if client is None else client.compute(list(lazy), sync=True)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_topk_is_that_of_the_whole_product(client: Client, text: str) -> None:
+    a, b = operands()
+    values, indices = compute(client, distmm.topk(a, b, 6, plan=TEXTS[text], client=client))
+    np.testing.assert_array_equal(indices, best(a @ b, 6))
+    np.testing.assert_array_equal(values, np.take_along_axis(a @ b, indices, axis=1))
+    assert (values.dtype, indices.dtype) == (np.float32, np.int64)
+
+
+@pytest.mark.parametrize("k", [1, 17, 70])
+def test_k_may_be_as_large_as_rows_are(k: int) -> None:
+    a, b = operands()
+    _, indices = compute(None, distmm.topk(a, b, k, plan=TEXTS["one worker"]))
+    np.testing.assert_array_equal(indices, best(a @ b, k))
+
+
+def test_nan_comes_first_as_in_the_order_of_numpy() -> None:
+    a, b = operands()
+    b[0, [5, 60]] = np.nan
+    a[0, 0] = 0  # NaN times zero is NaN, too
+    _, indices = compute(None, distmm.topk(a, b, 3, plan=TEXTS["one worker"]))
+    np.testing.assert_array_equal(indices[:, :2], [[5, 60]] * 50)
+
+
+@pytest.mark.parametrize("text", ["one worker", "waves"])
+@pytest.mark.parametrize("trans", [False, True])
+def test_a_product_with_itself_is_reduced_by_one_triangle(client: Client, text: str, trans: bool) -> None:
+    a, _ = operands()
+    C = a.T @ a if trans else a @ a.T
+    text = f"g2x1x1 b16x10x16 p1 w{2 if text == 'waves' else 1} l2"
+    lazy = distmm.topk(a, None, 4, transa=trans, plan=text, client=client)
+    chains = {task.placement.chain for task in lazy.values.__dask_graph__().values() if isinstance(task, ProductTask)}
+    blocks = -(-len(C) // 16)
+    assert len(chains) == blocks * (blocks + 1) // 2
+    _, indices = compute(client, lazy)
+    np.testing.assert_array_equal(indices, best(C, 4))
+
+
+@pytest.mark.parametrize("down", [False, True])
+def test_lines_of_a_hermitian_product_are_conjugated_where_their_blocks_are_mirrored(down: bool) -> None:
+    rng = np.random.default_rng(4)
+    a = (rng.integers(-3, 4, (40, 9)) + 1j * rng.integers(-3, 4, (40, 9))).astype("c16")
+    sums = distmm.reduce(a, None, "sum", axis=-2 if down else -1, blocks=(16, 4)).compute()
+    np.testing.assert_array_equal(sums, (a @ a.conj().T).sum(axis=-2 if down else -1))
+
+
+def test_batches_have_lines_of_their_own(client: Client) -> None:
+    rng = np.random.default_rng(5)
+    a, b = rng.integers(-3, 4, (3, 2, 20, 6)).astype("f4"), rng.integers(-3, 4, (2, 6, 30)).astype("f4")
+    text = "g2x1x1 b1x2x16x6x16 p1 w1 l2"
+    _, indices = compute(client, distmm.topk(a, b, 3, plan=text, client=client))
+    np.testing.assert_array_equal(indices, best(a @ b, 3))
+    sums = distmm.reduce(a, b, "sum", axis=-2, plan=text).compute()
+    np.testing.assert_array_equal(sums, (a @ b).sum(axis=-2))
+
+
+@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("text", ["one worker", "split k"])
+def test_lines_are_reduced_as_by_numpy(client: Client, axis: int, text: str) -> None:
+    a, b = operands()
+    C, bins = a @ b, np.arange(-20, 21, 4.0)
+    asked = {
+        how: distmm.reduce(a, b, how, axis=axis, plan=TEXTS[text], client=client) for how in ("max", "sum", "norm")
+    }
+    asked["argmax"] = distmm.reduce(a, b, "argmax", axis=axis + 2, plan=TEXTS[text], client=client)
+    asked["histogram"] = distmm.reduce(a, b, "histogram", bins=bins, axis=axis, plan=TEXTS[text], client=client)
+    found = dict(zip(asked, client.compute(list(asked.values()), sync=True), strict=True))
+    lines = C if axis == -1 else C.T
+    np.testing.assert_array_equal(found["max"], C.max(axis))
+    np.testing.assert_array_equal(found["argmax"], C.argmax(axis))
+    np.testing.assert_array_equal(found["sum"], C.sum(axis))
+    np.testing.assert_array_equal(found["histogram"], [np.histogram(line, bins)[0] for line in lines])
+    np.testing.assert_allclose(found["norm"], np.linalg.norm(C, axis=axis), rtol=1e-6)
+    assert all(found[how].dtype == asked[how].dtype for how in asked)
+    assert all(found[how].shape == asked[how].shape for how in asked)
+
+
+def extremes(block: Any, first: int) -> tuple[Any, Any]:
+    """The smallest element of each line, and where it is."""
+    return block.min(axis=-1), block.argmin(axis=-1) + first
+
+
+def smaller(parts: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    least, at = (np.stack(each) for each in zip(*parts, strict=True))
+    chosen = least.argmin(axis=0)[None]
+    return np.take_along_axis(least, chosen, 0)[0], np.take_along_axis(at, chosen, 0)[0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_functions_of_the_users_own_reduce_lines(client: Client, axis: int) -> None:
+    a, b = operands()
+    own = (extremes, smaller, lambda part: np.stack(part, axis=-1))
+    lazy = distmm.reduce(a, b, own, axis=axis, dtype="i8", shape=(2,), plan=TEXTS["waves"], client=client)
+    found = client.compute(lazy, sync=True)
+    assert (lazy.shape, lazy.dtype) == (found.shape, found.dtype)
+    np.testing.assert_array_equal(found[:, 0], (a @ b).min(axis))
+    np.testing.assert_array_equal(found[:, 1], (a @ b).argmin(axis))
+
+
+@pytest.mark.bits
+def test_rounded_sums_have_the_same_bits_for_any_number_of_workers_and_waves(client: Client) -> None:
+    a, b = operands()
+    a /= 3
+    found = []
+    for text in ("g1x1x1 b16x30x8 p1 w1 l2", "g2x2x1 b16x30x8 p1 w1 l2", "g1x4x1 b16x30x8 p1 w2x3 l2"):
+        sums = distmm.reduce(a, b, "sum", plan=text, client=client)
+        norms = distmm.reduce(a, b, "norm", plan=text, client=client)
+        found.append(client.compute([sums, norms], sync=True))
+    for other in found[1:]:
+        np.testing.assert_array_equal(other, found[0])
+
+
+@pytest.mark.parametrize("metric", ["inner", "cosine", "euclidean"])
+@pytest.mark.parametrize("kind", ["numpy", "dask", "zarr", "itself"])
+def test_nearest_rows_are_found(client: Client, metric: Any, kind: str, tmp_path: Any) -> None:
+    rng = np.random.default_rng(6)
+    x, y = rng.standard_normal((40, 12)), rng.standard_normal((60, 12))
+    y = x if kind == "itself" else y
+    given: list[Any] = [x, y]
+    if kind == "dask":
+        given = [da.from_array(x, chunks=(16, 12)), da.from_array(y, chunks=(16, 5))]
+    elif kind == "zarr":
+        given = [zarr.array(each, store=tmp_path / f"{at}.zarr", chunks=(16, 12)) for at, each in enumerate((x, y))]
+    elif kind == "itself":
+        given[1] = None
+    blocks = {"blocks": (16, 12) if kind == "itself" else (16, 12, 16)} if kind != "dask" else {}
+    values, indices = compute(client, distmm.nearest(*given, 5, metric, client=client, **blocks))
+    inner = x @ y.T
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)
+    distances = np.linalg.norm(x[:, None] - y, axis=-1)
+    truth = {"inner": inner, "cosine": inner / lengths, "euclidean": distances}[metric]
+    expected = best(-truth if metric == "euclidean" else truth, 5)
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_allclose(values, np.take_along_axis(truth, expected, axis=1), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "no cluster"])
+def test_a_threshold_keeps_what_reaches_it_in_the_order_of_rows(client: Client, text: str) -> None:
+    a, b = operands()
+    b[3, 3] = np.nan
+    C = a @ b
+    rows, columns = np.nonzero(C >= 9)
+    with_cluster = None if text == "no cluster" else client
+    found = distmm.threshold(a, b, 9, plan=TEXTS.get(text, TEXTS["waves"]), client=with_cluster)
+    np.testing.assert_array_equal(found.rows, rows)
+    np.testing.assert_array_equal(found.columns, columns)
+    np.testing.assert_array_equal(found.values, C[rows, columns])
+    assert found.shape == C.shape
+    assert found.values.dtype == C.dtype
+
+
+def test_a_threshold_of_a_product_with_itself_keeps_one_of_each_pair(client: Client) -> None:
+    a, _ = operands()
+    rows, columns = np.nonzero(np.tril(a @ a.T) >= 20)
+    found = distmm.threshold(a, None, 20, plan="g2x1x1 b16x10x16 p1 w2 l2", client=client)
+    np.testing.assert_array_equal(found.rows, rows)
+    np.testing.assert_array_equal(found.columns, columns)
+
+
+def test_a_threshold_that_nothing_reaches_keeps_nothing(client: Client) -> None:
+    a, b = operands()
+    found = distmm.threshold(a, b, 1e6, plan=TEXTS["waves"], client=client)
+    assert [len(each) for each in found[:3]] == [0, 0, 0]
+    assert [each.dtype for each in found[:3]] == ["i8", "i8", "f4"]
+
+
+@pytest.mark.parametrize("local", [True, False])
+def test_a_threshold_that_keeps_too_much_is_refused_with_the_count_so_far(client: Client, local: bool) -> None:
+    a, b = operands()
+    kept = int((a @ b >= 0).sum())
+    with pytest.raises(
+        DoesNotFitError, match=r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 3,500, and at most"
+    ) as e:
+        distmm.threshold(a, b, 0, most=100, plan=TEXTS["waves"], client=None if local else client)
+    counted = int(str(e.value).split()[3].replace(",", ""))
+    assert 100 < counted <= kept
+    until(lambda: not client.run_on_scheduler(products_left))
+
+
+def test_a_block_that_is_kept_nearly_whole_comes_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thresholds, "ALWAYS", 0)
+    with pytest.raises(DoesNotFitError, match="those of one block, 4,096 of 4,096, would take more than a quarter"):
+        distmm.threshold(np.zeros((64, 8)), np.zeros((8, 64)), 0, plan="g1x1x1 b64x8x64 p1 w1 l2")
+
+
+def products_left(dask_scheduler: Any) -> list[str]:
+    return list(dask_scheduler.plugins["distmm-placement"].products.products)
+
+
+def test_results_are_stored_while_they_are_made(client: Client, tmp_path: Any) -> None:
+    a, b = operands()
+    lazy = distmm.topk(a, b, 5, plan=TEXTS["waves"], client=client)
+    to = [zarr.create_array(tmp_path / f"{x.dtype}.zarr", shape=x.shape, chunks=(16, 5), dtype=x.dtype) for x in lazy]
+    with client.as_current():
+        da.store(list(lazy), to, lock=False)
+    np.testing.assert_array_equal(to[1][:], best(a @ b, 5))
+
+
+X = np.ones((4, 3))
+WRONG: dict[str, tuple[Any, str]] = {
+    "k is too large": (lambda: distmm.topk(X, X.T, 5), "k is 5, and the product has rows of 4 elements"),
+    "k is 0": (lambda: distmm.topk(X, X.T, 0), "whole number from 1 to 4"),
+    "k is no number": (lambda: distmm.topk(X, X.T, 1.5), "k is 1.5"),
+    "vectors": (lambda: distmm.topk(X, X[0], 1), "B has shape"),
+    "widths": (lambda: distmm.topk(X, X, 1), "must equal"),
+    "complex numbers": (lambda: distmm.topk(X + 1j, X.T, 1), "complex numbers have no order"),
+    "an empty batch": (lambda: distmm.topk(np.ones((0, 2, 3)), X.T, 1), "nothing to reduce"),
+    "metric": (lambda: distmm.nearest(X, X, 1, "manhattan"), "not one of inner, cosine, euclidean"),
+    "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "give real floating-point numbers"),
+    "rows of two lengths": (lambda: distmm.nearest(X, X[:, :2], 1), "rows must be of one length"),
+    "neighbours of a stack": (lambda: distmm.nearest(X[None], X, 1), "one row for each point"),
+    "more neighbours than rows": (lambda: distmm.nearest(X, None, 9), "X has 4 rows"),
+    "how": (lambda: distmm.reduce(X, X.T, "median"), "give one of max, argmax, sum, norm, histogram"),
+    "two functions": (lambda: distmm.reduce(X, X.T, (len, len)), "three functions"),
+    "axis": (lambda: distmm.reduce(X, X.T, "sum", axis=2), "axis is 2"),
+    "no bins": (lambda: distmm.reduce(X, X.T, "histogram"), "give the edges of bins"),
+    "bins for a sum": (lambda: distmm.reduce(X, X.T, "sum", bins=[0, 1]), "only for one"),
+    "bins that descend": (lambda: distmm.reduce(X, X.T, "histogram", bins=[1, 0]), "ascending"),
+    "a type for a sum": (lambda: distmm.reduce(X, X.T, "sum", dtype="f8"), "belong to functions of your own"),
+    "no columns": (lambda: distmm.reduce(X, np.ones((3, 0)), "sum"), "nothing to reduce along axis"),
+    "threshold": (lambda: distmm.threshold(X, X.T, float("nan")), "give a real number"),
+    "threshold of a batch": (lambda: distmm.threshold(X[None], X.T, 1), "one product of matrices"),
+    "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "how many elements to keep"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_refused_before_any_work(case: str) -> None:
+    call, message = WRONG[case]
+    with pytest.raises(InputError, match=message):
+        call()

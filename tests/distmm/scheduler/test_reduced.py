@@ -1,0 +1,105 @@
+"""Reduced products whose C does not fit: a chain gives its slot back when it has finished, though its parts stay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from distributed import Client, Scheduler
+
+import distmm
+from distmm import DoesNotFitError
+from distmm.clusters import cluster
+from distmm.graph.placement import Placement
+from distmm.planning.grid import Grid
+from distmm.planning.plan import Plan
+from distmm.scheduler.product_state import Limits, PlannedTask
+from distmm.scheduler.products import Products
+from tests.distmm.scheduler import lockstep
+from tests.until import until
+
+EDGE = 64
+TEXT = f"g2x2x1 b{EDGE}x{EDGE}x{EDGE} p1 w4x4 l2"  # 16 waves of one block a worker
+
+
+def operands(edge: int = EDGE) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    return rng.integers(-9, 9, (8 * edge, edge)).astype("f8"), rng.integers(-9, 9, (edge, 8 * edge)).astype("f8")
+
+
+def reduced(plan: Plan) -> Plan:
+    return replace(plan, result="reduced")
+
+
+@pytest.fixture
+def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Let plans find so many bytes on each worker."""
+    described = cluster.describe
+
+    def limit(size: int) -> None:
+        monkeypatch.setattr(cluster, "describe", lambda *args, **how: replace(described(*args, **how), memory=size))
+
+    return limit
+
+
+@pytest.mark.parametrize("is_reduced", [False, True])
+def test_a_chain_whose_block_is_reduced_gives_its_slot_back_when_it_has_finished(is_reduced: bool) -> None:
+    products, grid = Products(), Grid(1, 1)
+    products.worker_joined("tcp://0", 0)
+    first, second = (Placement("c", grid, (), 0, j, 0, j) for j in range(2))
+    tasks = [PlannedTask(("c", 0, where.j), where, 0, True, ()) for where in (first, second)]
+    limits = Limits(lookahead=2, output_slots=1, reduced=is_reduced)
+    products.arrived(tasks, (), {}, (), {"c": limits})
+    assert [key for key, _ in products.decide(lambda _: ()).start] == [("c", 0, 0)]
+    products.finished(("c", 0, 0), first)
+    started = [key for key, _ in products.decide(lambda _: ()).start]
+    assert started == ([("c", 0, 1)] if is_reduced else [])
+    products.released(("c", 0, 0), first)
+    started += [key for key, _ in products.decide(lambda _: ()).start]
+    assert started == [("c", 0, 1)]
+
+
+def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callable[[int], None]) -> None:
+    a, b = operands()
+    per_worker = a.shape[0] * b.shape[1] * a.itemsize // 4 // 4  # a quarter of C on the four workers together
+    memory(per_worker)
+    lazy = distmm.topk(a, b, 3, client=client)
+    found: Plan = next(layer.plan for layer in lazy.values.dask.layers.values() if hasattr(layer, "plan"))
+    assert len(found.waves) > 1
+    assert found.cluster.memory < per_worker  # parts and results need some of it
+    assert found.peak.worker <= found.cluster.memory
+    with pytest.raises(DoesNotFitError):
+        distmm.plan(a, b, client=client, plan=str(found)).validate()
+    values, indices = client.compute(list(lazy), sync=True)
+    expected = np.argsort(-(a @ b), axis=1, kind="stable")[:, :3]
+    np.testing.assert_array_equal(indices, expected)
+    np.testing.assert_array_equal(values, np.take_along_axis(a @ b, expected, axis=1))
+    until(lambda: not client.run_on_scheduler(left))
+
+
+def left(dask_scheduler: Scheduler) -> list[str]:
+    products = dask_scheduler.plugins["distmm-placement"].products
+    return [*products.products, *products.runs]
+
+
+def test_results_that_do_not_fit_are_refused_with_the_figure(client: Client, memory: Callable[[int], None]) -> None:
+    a, b = operands()
+    memory(200_000)
+    with pytest.raises(DoesNotFitError, match="short by"):
+        distmm.topk(a, b, 500, client=client)
+
+
+def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
+    edge = 640  # products that outlast the scheduler, as the planner makes them
+    a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
+    text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x4 l2"
+    cluster.install(client)
+    p = reduced(distmm.plan(a, b, plan=text, client=client))
+    assert p.peak.output_slots == 2
+    with lockstep.gate(client):
+        call = client.compute(distmm.reduce(a, b, "sum", plan=text, client=client))
+        peak = lockstep.largest_held(client, call, edge * edge * 8)
+    np.testing.assert_array_equal(call.result(), (a @ b).sum(axis=1))
+    assert peak <= p.peak.worker

@@ -1,0 +1,178 @@
+"""The k largest elements of rows, and reductions of blocks: the same as by sorting, however blocks are cut."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm.worker import tasks
+from distmm.worker.tasks import largest as module
+from distmm.worker.tasks import metrics
+from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
+from distmm.worker.tasks.reductions import on_host
+
+TYPES = ["f4", "f8", "f2", "i1", "u8", "?"]
+
+
+def by_sorting(x: np.ndarray, k: int) -> np.ndarray:
+    """Columns of the k largest elements of each row: NumPy's order, from its end, the first of equal ones first."""
+    backwards = x[:, ::-1].argsort(axis=1, kind="stable")[:, ::-1]
+    return (x.shape[1] - 1 - backwards)[:, :k]
+
+
+def few_values(shape: tuple[int, int], dtype: str, seed: int, kinds: int) -> np.ndarray:
+    """A matrix with many equal elements; of floating-point numbers some are NaN, infinite or a zero of either sign."""
+    rng = np.random.default_rng(seed)
+    x = rng.integers(0, kinds, shape)
+    if np.dtype(dtype).kind != "f":
+        return x.astype(dtype)
+    special = np.array([np.nan, np.inf, -np.inf, 0.0, -0.0])
+    return np.where(rng.random(shape) < 0.2, special[rng.integers(0, 5, shape)], x - kinds // 2).astype(dtype)
+
+
+@given(
+    st.integers(0, 6),
+    st.integers(1, 300),
+    st.integers(1, 300),
+    st.sampled_from(TYPES),
+    st.sampled_from([2, 100]),
+    st.integers(0, 99),
+)
+def test_the_largest_are_those_of_a_stable_sort(m: int, n: int, k: int, dtype: str, kinds: int, seed: int) -> None:
+    k = min(k, n)
+    x = few_values((m, n), dtype, seed, kinds)
+    values, columns = largest(sortable(x), k)
+    assert values.shape == columns.shape == (m, k)
+    assert columns.dtype == np.int64
+    np.testing.assert_array_equal(columns, by_sorting(x, k))
+    np.testing.assert_array_equal(values, sortable(np.take_along_axis(x, columns, axis=1)))
+
+
+def test_bfloat16_is_ordered_like_float32() -> None:
+    x = few_values((5, 200), "f4", 0, 50).astype(ml_dtypes.bfloat16)
+    np.testing.assert_array_equal(largest(sortable(x), 7)[1], by_sorting(x.astype("f4"), 7))
+
+
+@given(st.integers(1, 4), st.integers(0, 7), st.integers(1, 9), st.integers(1, 40))
+def test_pieces_of_rows_make_up_the_block(batch: int, m: int, n: int, piece: int) -> None:
+    block = np.arange(batch * m * n).reshape(batch, m, n)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(module.PIECE, "numpy", piece)
+        assert all(block[index].size <= max(n, piece) for index in pieces(block))
+        doubled, first = by_rows(block, lambda x, at: (2 * x, block[at][:, 0]))
+    np.testing.assert_array_equal(doubled, 2 * block)
+    np.testing.assert_array_equal(first, block[..., 0])
+
+
+def parts_of(reduction: tasks.Reduction, x: np.ndarray, cuts: list[int], norms: Any = None) -> list[Any]:
+    """Parts of the lines of a matrix that is cut at some columns."""
+    return [
+        reduction.chunk(x[:, a:b], a, None if norms is None else (norms[0], norms[1][a:b]))
+        for a, b in pairwise([0, *sorted(cuts), x.shape[1]])
+        if a < b
+    ]
+
+
+def reduced(reduction: tasks.Reduction, parts: list[Any], group: int) -> tuple[np.ndarray, ...]:
+    """Results of parts that are merged in groups."""
+    while len(parts) > 1:
+        parts = [tasks.merge(reduction, parts[a : a + group], None, False) for a in range(0, len(parts), group)]
+    return tasks.merge(reduction, parts, None, True)
+
+
+@given(st.integers(1, 120), st.lists(st.integers(0, 120), max_size=6), st.sampled_from(TYPES), st.integers(0, 99))
+def test_the_largest_do_not_depend_on_cuts_or_groups(k: int, cuts: list[int], dtype: str, seed: int) -> None:
+    x = few_values((4, 120), dtype, seed, 30)
+    reduction = tasks.Largest(k, x.dtype)
+    columns = by_sorting(x, k)
+    for group in (2, 8):
+        values, indices = reduced(reduction, parts_of(reduction, x, cuts), group)
+        np.testing.assert_array_equal(indices, columns)
+        np.testing.assert_array_equal(values, np.take_along_axis(x, columns, axis=1))
+        assert values.dtype == x.dtype
+
+
+@pytest.mark.parametrize("dtype", ["f4", "i2", "c8", "?", "f2"])
+def test_sums_norms_and_histograms_are_numpys(dtype: str) -> None:
+    rng = np.random.default_rng(1)
+    x = rng.integers(-4, 5, (6, 90)).astype(dtype)
+    cuts = [17, 40, 41]
+    for reduction, expected in (
+        (tasks.Sum(x.sum(axis=1).dtype), x.sum(axis=1)),
+        (tasks.Norm(np.dtype("f8")), np.linalg.norm(x.astype(np.result_type(x.dtype, "f8")), axis=1)),
+    ):
+        (found,) = reduced(reduction, parts_of(reduction, x, cuts), 2)
+        np.testing.assert_allclose(found, expected, rtol=1e-15)
+        assert found.dtype == expected.dtype
+
+
+@pytest.mark.parametrize("edges", [np.arange(-3, 4), np.array([-2.5, -2.5, 0, 0.5, 3.0])])
+def test_bins_are_those_of_numpy_histogram(edges: np.ndarray) -> None:
+    x = few_values((5, 70), "f4", 3, 9)
+    reduction = tasks.Histogram(tuple(edges.tolist()))
+    (found,) = reduced(reduction, parts_of(reduction, x, [8, 50]), 8)
+    np.testing.assert_array_equal(found, [np.histogram(row, edges)[0] for row in x])
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS)
+def test_the_nearest_rows_are_those_of_the_definition(metric: metrics.Metric) -> None:
+    rng = np.random.default_rng(2)
+    x, y = rng.standard_normal((5, 8)), rng.standard_normal((60, 8))
+    y[7] = 0
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(y, axis=1)
+    cosines = np.divide(x @ y.T, lengths, out=np.zeros((5, 60)), where=lengths > 0)
+    distances = np.linalg.norm(x[:, None] - y, axis=-1)
+    truth = {"inner": x @ y.T, "cosine": cosines, "euclidean": distances}[metric]
+    order = np.argsort(truth if metric == "euclidean" else -truth, axis=1, kind="stable")[:, :9]
+    squares = [metrics.squared_norms(each)[:, 0] for each in (x, y)]
+    reduction = tasks.Largest(9, np.dtype("f8"), metric)
+    parts = parts_of(reduction, x @ y.T, [20, 31], None if metric == "inner" else squares)
+    values, indices = reduced(reduction, parts, 2)
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_allclose(values, np.take_along_axis(truth, order, axis=1), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("metric", metrics.METRICS)
+def test_a_row_with_nan_is_farther_than_all_others(metric: metrics.Metric) -> None:
+    x, y = np.ones((1, 2)), np.array([[np.nan, 0.0], [3.0, 1.0], [-5.0, 0.0]])
+    squares = [metrics.squared_norms(each)[:, 0] for each in (x, y)]
+    reduction = tasks.Largest(3, np.dtype("f8"), metric)
+    values, indices = reduced(reduction, parts_of(reduction, x @ y.T, [1], squares), 8)
+    assert indices.tolist() == [[1, 2, 0]]
+    assert values[0, -1] == (np.inf if metric == "euclidean" else -np.inf)
+
+
+def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
+    x = np.array([[1.0, np.nan, 3.0], [2.0, 2.0, -1.0]])
+    count, *kept = tasks.Threshold(2.0, 3).chunk(x, 10, None)
+    assert count == 3
+    assert [each.tolist() for each in kept] == [[0, 1, 1], [12, 10, 11], [3.0, 2.0, 2.0]]
+    assert tasks.Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "?"])
+def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
+    import cupy
+
+    x = few_values((40, 3000), dtype, 5, 1000)
+    edges = tuple(np.arange(-9.0, 10.0).tolist())
+    reductions = [tasks.Largest(k, x.dtype) for k in (1, 15, 200, 2000)]
+    for reduction in (*reductions, tasks.Sum(x.sum(axis=1).dtype), tasks.Histogram(edges), tasks.Threshold(3, 10**6)):
+        for turned in (False, True):
+            host, device = (each.T if turned else each for each in (x, cupy.asarray(x)))
+            found = in_host_memory(reduction.chunk(device, 7, None))
+            expected = in_host_memory(reduction.chunk(host, 7, None))
+            for mine, own in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(mine, own)
+
+
+def in_host_memory(part: Any) -> tuple[Any, ...]:
+    there = on_host(part)
+    return there if isinstance(there, tuple) else (there,)
