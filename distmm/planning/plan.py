@@ -181,9 +181,9 @@ class Plan:
                 kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
-                held = f", with {blocks} blocks of C in memory at a time," if more else ""
+                held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
-                    f"this product{held} needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
+                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}{held}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
                     f"{use}{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"
