@@ -145,6 +145,15 @@ class Plan:
         missing = max(0, self.peak.worker - self.cluster.memory)
         return missing + (0 if host is None else max(0, self.peak.host - host))
 
+    @property
+    def fits(self) -> bool:
+        """Whether `validate` has nothing to refuse."""
+        try:
+            self.validate()
+        except DoesNotFitError:
+            return False
+        return True
+
     def validate(self) -> None:
         """Refuse a plan that cannot fit. Where C is not written with ``out=``, all of it is to stay.
 
@@ -221,7 +230,7 @@ class Plan:
             )
             streamed = [("C", slots)]
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
-        fits = "if C is read block by block" if self.streamed else "yes"
+        fits = "yes" if self.fits else "if C is read block by block"
         if self.shortfall:
             fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker"
         what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
