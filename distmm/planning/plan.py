@@ -145,6 +145,15 @@ class Plan:
         missing = max(0, self.peak.worker - self.cluster.memory)
         return missing + (0 if host is None else max(0, self.peak.host - host))
 
+    @property
+    def fits(self) -> bool:
+        """Whether `validate` has nothing to refuse."""
+        try:
+            self.validate()
+        except DoesNotFitError:
+            return False
+        return True
+
     def validate(self) -> None:
         """Refuse a plan that cannot fit. Where C is not written with ``out=``, all of it is to stay.
 
@@ -181,9 +190,9 @@ class Plan:
                 kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
-                held = f", with {blocks} blocks of C in memory at a time," if more else ""
+                held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
-                    f"this product{held} needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
+                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}{held}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
                     f"{use}{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"
@@ -221,7 +230,7 @@ class Plan:
             )
             streamed = [("C", slots)]
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
-        fits = "if C is read block by block" if self.streamed else "yes"
+        fits = "yes" if self.fits else "if C is read block by block"
         if self.shortfall:
             fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker"
         what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
