@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
 from distmm.api.einsum import einsum, multi_dot
+from distmm.api.statistics import corrcoef, cov
 from distmm.api.tensordot import tensordot
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
@@ -50,6 +51,8 @@ __all__ = [
     "WrongResultError",
     "accelerate",
     "accelerated",
+    "corrcoef",
+    "cov",
     "einsum",
     "empty",
     "gemm",

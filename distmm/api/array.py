@@ -131,7 +131,8 @@ def gemm(
     beta : scalar
         Factor of `C`. With 0, `C` is not read.
     C : array-like, optional
-        Addend; it must broadcast to shape (..., m, n).
+        Addend; it must broadcast to shape (..., m, n). A NumPy array in memory may be `out`, too. Workers of a cluster
+        then read a copy, made at the call: a task that runs again after a failure must find what was there before.
     transa, transb : bool
         Use the transpose of A or B (of the last two dimensions), without a copy.
     precision, kernel, device, blocks, plan, out, client
@@ -159,17 +160,23 @@ def gemm(
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
+    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
+
+
+def _addend(beta: complex, C: Any) -> Operand | None:
+    """Return C where it counts."""
     if beta != 0 and C is None:
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
-    c = wrap(C, "C") if beta != 0 else None
-    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
-    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
+    return wrap(C, "C") if beta != 0 else None
 
 
 def gram(
     A: Any,
     *,
     alpha: complex = 1,
+    beta: complex = 0,
+    C: Any = None,
     trans: bool = False,
     hermitian: bool = True,
     precision: Precision = "highest",
@@ -180,7 +187,7 @@ def gram(
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
-    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T``, as BLAS's SYRK and HERK do.
+    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T + beta * C``, as BLAS's SYRK and HERK do.
 
     Only the blocks on and below the diagonal are multiplied, which takes half of the operations. Each block of A is
     read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers (for
@@ -191,7 +198,12 @@ def gram(
     A : array-like of shape (..., m, k)
         As in `matmul`.
     alpha : scalar
-        Factor of the product; real where C is Hermitian.
+        Factor of the product; real where it is Hermitian.
+    beta : scalar
+        Factor of `C`; real where the product is Hermitian. With 0, `C` is not read.
+    C : array-like of shape (..., m, m), optional
+        Addend, symmetric or Hermitian as the product is: as in BLAS, only its elements on and below the diagonal count.
+        It may be `out`, as in `gemm`: ``gram(X, trans=True, beta=1, C=S, out=S)`` adds ``X.conj().T @ X`` to S.
     trans : bool
         Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
@@ -214,7 +226,8 @@ def gram(
     Raises
     ------
     InputError
-        As in `matmul`, for a vector, and for a complex `alpha` of a Hermitian product.
+        As in `gemm`, for a vector, for a `C` that is not square, and for a complex `alpha` or `beta` of a Hermitian
+        product.
     DoesNotFitError
         As in `matmul`.
 
@@ -228,12 +241,16 @@ def gram(
     """
     check_flags(trans=trans, hermitian=hermitian)
     a, b, symmetry = _with_itself(A, trans, hermitian)
-    check_scalars(alpha=alpha)
-    if symmetry == "hermitian" and alpha.imag:
-        raise InputError(
-            f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
-        )
-    product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
+    check_scalars(alpha=alpha, beta=beta)
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if symmetry == "hermitian" and factor.imag:
+            raise InputError(
+                f"{name} is {factor}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
+            )
+    c, size = _addend(beta, C), a.shape[-2]
+    if c is not None and c.shape[-2:] != (size, size):
+        raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
     return product.array(Wishes(check_precision(precision), kernel, device, _square(blocks), plan), out, client)
 
 

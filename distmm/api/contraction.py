@@ -7,13 +7,15 @@ are merged into one dimension, and those of C are split again:
 - An array in memory is reshaped, which is a view where its strides allow, else a copy at the call. Where two runs of
   its labels would need a copy, the shorter one may become a batch dimension that the other array has not.
 - A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). No block moves. Along k the order of
-  elements does not matter, as long as both arrays have the same: they get the same chunks there.
+  elements does not matter, as long as both arrays have the same. Two Dask arrays get the same chunks there; beside an
+  array in memory, a Dask array gets chunks that follow each other in C order.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +24,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.api.labelled import Edges, Label, Labelled
+from distmm.api.labelled import Edges, Label, Labelled, chosen
 from distmm.api.operands import Operand, wrap
 from distmm.api.out_array import fill
 from distmm.api.plan_request import Wishes
@@ -78,11 +80,17 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
     """Multiply element by element, by Dask: an outer product, or sums of products of numbers, has no matrix product."""
     labels = (*output, *(label for label in x.labels if label not in output))
     accumulator = accumulator_dtype(dtype)
+    given = {label: cut for array in (x, y) if isinstance(array.source, da.Array) for label, cut in array.edges.items()}
+    wanted, sizes = tuple(given.get(label, "auto") for label in labels), {**x.sizes, **y.sizes}
+    chunks = chosen(wanted, tuple(sizes[label] for label in labels), accumulator)
     factors = []
     for array in (x, y):
-        ordered = array.transposed([label for label in labels if label in array.labels]).lazy()
+        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).transposed(
+            [a for a in labels if a in array.labels]
+        )
         factors.append(ordered.source[tuple(slice(None) if label in array.labels else None for label in labels)])
-    product = factors[0].astype(accumulator) * factors[1].astype(accumulator)
+    with warnings.catch_warnings(action="ignore", category=da.PerformanceWarning):  # many chunks are meant
+        product = factors[0].astype(accumulator) * factors[1].astype(accumulator)
     axes = tuple(range(len(output), len(labels)))
     return (product.sum(axis=axes, dtype=accumulator) if axes else product).astype(dtype)
 
@@ -100,14 +108,17 @@ class _Matrices:
 
     @classmethod
     def of(cls, x: Labelled, y: Labelled, output: Labels, inner: Sequence[Label]) -> _Matrices:
-        rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels])
-        columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels])
+        rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels], inner)
+        columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
-        merged = list(itertools.chain(*_runs(max(x, y, key=lambda array: array.size), inner)))
-        if len(merged) > 1 and not (x.in_memory and y.in_memory):
+        held = [array for array in (x, y) if array.in_memory]
+        merged = tuple(itertools.chain(*_runs(max(held or (x, y), key=lambda array: array.size), inner)))
+        if len(merged) > 1 and len(held) == 1:
+            x, y = (array if array.in_memory else _cut_in_order(array.lazy(), merged) for array in (x, y))
+        elif len(merged) > 1 and not held:
             x, y = _cut_alike(x, y, merged)
-        return cls(x, y, batch, rows, tuple(merged), columns)
+        return cls(x, y, batch, rows, merged, columns)
 
     def product(self, output: Labels, wishes: Wishes, client: Client | None, out: Any) -> Labelled:
         """Multiply: lazily, or into `out`."""
@@ -166,17 +177,24 @@ class _Matrices:
             return out
         if not isinstance(out, np.ndarray) or not (_in_order(self.x, self.rows) and _in_order(self.y, self.columns)):
             return None
+        sizes, strides = (dict(zip(output, values, strict=True)) for values in (out.shape, out.strides))
+        neighbours = (*itertools.pairwise(self.rows), *itertools.pairwise(self.columns))
+        if any(strides[label] != strides[then] * sizes[then] for label, then in neighbours):
+            return None
         turned = out.transpose([output.index(label) for label in labels])
-        m, n = (math.prod(a.sizes[label] for label in g) for a, g in ((self.x, self.rows), (self.y, self.columns)))
-        matrix = turned.reshape(*turned.shape[: len(self.batch)], m, n)
-        return matrix if np.may_share_memory(matrix, out) else None
+        m, n = (math.prod(sizes[label] for label in group) for group in (self.rows, self.columns))
+        return turned.reshape(*turned.shape[: len(self.batch)], m, n)
 
 
-def _matrix_labels(array: Labelled, labels: Sequence[Label]) -> Labels:
+def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:
     """Choose, of the labels that this array has alone, those that are merged; the others are batch dimensions."""
     runs = _runs(array, labels)
     if len(runs) > 1:
-        longest = max(runs, key=lambda run: math.prod(array.sizes[label] for label in run))
+        strides = zip(array.labels, array.source.strides, strict=True)
+        adjacent = {label for label, stride in strides if stride == array.dtype.itemsize}
+        # Of the other runs the matrices have gaps between the elements of rows and columns: they would be copied.
+        able = [run for run in runs if adjacent & {*run, *inner}]
+        longest = max(able, key=lambda run: math.prod(array.sizes[label] for label in run), default=[])
         if math.prod(array.sizes[label] for label in longest) >= SMALLEST_EDGE:
             return tuple(longest)
     return tuple(itertools.chain(*runs))
@@ -196,12 +214,19 @@ def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
     return runs
 
 
-def _cut_alike(x: Labelled, y: Labelled, labels: Sequence[Label]) -> tuple[Labelled, Labelled]:
+def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:
     """Return both as Dask arrays that have the same chunks along these labels: those of the larger Dask array."""
     given = [array for array in (x, y) if isinstance(array.source, da.Array)] or [x, y]
     lead = max(given, key=lambda array: array.size).lazy().edges
     edges = {label: lead[label] for label in labels}
     return x.lazy(edges), y.lazy(edges)
+
+
+def _cut_in_order(array: Labelled, labels: Labels) -> Labelled:
+    """Return a Dask array whose blocks, no larger than they are, follow each other in C order along these labels."""
+    if _in_order(array, labels):
+        return array
+    return array.lazy(_box(array, labels, math.prod(max(array.edges[label]) for label in labels)))
 
 
 def _merged(edges: Edges, labels: Labels) -> tuple[int, ...]:

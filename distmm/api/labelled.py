@@ -17,7 +17,7 @@ from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.transfer.memory_map import is_mapped
 
-__all__ = ["Edges", "Label", "Labelled"]
+__all__ = ["Edges", "Label", "Labelled", "chosen"]
 
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # chunks, by label
@@ -110,7 +110,7 @@ class Labelled:
         operand = wrap(source, self.name)
         stored = operand.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
-        chunks = da.core.normalize_chunks(wanted, operand.shape, dtype=self.dtype)
+        chunks = chosen(wanted, operand.shape, self.dtype)
         return Labelled(operand.blocked(chunks, "cpu"), self.labels, self.name)
 
     def movable(self) -> Labelled:
@@ -159,3 +159,11 @@ class Labelled:
         if self.dtype == dtype:
             return self
         return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
+
+
+def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:
+    """Return chunks: those that are given, and for "auto" those that make blocks of the size that Dask likes."""
+    if 0 in shape:  # Dask would divide by it
+        wanted = tuple(-1 if isinstance(cut, str) else cut for cut in wanted)
+    chunks: tuple[tuple[int, ...], ...] = da.core.normalize_chunks(wanted, shape, dtype=dtype)
+    return chunks

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Literal
 
 from distributed import Client
@@ -118,16 +119,20 @@ def _order(
     sizes = {label: n for array in arrays for label, n in array.sizes.items()}
     symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}
     terms = ["".join(symbols[label] for label in labels) for labels in (*(a.labels for a in arrays), output)]
-    try:
-        path, _ = opt_einsum.contract_path(
-            f"{','.join(terms[:-1])}->{terms[-1]}",
-            *(array.source.shape for array in arrays),
-            shapes=True,
-            optimize=optimizer,
-            memory_limit=max(memory // accumulator_dtype(dtype).itemsize, math.prod(sizes[label] for label in output)),
-        )
-    except RuntimeError:  # the dynamic programme finds nothing
-        path = [tuple(range(len(arrays)))]
+    limit = max(memory // accumulator_dtype(dtype).itemsize, math.prod(sizes[label] for label in output))
+    search = partial(
+        opt_einsum.contract_path,
+        f"{','.join(terms[:-1])}->{terms[-1]}",
+        *(array.source.shape for array in arrays),
+        shapes=True,
+        optimize=optimizer,
+    )
+    path, found = search()
+    if found.largest_intermediate > limit:  # a search with a limit takes longer, and leaves out good orders
+        try:
+            path, _ = search(memory_limit=limit)
+        except RuntimeError:  # from the dynamic programme
+            path = [tuple(range(len(arrays)))]
     if any(len(step) != 2 for step in path):
         raise DoesNotFitError(
             f"of {len(arrays)} arrays no order was found in which each intermediate result fits into "

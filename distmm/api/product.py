@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from dask.base import tokenize
 from distributed import Client
 
 from distmm.api import out_array
+from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
@@ -105,8 +106,10 @@ class Gemm:
         self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
     ) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
+        in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
-            given = {x.name: x.source for x in (self.a, self.b, self.c) if x is not None}
+            read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
+            given = {x.name: x.source for x in read if x is not None}
             out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
         client = cluster.usable(client)
@@ -124,7 +127,11 @@ class Gemm:
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
-        lazy = self._lazy(plan, to, client)
+        product = self
+        if in_place and self.c is not None and client is not None:
+            # A task that runs again after a failure must not add to what its block has been written to.
+            product = replace(self, c=replace(self.c, source=self.c.source.copy()))
+        lazy = product._lazy(plan, to, client)
         if out is None:
             return lazy(None)
         if not written:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import dask.array as da
@@ -16,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
+from distmm.api import contraction
 from distmm.api.product import Gemm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
+from distmm.transfer import has_gaps
 from tests.exact_sums import whole_numbers
 
 
@@ -46,7 +49,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[Gemm]:
 def contractions(draw: Any) -> tuple[str, list[np.ndarray]]:
     """Subscripts, and arrays of small whole numbers in any order of memory."""
     letters = "abCde"[: draw(st.integers(1, 5))]
-    sizes = {letter: draw(st.integers(1, 5)) for letter in letters}
+    sizes = {letter: draw(st.sampled_from([1, 2, 3, 4, 5, 0])) for letter in letters}
     stack = draw(st.lists(st.integers(1, 3), max_size=2))
     terms, arrays, hidden = [], [], 0
     for number in range(draw(st.integers(1, 4))):
@@ -73,12 +76,18 @@ def contractions(draw: Any) -> tuple[str, list[np.ndarray]]:
 
 @settings(max_examples=120)
 @given(contractions(), st.data())
-def test_it_is_numpys_for_any_subscripts(contraction: tuple[str, list[np.ndarray]], data: st.DataObject) -> None:
-    text, arrays = contraction
+def test_it_is_numpys_for_any_subscripts(network: tuple[str, list[np.ndarray]], data: st.DataObject) -> None:
+    text, arrays = network
     chunks = data.draw(st.integers(1, 4))
     given = [da.from_array(x, chunks=chunks) if data.draw(st.booleans()) else x for x in arrays]
     expected = np.einsum(text, *arrays)
-    C = distmm.einsum(text, *given)
+    # Stacks of small matrices, and boxes of few elements, as large arrays have larger ones.
+    smallest, largest, box = data.draw(st.sampled_from([1, 128])), data.draw(st.integers(1, 30)), contraction._box
+    with (
+        patch.object(contraction, "SMALLEST_EDGE", smallest),
+        patch.object(contraction, "_box", lambda array, labels, edge: box(array, labels, min(edge, largest))),
+    ):
+        C = distmm.einsum(text, *given)
     assert isinstance(C, da.Array)
     assert (C.shape, C.dtype) == (expected.shape, expected.dtype)
     np.testing.assert_array_equal(C.compute(), expected)
@@ -155,8 +164,9 @@ def test_two_arrays_take_one_product_of_views(
     C = distmm.einsum(text, *arrays)
     (gemm,) = products
     assert gemm.problem.batch == batch
-    assert np.shares_memory(gemm.a.source, arrays[0])
-    assert np.shares_memory(gemm.b.source, arrays[1])
+    for operand, array in ((gemm.a, arrays[0]), (gemm.b, arrays[1])):
+        assert np.shares_memory(operand.source, array)
+        assert not has_gaps(operand.source)  # those would be copied
     np.testing.assert_array_equal(C.compute(), np.einsum(text, *arrays))
 
 
@@ -173,6 +183,14 @@ def test_indices_of_one_array_alone_are_summed_before(products: list[Gemm]) -> N
         C = distmm.einsum("xij,jky->ik", A, B)
         assert products.pop().problem.k == 4
         np.testing.assert_array_equal(C.compute(), np.einsum("xij,jky->ik", a, b))
+
+
+def test_an_outer_product_has_chunks_that_fit() -> None:
+    x = np.ones(100_000)
+    for X in (x, da.from_array(x, chunks=10_000)):
+        C = distmm.einsum("i,j->ij", X, x)
+        assert C.shape == (100_000, 100_000)
+        assert 8 * np.prod(C.chunksize) <= 2**27
 
 
 def test_chains_are_multiplied_in_the_cheapest_order(products: list[Gemm]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from typing import Any
 
 import dask
@@ -115,6 +117,16 @@ def test_other_chunks_of_the_smaller_array_follow_the_larger_one() -> None:
     a, b = whole_numbers((9, 5, 4), "i4"), whole_numbers((5, 4, 2), "i4", 1)
     C = distmm.tensordot(da.from_array(a, chunks=(4, 2, 3)), da.from_array(b, chunks=(3, 1, 2)))
     np.testing.assert_array_equal(C.compute(), np.tensordot(a, b))
+
+
+def test_beside_an_array_in_memory_it_is_the_dask_array_that_is_cut_anew(operands: list[Any]) -> None:
+    a, b = whole_numbers((9, 6, 4), "i8"), whole_numbers((6, 4, 2), "i8", 1)
+    for chunks, cut in (((3, 2, 2), ((1,) * 6, (4,), (2,))), ((3, 4, 2), ((3, 3), (4,), (2,)))):
+        C = distmm.tensordot(a, da.from_array(b, chunks=chunks))
+        assert np.shares_memory(operands[0], a)  # it is lent to the workers as it is, whatever its size
+        assert operands[1].chunks[0] == tuple(math.prod(box) for box in itertools.product(*cut[:2]))
+        np.testing.assert_array_equal(C.compute(), np.tensordot(a, b))
+        operands.clear()
 
 
 def test_out_is_filled(tmp_path: Any) -> None:

@@ -20,6 +20,7 @@ SMALL = {
     "cosine_similarity": "rows, features, topics, best = 1200, 64, 20, 5",
     "covariance": "rows, features = 4000, 60",
     "randomised_svd": "rows, columns, rank = 1600, 80, 3",
+    "tensor_network": "sites, bond, levels = 4, 12, 2",
 }
 
 
