@@ -21,7 +21,8 @@ __all__ = ["REPLACEMENTS"]
 
 log = logging.getLogger("distmm.accelerate")
 
-# Operations below which a product stays Dask's. To plan one and to ask a cluster what it has takes 10 ms or more.
+# Operations below which a product stays Dask's: 3 ms of a core in float64, where planning takes 2 to 4 ms, and on a
+# cluster a question to all of its workers too.
 MIN_FLOPS = 1e8
 
 Chunks = tuple[tuple[int, ...], ...]
