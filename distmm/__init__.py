@@ -14,12 +14,17 @@ interrupts.while_imported()
 # ruff: noqa: E402  what follows takes a second
 from typing import TYPE_CHECKING, Any
 
+from distmm.accelerate import accelerate, accelerated
 from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.einsum import einsum, multi_dot
 from distmm.api.nearest import nearest
 from distmm.api.reductions import TopK, reduce, topk
+from distmm.api.statistics import corrcoef, cov
+from distmm.api.tensordot import tensordot
 from distmm.api.threshold import Entries, threshold
 from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
+from distmm.clusters.hardware import cpus, gpus
 from distmm.errors import (
     DeviceMemoryError,
     DistmmError,
@@ -50,16 +55,25 @@ __all__ = [
     "UndecidedError",
     "Verdict",
     "WrongResultError",
+    "accelerate",
+    "accelerated",
+    "corrcoef",
+    "cov",
+    "cpus",
+    "einsum",
     "empty",
     "gemm",
+    "gpus",
     "gram",
     "matmul",
+    "multi_dot",
     "multiply",
     "nearest",
     "plan",
     "reduce",
     "resume",
     "status",
+    "tensordot",
     "threshold",
     "topk",
     "verify",

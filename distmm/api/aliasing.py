@@ -14,7 +14,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.api.array_types import package_of
 
-__all__ = ["overlap", "repeats", "store_of"]
+__all__ = ["coincide", "overlap", "repeats", "store_of"]
 
 Part = tuple[Hashable, float, float]  # the file or store that holds elements, and their first byte and end in it
 
@@ -31,6 +31,14 @@ def overlap(first: Any, second: Any) -> bool:
         for x in _sources(first)
         for y in _sources(second)
     )
+
+
+def coincide(first: Any, second: Any) -> bool:
+    """Whether two NumPy arrays have the same elements in the same places, in memory that is no file's."""
+    if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray) or next(_mapped(first), None):
+        return False
+    ends = [(x.__array_interface__["data"][0], x.shape, x.strides, x.dtype) for x in (first, second)]
+    return ends[0] == ends[1]
 
 
 def repeats(array: Any) -> bool:

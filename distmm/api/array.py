@@ -13,9 +13,11 @@ from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.api.scalars import check_flags, check_scalars
 from distmm.clusters import cluster
+from distmm.clusters.cluster import usable
+from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
 
 __all__ = ["gemm", "gram", "matmul", "plan", "square", "with_itself"]
@@ -25,9 +27,9 @@ def matmul(
     A: Any,
     B: Any,
     *,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
@@ -45,30 +47,35 @@ def matmul(
         A Dask array with NumPy or CuPy chunks, a NumPy or CuPy array, a memory map, or an object with ``shape``,
         ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
         array become blocks of the product. Operands are read when the product is computed: do not change them before.
+        Arrays of other packages that lend their memory by DLPack (PyTorch, JAX) are taken where they lie, on the host
+        or on a GPU, without a copy. Of an xarray object its ``data`` are taken, NumPy's or Dask's; names of dimensions
+        and coordinates count for nothing. A lazily opened variable is read as a whole: open it with ``chunks={}``.
         A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
         between the elements of its rows and also of its columns is copied at the call.
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
-    precision : {"highest", "high", "medium", "ieee"}
+    precision : {"highest", "high", "medium", "ieee"}, optional
         Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
         "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32, float64 and complex
-        products by chains of fused multiply-adds for each element, whose bits depend on no cuts.
+        products by chains of fused multiply-adds for each element, whose bits depend on no cuts. By default "highest",
+        or what Dask's configuration has as ``distmm.precision``; the same holds for `kernel` and `device`.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
         precision.
-    device : {"auto", "cpu", "gpu"}
-        Where to multiply. "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
+    device : {"auto", "cpu", "gpu"}, optional
+        Where to multiply; by default "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
     blocks : tuple of int, optional
         Block edges (m, k, n); by default the chunks of Dask arrays, else the plan chooses.
     plan : Plan or str, optional
         A plan that `distmm.plan` made for operands of these shapes, or the text of one:
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
-    out : numpy.ndarray, Zarr-like or Dask array, optional
+    out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
         Array that receives the product during this call, of its shape, in waves where C does not fit into the memory of
         the workers. Workers of this machine write into a NumPy array directly; `distmm.empty` makes arrays that GPUs
         write at full speed. Workers write whole ``chunks`` (or ``shards``) of a Zarr-like object in parallel; into an
-        object without chunks, and into an HDF5 dataset, this process writes block after block. After the call, also
-        after an error or Ctrl-C, nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
+        object without chunks, and into an HDF5 dataset, this process writes block after block. An array of another
+        package is filled in its own memory, if that may be written. After the call, also after an error or Ctrl-C,
+        nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
         its chunks.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current client. Without one the product runs on Dask's local schedulers.
@@ -112,9 +119,9 @@ def gemm(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
@@ -133,7 +140,8 @@ def gemm(
     beta : scalar
         Factor of `C`. With 0, `C` is not read.
     C : array-like, optional
-        Addend; it must broadcast to shape (..., m, n).
+        Addend; it must broadcast to shape (..., m, n). A NumPy array in memory may be `out`, too. Workers of a cluster
+        then read a copy, made at the call: a task that runs again after a failure must find what was there before.
     transa, transb : bool
         Use the transpose of A or B (of the last two dimensions), without a copy.
     precision, kernel, device, blocks, plan, out, client
@@ -161,28 +169,34 @@ def gemm(
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
+    return product.array(Wishes.chosen(precision, kernel, device, blocks, plan), out, client)
+
+
+def _addend(beta: complex, C: Any) -> Operand | None:
+    """Return C where it counts."""
     if beta != 0 and C is None:
         raise InputError(f"beta is {beta}, but there is no C: give C, or leave beta at 0")
-    c = wrap(C, "C") if beta != 0 else None
-    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c)
-    return product.array(Wishes(check_precision(precision), kernel, device, blocks, plan), out, client)
+    return wrap(C, "C") if beta != 0 else None
 
 
 def gram(
     A: Any,
     *,
     alpha: complex = 1,
+    beta: complex = 0,
+    C: Any = None,
     trans: bool = False,
     hermitian: bool = True,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int] | None = None,
     plan: Plan | str | None = None,
     out: Any = None,
     client: Client | None = None,
 ) -> Any:
-    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T``, as BLAS's SYRK and HERK do.
+    """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T + beta * C``, as BLAS's SYRK and HERK do.
 
     Only the blocks on and below the diagonal are multiplied, which takes half of the operations. Each block of A is
     read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers (for
@@ -193,7 +207,12 @@ def gram(
     A : array-like of shape (..., m, k)
         As in `matmul`.
     alpha : scalar
-        Factor of the product; real where C is Hermitian.
+        Factor of the product; real where it is Hermitian.
+    beta : scalar
+        Factor of `C`; real where the product is Hermitian. With 0, `C` is not read.
+    C : array-like of shape (..., m, m), optional
+        Addend, symmetric or Hermitian as the product is: as in BLAS, only its elements on and below the diagonal count.
+        It may be `out`, as in `gemm`: ``gram(X, trans=True, beta=1, C=S, out=S)`` adds ``X.conj().T @ X`` to S.
     trans : bool
         Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
@@ -216,7 +235,8 @@ def gram(
     Raises
     ------
     InputError
-        As in `matmul`, for a vector, and for a complex `alpha` of a Hermitian product.
+        As in `gemm`, for a vector, for a `C` that is not square, and for a complex `alpha` or `beta` of a Hermitian
+        product.
     DoesNotFitError
         As in `matmul`.
 
@@ -230,13 +250,17 @@ def gram(
     """
     check_flags(trans=trans, hermitian=hermitian)
     a, b, symmetry = with_itself(A, trans, hermitian)
-    check_scalars(alpha=alpha)
-    if symmetry == "hermitian" and alpha.imag:
-        raise InputError(
-            f"alpha is {alpha}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
-        )
-    product = Gemm.of(a, b, alpha=alpha, symmetry=symmetry)
-    return product.array(Wishes(check_precision(precision), kernel, device, square(blocks), plan), out, client)
+    check_scalars(alpha=alpha, beta=beta)
+    for name, factor in (("alpha", alpha), ("beta", beta)):
+        if symmetry == "hermitian" and factor.imag:
+            raise InputError(
+                f"{name} is {factor}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
+            )
+    c, size = _addend(beta, C), a.shape[-2]
+    if c is not None and c.shape[-2:] != (size, size):
+        raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
+    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
+    return product.array(Wishes.chosen(precision, kernel, device, square(blocks), plan), out, client)
 
 
 def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -263,20 +287,22 @@ def plan(
     transa: bool = False,
     transb: bool = False,
     hermitian: bool = True,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, ...] | None = None,
     plan: str | None = None,
     out: Any = None,
     client: Client | None = None,
+    cluster: Hardware | None = None,
 ) -> Plan:
     """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
 
     Parameters
     ----------
     A : array-like of shape (..., m, k), or (..., k, m) with `transa`
-        As in `matmul`. Its shape, type, chunks and place count; its elements are not read.
+        As in `matmul`. Its shape, type, chunks and place count; its elements are not read. Where there is no matrix
+        yet, ``numpy.broadcast_to(numpy.float32(0), (m, k))`` has a shape and a type, and takes no memory.
     B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
         As `A`. Without it, the plan is that of ``distmm.gram(A)``.
     transa, transb : bool
@@ -293,6 +319,9 @@ def plan(
         Array that will receive the product. C is then planned to leave the workers as it is made.
     client : distributed.Client, optional
         Cluster to plan for; by default Dask's current client, and without one this machine.
+    cluster : Hardware, optional
+        A cluster that need not be there, of `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The table
+        then also says how many such workers would do.
 
     Returns
     -------
@@ -327,4 +356,20 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    return product.plan(Wishes(check_precision(precision), kernel, device, blocks, plan), out, cluster.usable(client))
+    _check_absent(cluster, client, device)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster)
+    return product.plan(wishes, out, usable(client) if cluster is None else None)
+
+
+def _check_absent(hardware: Any, client: Any, device: str | None) -> None:
+    """Refuse what is no description of a cluster, and a client or device beside one."""
+    if hardware is None:
+        return
+    if not isinstance(hardware, Hardware):
+        raise InputError(
+            f"cluster is {hardware!r}: describe one with distmm.gpus(64, 'H100') or distmm.cpus(8, memory='64GB'); for "
+            "a cluster that runs give client="
+        )
+    if client is not None or device not in (None, "auto"):
+        given = "a client" if client is not None else f"device={device!r}"
+        raise InputError(f"cluster and {given} are given: the cluster says where to multiply, so leave out the other")

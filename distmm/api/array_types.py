@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 from dask.array.core import Array as PlainArray
 
+from distmm.api.dlpack import as_native, is_foreign
 from distmm.errors import InputError
 
 __all__ = ["as_array", "check_sendable", "package_of"]
@@ -30,7 +31,10 @@ def package_of(x: Any) -> str:
 
 
 def as_array(source: Any, name: str) -> Any:
-    """Return the array that holds an operand's elements: an xarray object's data, a list as an array, else `source`.
+    """Return the array that holds an operand's elements.
+
+    That is an xarray object's data, a NumPy or CuPy view of what lends its memory by DLPack, a list as an array, else
+    `source`.
 
     Raises
     ------
@@ -50,6 +54,8 @@ def as_array(source: Any, name: str) -> Any:
         raise InputError(f"{name} is a {kind} of {package}, {INSTEAD[package].format(name=name)}")
     if type(source).__module__.startswith("dask.dataframe"):
         raise InputError(f"{name} is a {kind} of Dask, a table: give {name}.to_dask_array(lengths=True)")
+    if is_foreign(source):
+        return as_native(source, name)
     if isinstance(source, (list, tuple, int, float, complex)):
         try:
             source = np.asarray(source)

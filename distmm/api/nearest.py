@@ -18,7 +18,7 @@ from distmm.api.reductions import TopK
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.worker import tasks
 
 __all__ = ["nearest"]
@@ -33,9 +33,9 @@ def nearest(
     k: int,
     metric: Literal["inner", "cosine", "euclidean"] = "inner",
     *,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, ...] | None = None,
     plan: str | None = None,
     client: Client | None = None,
@@ -115,7 +115,7 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
     b = replace(y, transposed=True)
     check_pair(x, b)
     product = Gemm.of(x, b, symmetry="symmetric" if Y is None else None)
-    return product, Wishes(check_precision(precision), kernel, device, square(blocks) if Y is None else blocks, plan)
+    return product, Wishes.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)
 
 
 def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:

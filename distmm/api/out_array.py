@@ -20,7 +20,7 @@ from __future__ import annotations
 import concurrent.futures
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
@@ -45,7 +45,7 @@ from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease
 from distmm.worker.client_output import ClientOutput
 
-__all__ = ["become", "check_out", "check_unit", "store", "takes_gpu_blocks", "target"]
+__all__ = ["become", "check_out", "check_unit", "fill", "store", "takes_gpu_blocks", "target"]
 
 Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]
@@ -55,9 +55,9 @@ _given_up: list[np.ndarray] = []
 
 
 def check_out(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: tuple[Any, ...]
+    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: Mapping[str, Any]
 ) -> None:
-    """Refuse an array that cannot take the product.
+    """Refuse an array that cannot take the product of these operands, given by their names.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def check_out(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: make out like the product"
         )
     if isinstance(out, da.Array) and (given := kind_of(out._meta, "out", chunked=True)) != kind:
-        raise InputError(f"out has {given} blocks, A and B have {kind} blocks: make out like the operands")
+        raise InputError(f"out has {given} blocks, the operands have {kind} blocks: make out like them")
     if isinstance(out, da.Array):
         return  # it may be an operand, too: arrays that were made of it keep its old tasks
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
@@ -85,7 +85,7 @@ def check_out(
         raise InputError(
             f"elements of out are in memory twice (shape {out.shape}, strides {out.strides}): give a copy of it"
         )
-    for name, operand in zip("ABC", operands, strict=False):
+    for name, operand in operands.items():
         if overlap(out, operand):
             what = "memory" if isinstance(out, np.ndarray) else "storage"
             raise InputError(f"out shares {what} with {name}, which is read while out is written: use another array")
@@ -114,6 +114,14 @@ def become(out: da.Array, product: da.Array) -> da.Array:
     Nothing is computed or copied. What `out` was is forgotten, and freed on the cluster if nobody else needs it.
     """
     handle_out(out, product.astype(out.dtype, copy=False).rechunk(out.chunks))
+    return out
+
+
+def fill(out: Any, array: da.Array, client: Client | None) -> Any:
+    """Compute a lazy array into `out`, and return `out`; a Dask array becomes it."""
+    if isinstance(out, da.Array):
+        return become(out, array)
+    store([(array, [None])], out, target(out, client), client)
     return out
 
 

@@ -9,15 +9,18 @@ from typing import Any, Literal
 
 from distributed import Client
 
+from distmm import config
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.clusters import cluster
+from distmm.clusters.hardware import Hardware
 from distmm.clusters.link_rate import link_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
+from distmm.planning.fewest import few_workers
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
+from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE
 from distmm.planning.search import TILE, make_plan
@@ -34,13 +37,35 @@ WORTH_MEASURING_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Wishes:
-    """How a product is to be made, as far as the caller says: see `distmm.matmul`."""
+    """How a product is to be made, as far as the caller says: see `distmm.matmul` and, for `absent`, `distmm.plan`."""
 
     precision: Precision = "highest"
     kernel: str | None = None
     device: cluster.Device = "auto"
     blocks: tuple[int, ...] | None = None
     plan: Plan | str | None = None
+    absent: Hardware | None = None
+
+    @classmethod
+    def chosen(
+        cls,
+        precision: Precision | None,
+        kernel: str | None,
+        device: cluster.Device | None,
+        blocks: tuple[int, ...] | None,
+        plan: Plan | str | None,
+        absent: Hardware | None = None,
+    ) -> Wishes:
+        """Take a caller's arguments; for None the configured default.
+
+        Raises
+        ------
+        InputError
+            For an unknown precision, and for a configured value that cannot be used.
+        """
+        accuracy = check_precision(config.chosen("precision", precision))
+        where, named = config.chosen("device", device), config.chosen("kernel", kernel)
+        return cls(accuracy, named, where, blocks, plan, absent)
 
 
 @dataclass(frozen=True)
@@ -127,6 +152,8 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
     plan = _within_host_memory(request, spec)
+    if wishes.absent is not None:
+        return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     measured = _measured(request, plan, client)
@@ -143,6 +170,19 @@ def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
         link=min([spec.link, *(rate for rate in links if rate is not None)]),
         load=min([spec.load, *(rate for rate in files if rate is not None)]),
     )
+
+
+def _fewest(request: PlanRequest, plan: Plan) -> float:
+    """How few workers would do, of the kind that a plan is for, so that C may stay; infinity if no number of them."""
+    spec, problem = plan.cluster, plan.problem
+    kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
+
+    def fits(workers: int) -> bool:
+        if workers == spec.workers:
+            return not plan.shortfall and not plan.streamed
+        return not _planned_for(request, replace(spec, workers=workers), may_stream=False).shortfall
+
+    return few_workers(fits, spec.workers, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -165,6 +205,8 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         )
 
     def described() -> ClusterSpec:
+        if wishes.absent is not None:
+            return wishes.absent.spec(problem.dtype, wishes.kernel, wishes.precision)
         device: cluster.Device = "gpu" if on_gpu else wishes.device
         asked: dict[str, Any] = {"kernel": wishes.kernel, "precision": wishes.precision}
         return cluster.describe(client, problem.dtype, device, any_gpu=on_gpu, **asked)
@@ -179,7 +221,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)
-    if spec.device == "cuda" and (a.pageable or b.pageable):
+    if wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec
 
@@ -193,8 +235,11 @@ def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
     return replace(spec, host_memory=host, workspace=spec.workspace + WORKSPACE)
 
 
-def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
-    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen."""
+def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
+    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen.
+
+    A C that is not written and that does not fit is streamed, if it may be.
+    """
     problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
     c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
     assert not isinstance(text, Plan)
@@ -219,7 +264,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             streamed=gone,
         )
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or streamed:
+        if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
             return plan
         leaves = planned(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves

@@ -15,7 +15,9 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.api import out_array
+from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
+from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
 from distmm.api.scalars import check_held, common_type
@@ -82,14 +84,17 @@ class Gemm:
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
-    def plan(self, wishes: Wishes, out: Any, client: Client | None, **reduced: Any) -> Plan:
+    def plan(
+        self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None, **reduced: Any
+    ) -> Plan:
         """Plan the product. With an `out` that is written to, C does not stay in the workers' memory.
 
+        C gets the chunks of a Dask array as `out`, or `c_chunks`, as far as the operands' chunks do not cut it.
         `reduced` is `kept` and `shared` of `PlanRequest`, where blocks of C are reduced.
         """
         written = _is_written(out)
         unit = unit_of(out) if written else None
-        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else None
+        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         request = PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit, **reduced)
         return plan_for(request, client)
@@ -103,22 +108,33 @@ class Gemm:
             values.insert(-1, one)
         return tuple(values)
 
-    def array(self, wishes: Wishes, out: Any = None, client: Client | None = None) -> Any:
+    def array(
+        self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
+    ) -> Any:
         """Plan the product, and return it as a lazy array, or `out`, filled."""
+        if is_foreign(out):
+            self.array(wishes, as_writable(out, "out"), client, c_chunks)
+            return out
+        in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
-            given = tuple(x.source for x in (self.a, self.b, self.c) if x is not None)
+            read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
+            given = {x.name: x.source for x in read if x is not None}
             out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
         client = cluster.usable(client)
         if client is None and written:
             cluster.refuse_asynchronous()
         self._check_sendable(client)
-        plan = self.plan(wishes, out, client)
+        plan = self.plan(wishes, out, client, c_chunks)
         self._prepare(plan, wishes, client)
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
-        lazy = self._lazy(plan, to, client)
+        product = self
+        if in_place and self.c is not None and client is not None:
+            # A task that runs again after a failure must not add to what its block has been written to.
+            product = replace(self, c=replace(self.c, source=self.c.source.copy()))
+        lazy = product._lazy(plan, to, client)
         if out is None:
             return lazy(None)
         if not written:
@@ -204,7 +220,8 @@ class Gemm:
         choice = product_graph.kernel_choice(plan)
         conjugate = symmetry == "hermitian" and a.transposed
         epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
-        c_blocks = None if self.c is None else self._added(self.c, (*blocking.batch, blocking.m, blocking.n))
+        self._check_added()
+        chunks = (*blocking.batch, blocking.m, blocking.n)
         how: dict[str, Any] = {"reduced": reduced, "norms": norms}
         name = ""
 
@@ -219,6 +236,7 @@ class Gemm:
         def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name
             a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
+            c_blocks = None if self.c is None else self._added(self.c, chunks, client)
             if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
                 name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue, reduced)}"
@@ -231,21 +249,34 @@ class Gemm:
 
         return named
 
-    def _added(self, c: Operand, chunks: Chunks) -> da.Array:
-        """Return the C of ``beta * C``, broadcast to the product's shape and cut like it."""
-        kind, shape = self.a.kind, self.problem.shape
+    def _check_added(self) -> None:
+        """Refuse a C of ``beta * C`` that does not broadcast to the product, or is not where A and B are."""
+        c, kind = self.c, self.a.kind
+        if c is None:
+            return
         if c.kind != kind:
             raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
+        try:
+            fits = np.broadcast_shapes(c.shape, self.shape) == self.shape
+        except ValueError:
+            fits = False
+        if not fits:
+            raise InputError(f"C has shape {c.shape}, the product {self.shape}: C must broadcast to it")
+
+    def _added(self, c: Operand, chunks: Chunks, client: Client | None) -> da.Array:
+        """Return the C of ``beta * C``, broadcast to the product's shape and cut like it.
+
+        Workers read a NumPy array of the product's shape in the client's memory. One that is broadcast is small, and
+        travels with the graph.
+        """
+        shape = self.problem.shape
         if c.shape == shape:
-            return c.blocked(chunks, "cpu")
+            return c.blocked(chunks, "cpu", client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
         # C has the shape that the user sees: without the dimensions that a vector operand lacks.
         source = source[..., None] if self.vectors[1] else source
         source = source[..., None, :] if self.vectors[0] else source
-        try:
-            return da.broadcast_to(source, shape).rechunk(chunks)
-        except ValueError:
-            raise InputError(f"C has shape {c.shape}, the product {shape}: C must broadcast to it") from None
+        return da.broadcast_to(source, shape).rechunk(chunks)
 
 
 def _is_written(out: Any) -> bool:

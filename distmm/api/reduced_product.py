@@ -20,7 +20,6 @@ from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
 from distmm.planning.plan import Plan
-from distmm.planning.precision import check_precision
 from distmm.planning.problem import Symmetry
 from distmm.worker import tasks
 
@@ -51,7 +50,7 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     product = Gemm.of(a, b, symmetry=symmetry)
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
-    return product, Wishes(check_precision(precision), kernel, device, blocks, plan)
+    return product, Wishes.chosen(precision, kernel, device, blocks, plan)
 
 
 def check_ordered(product: Gemm, wanted: str) -> None:

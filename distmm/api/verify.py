@@ -8,6 +8,7 @@ from typing import Any, Literal
 import dask.array as da
 import numpy as np
 
+from distmm import config
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
@@ -42,7 +43,7 @@ def verify(
     transa: bool = False,
     transb: bool = False,
     alpha: complex = 1,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
 ) -> Verdict:
     """Check that ``C = alpha * op(A) @ op(B)``, whatever has computed C.
 
@@ -64,8 +65,9 @@ def verify(
         Use the transpose of A or B.
     alpha : scalar
         Factor of the product.
-    precision : {"highest", "ieee", "high", "medium"}
-        The one that C was computed with: "high" and "medium" round the operands, and are allowed larger errors.
+    precision : {"highest", "ieee", "high", "medium"}, optional
+        The one that C was computed with: "high" and "medium" round the operands, and are allowed larger errors. By
+        default as in `matmul`.
 
     Returns
     -------
@@ -105,7 +107,7 @@ def verify(
     if not isinstance(seed, (int, np.integer)) or seed < 0:
         raise InputError(f"seed {seed!r} is not an integer of 0 or more")
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
-    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], precision)
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":
         return _full([x.astype(tolerance.work) for x in _blocks((a, b, c), on_gpu=False)], tolerance, alpha)
     on_gpu = _on_gpu((a, b, c), tolerance.work)

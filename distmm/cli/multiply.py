@@ -39,17 +39,17 @@ def multiply(
     dtype: Annotated[
         str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
     ] = None,
-    check: options.CheckOption = options.Check.freivalds,
+    check: options.OwnCheck = None,
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.DeviceOption = options.Device.auto,
+    device: options.OwnDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = "highest",
+    precision: options.OwnPrecision = None,
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
@@ -70,15 +70,16 @@ def multiply(
 
     edges = options.edges(blocks) if blocks else None
     element = options.element(dtype) if dtype else None
+    where = options.device_name(device)
     stop = options.stop(deadline)
     with stop.on_signals():
         with interrupts.while_started():  # what is refused is not worth the start of a cluster
             session.pair(a, b, transa, transb)
             check_output(output, overwrite or beta != 0)
-        with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
+        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
-                alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check.value, device=device.value,
+                alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check and check.value, device=where,
                 blocks=edges, plan=plan, kernel=kernel, precision=precision, stop=stop,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan",
-    "PrecisionOption", "Tls", "TransA", "TransB", "Workers", "edges", "element", "picture", "sizes",
-    "stop", "writable",
+    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit",
+    "OwnCheck", "OwnDevice", "OwnPrecision", "Plan", "PrecisionOption", "Tls", "TransA", "TransB", "Workers",
+    "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
 ]  # fmt: skip
 
 
@@ -49,6 +49,13 @@ def edges(text: str) -> tuple[int, int, int]:
 def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
     """Read each of several sizes; None where none is given."""
     return [edges(text) for text in texts] if texts else None
+
+
+def device_name(given: Device | None) -> Any:
+    """Return the name of a device, for None the configured one."""
+    from distmm import config
+
+    return config.chosen("device", None if given is None else given.value)
 
 
 def element(name: str) -> Any:
@@ -98,6 +105,25 @@ Tls = Annotated[
     typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
+# Of these, None is the default of Dask's configuration.
+OwnDevice = Annotated[
+    Device | None,
+    typer.Option(
+        "--device", help="Where to multiply; auto takes GPUs where it can.", show_default="auto, or configured"
+    ),
+]
+OwnPrecision = Annotated[
+    Precision | None,
+    typer.Option("--precision", help="Least accuracy of float32 products.", show_default="highest, or configured"),
+]
+OwnCheck = Annotated[
+    Check | None,
+    typer.Option(
+        "--check",
+        help="freivalds: random vectors, quick; full: every element, for small sizes.",
+        show_default="freivalds, or configured",
+    ),
+]
 Workers = Annotated[
     int | None, typer.Option(help="Workers of a local cluster: one a GPU, or processes on the CPU.", show_default=False)
 ]

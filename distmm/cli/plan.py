@@ -2,50 +2,125 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import re
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distmm.cli import options
+
+if TYPE_CHECKING:
+    from distmm.clusters.hardware import Hardware
 
 __all__ = ["plan"]
 
 
 def plan(
     ctx: typer.Context,
-    a: Annotated[str, typer.Argument(metavar="A", help="Matrix (m, k) on disk.")],
-    b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n) on disk.")],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="Matrix (m, k) on disk; ROWSxCOLUMNS:TYPE for one that is not there.")
+    ],
+    b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in the same way.")],
     transa: options.TransA = False,
     transb: options.TransB = False,
     cluster: options.Cluster = "local",
-    device: options.DeviceOption = options.Device.auto,
+    device: options.OwnDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
+    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs, which need not be there.")] = None,
+    model: Annotated[str | None, typer.Option(help="With --gpus: their model, such as H100.")] = None,
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="With --gpus: memory of each, as in 80GB; by default that of the model.")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Plan for CPU workers that need not be there: threads of each. With --memory.")
+    ] = None,
+    memory: Annotated[
+        str | None, typer.Option(help="Plan for CPU workers that need not be there: memory of each, as in 64GB.")
+    ] = None,
+    link: Annotated[
+        str | None, typer.Option(help="With --gpus or --memory: bytes a second that a worker receives, as in 25GB.")
+    ] = None,
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.PrecisionOption = "highest",
+    precision: options.OwnPrecision = None,
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
     The plan is for a C on disk. If it does not fit into memory, the exit code is 2, and the error names what is
-    missing. The last line is the plan as --plan takes it.
+    missing. The last line is the plan as --plan takes it. With --gpus, or --memory, no cluster is started: the plan is
+    for GPUs, or CPU workers, as described, and says how many would do.
 
     ```text
     distmm plan A.zarr B.npy
     distmm plan A.zarr B.npy --cluster tcp://10.0.0.1:8786 --blocks 8192
+    distmm plan A.zarr B.npy --gpus 64 --model H100 --gpu-memory 80GB
+    distmm plan 2000000x768:float32 768x2000000:float32 --workers 8 --threads 16 --memory 64GB
     ```
     """
     import distmm
     from distmm.cli import session
 
     edges = options.edges(blocks) if blocks else None
-    left, right = session.pair(a, b, transa, transb)
-    with session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
-        planned = distmm.plan(
-            left, right, transa=transa, transb=transb, precision=precision, kernel=kernel, device=device.value,
-            blocks=edges, plan=plan, out=True, client=client,
-        )  # fmt: skip
+    how: dict[str, Any] = {
+        "transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "blocks": edges, "plan": plan,
+        "out": True,
+    }  # fmt: skip
+    hardware = _described(workers, gpus, model, gpu_memory, threads, memory, link)
+    left, right = session.pair(_matrix(a), _matrix(b), transa, transb)
+    if hardware is None:
+        where = options.device_name(device)
+        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
+            planned = distmm.plan(left, right, device=where, client=client, **how)
+    else:
+        beside = {"--cluster": cluster != "local", "--memory-limit": memory_limit is not None, "--tls": tls != "none"}
+        if given := [name for name, is_given in beside.items() if is_given]:
+            raise typer.BadParameter(f"{' and '.join(given)} is for a cluster that is there: leave it out, or --gpus")
+        planned = distmm.plan(left, right, device=None if device is None else device.value, cluster=hardware, **how)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
+
+
+def _described(
+    workers: int | None,
+    gpus: int | None,
+    model: str | None,
+    gpu_memory: str | None,
+    threads: int | None,
+    memory: str | None,
+    link: str | None,
+) -> Hardware | None:
+    """Return the cluster that the options describe; None if they describe none."""
+    import distmm
+
+    if gpus is not None:
+        if model is None:
+            raise typer.BadParameter("--gpus needs --model, such as --model H100: rates and memory are the model's")
+        if (workers, threads, memory) != (None, None, None):
+            raise typer.BadParameter(
+                "--workers, --threads and --memory describe CPU workers: leave them out, or --gpus"
+            )
+        return distmm.gpus(gpus, model, memory=gpu_memory, link=link)
+    if model is not None or gpu_memory is not None:
+        raise typer.BadParameter("--model and --gpu-memory describe GPUs: say how many with --gpus")
+    if memory is not None:
+        return distmm.cpus(
+            1 if workers is None else workers, threads=1 if threads is None else threads, memory=memory, link=link
+        )
+    if threads is not None or link is not None:
+        raise typer.BadParameter(
+            "--threads and --link describe workers that need not be there: give their --memory too"
+        )
+    return None
+
+
+def _matrix(text: str) -> Any:
+    """Return an array of the shape and type that ``1000x500:float32`` says; any other text as it is, a path."""
+    import numpy as np
+
+    found = re.fullmatch(r"(\d+)x(\d+):(\w+)", text)
+    if found is None:
+        return text
+    return np.broadcast_to(np.zeros((), options.element(found[3])), (int(found[1]), int(found[2])))

@@ -16,7 +16,7 @@ def resume(
     c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.DeviceOption = options.Device.auto,
+    device: options.OwnDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
@@ -38,6 +38,7 @@ def resume(
 
     status(c)  # a job that is not there is not worth the start of a cluster
     stop = options.stop(deadline)
-    with stop.on_signals(), session.cluster(ctx, cluster, device.value, workers, memory_limit, tls) as client:
-        summary = shown(job, c, client=client, device=device.value, stop=stop)
+    where = options.device_name(device)
+    with stop.on_signals(), session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
+        summary = shown(job, c, client=client, device=where, stop=stop)
     session.out().print(session.table(summary.rows(), "Done"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -40,13 +40,13 @@ def debugging(ctx: typer.Context) -> bool:
     return bool(ctx.find_root().obj)
 
 
-def pair(a: str, b: str, transa: bool, transb: bool) -> tuple[Matrix, Matrix]:
-    """Open two matrices on disk and check that they can be multiplied."""
+def pair(a: Any, b: Any, transa: bool, transb: bool) -> tuple[Any, Any]:
+    """Open two matrices on disk, of which one may be an array, and check that they can be multiplied."""
     from distmm.api.operands import check_pair, wrap
-    from distmm.storage import open_matrix
+    from distmm.storage import Matrix, open_matrix
 
-    left, right = open_matrix(a), open_matrix(b)
-    tell_missing(left, right)
+    left, right = (open_matrix(x) if isinstance(x, str) else x for x in (a, b))
+    tell_missing(*(x for x in (left, right) if isinstance(x, Matrix)))
     check_pair(wrap(left, "A", transa), wrap(right, "B", transb))
     return left, right
 

@@ -19,7 +19,9 @@ from distmm.transfer import serialization
 from distmm.worker import tasks
 from distmm.worker.plugin import DevicePlugin
 
-__all__ = ["Progress", "current_client", "describe", "install", "progress", "refuse_asynchronous", "usable", "warm_up"]
+__all__ = [
+    "Progress", "current_client", "describe", "install", "progress", "refuse_asynchronous", "spec", "usable", "warm_up",
+]  # fmt: skip
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -220,7 +222,7 @@ def describe(
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
         raise InputError(problem)
-    return _spec(use, list(facts.values()), dtype)
+    return spec(use, list(facts.values()), dtype)
 
 
 def _here(device: Device, dtype: np.dtype, precision: Precision, kernel: str | None) -> dict[str, Any]:
@@ -233,7 +235,8 @@ def _here(device: Device, dtype: np.dtype, precision: Precision, kernel: str | N
     return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel))}
 
 
-def _spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
+def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
+    """Put together what workers have told: of figures that differ, the least."""
     accumulator = accumulator_dtype(dtype)
     threads = min(fact["threads"] for fact in facts)
     rate = min(RATES[fact["kernel"]][accumulator.str[1:]] for fact in facts)

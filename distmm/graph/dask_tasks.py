@@ -6,19 +6,24 @@ That module is private by its name, and the only way to build tasks since Dask 2
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from operator import getitem
 from typing import Any
 
+import dask.array as da
+import numpy as np
 from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
+from dask.array.utils import meta_from_array
+from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block"]
+__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block", "reshaped"]
 
 # Functions with which Dask cuts blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})
@@ -63,6 +68,12 @@ class ProductTask(PlacedTask):
         """Whether it begins a chain: it adds to no earlier sum."""
         return self.func is tasks.multiply and self.args[2] is None
 
+    @property
+    def added(self) -> str | None:
+        """Name of the array whose block it adds at the end, the C of ``beta * C``; None for most tasks."""
+        last = self.args[-1]
+        return last.key[0] if self.func in (tasks.multiply, tasks.combine) and isinstance(last, TaskRef) else None
+
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
         if self.func is not tasks.multiply:
@@ -80,3 +91,20 @@ def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple
     """Return the graph of an array that has one task for each block: `function` of that block's argument."""
     made = {(name, *index): Task((name, *index), function, argument) for index, argument in arguments.items()}
     return HighLevelGraph.from_collections(name, made)
+
+
+def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
+    """Return an array of these chunks whose blocks, in C order, are the reshaped blocks of `array`, in C order.
+
+    No block moves, and none depends on two. Where merged dimensions are cut, other than the first of them, the order of
+    elements is not that of `numpy.reshape`; given the first chunks again, the array is as it was.
+    """
+    name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
+    sources = itertools.product(*(range(len(edges)) for edges in array.chunks))
+    indices = itertools.product(*(range(len(edges)) for edges in chunks))
+    made = {
+        (name, *index): Task((name, *index), np.reshape, TaskRef((array.name, *source)), shape)
+        for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True)
+    }
+    graph = HighLevelGraph.from_collections(name, made, dependencies=[array])
+    return da.Array(graph, name, chunks, meta=meta_from_array(array._meta, ndim=len(chunks)))

@@ -117,6 +117,8 @@ class ProductLayer(Layer):
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
         if self.choice.device == "cuda":
             both["prepared"] = plan.peak.prepared
+        else:
+            both["tasks"] = wave.c_blocks * plan.grid.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         parts = plan.blocking.parts(plan.grid.layers)
         orders = plan.schedule.wave_orders

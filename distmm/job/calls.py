@@ -7,6 +7,7 @@ from typing import Any
 
 from distributed import Client
 
+from distmm import config
 from distmm.api.verify import check_possible
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -41,13 +42,13 @@ def multiply(
     alpha: complex = 1,
     beta: complex = 0,
     dtype: Any = None,
-    precision: Precision = "highest",
+    precision: Precision | None = None,
     kernel: str | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
     overwrite: bool = False,
-    check: Check = "freivalds",
+    check: Check | None = None,
     seed: int | None = None,
     stop: Stop | None = None,
     announce: Announce | None = None,
@@ -79,9 +80,10 @@ def multiply(
         As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
     overwrite : bool
         Replace an existing C, and an unfinished job on it.
-    check : {"freivalds", "full", "none"}
-        "freivalds": each block is compared with sketches of A and B as it is made, and made again on another worker
-        where they disagree; "full": all elements at the end, for small sizes.
+    check : {"freivalds", "full", "none"}, optional
+        "freivalds", the default if Dask's configuration has no other as ``distmm.check``: each block is compared with
+        sketches of A and B as it is made, and made again on another worker where they disagree; "full": all elements at
+        the end, for small sizes.
     seed : int, optional
         Of the random vectors of the check; chosen at random by default, and kept in the certificate.
     stop : Stop, optional
@@ -108,6 +110,8 @@ def multiply(
     --------
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
+    precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
+    device, check = config.chosen("device", device), config.chosen("check", check)
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
@@ -137,7 +141,7 @@ def resume(
     out: Path,
     *,
     client: Client | None = None,
-    device: cluster.Device = "auto",
+    device: cluster.Device | None = None,
     stop: Stop | None = None,
     announce: Announce | None = None,
     progress: Progress | None = None,
@@ -171,6 +175,7 @@ def resume(
     --------
     >>> distmm.resume("C.zarr")  # doctest: +SKIP
     """
+    device = config.chosen("device", device)
     folder = Folder.of(out)
     ended = settle(folder, anew=False)
     if ended is not None:

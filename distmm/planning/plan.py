@@ -46,6 +46,9 @@ class Plan:
     streamed : bool
         Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and the next ones
         wait for that.
+    fewest : float, optional
+        How few of these workers would do (`distmm.planning.fewest`), infinity where no number does; known of a plan
+        for a cluster that is not there.
     """
 
     problem: Problem
@@ -56,6 +59,7 @@ class Plan:
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Result = "workers"
     streamed: bool = False
+    fewest: float | None = None
 
     @property
     def blocking(self) -> Blocking:
@@ -169,16 +173,19 @@ class Plan:
             (" of host memory", self.peak.host + more * on_host, math.inf if host is None else host),
         ):
             if peak > have:
-                enough = math.ceil(self.cluster.workers * peak / max(1, have))
                 what = "GPUs" if gpu else "workers"
+                use = f"use about {math.ceil(self.cluster.workers * peak / max(1, have))} {what},"
+                if self.fewest is not None:
+                    none_does = f"no number of these {what} would do: take others,"
+                    use = none_does if self.fewest == math.inf else f"use {self.fewest} {what},"
                 kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 held = f", with {blocks} blocks of C in memory at a time," if more else ""
                 raise DoesNotFitError(
                     f"this product{held} needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}, "
-                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; use about {enough} "
-                    f"{what},{kept} or more memory for each, or smaller blocks "
+                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
+                    f"{use}{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"
                 )
 
@@ -214,6 +221,10 @@ class Plan:
             )
             streamed = [("C", slots)]
         host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
+        fits = "if C is read block by block" if self.streamed else "yes"
+        if self.shortfall:
+            fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker"
+        what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
@@ -223,6 +234,8 @@ class Plan:
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
+            ("fits", fits),
+            *what_would_do,
             *streamed,
             (
                 "moved",
@@ -238,3 +251,7 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return picture.html(self.rows(), self.blocking, self.grid)
+
+
+def _at_least(fewest: float, what: str) -> str:
+    return f"no number of these {what}" if fewest == math.inf else f"{fewest} {what} and more"

@@ -115,7 +115,8 @@ class PlacementPlugin(SchedulerPlugin):
             if not isinstance(task, ProductTask):
                 others.append((task.key, where))
                 continue
-            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks := task.operands(), priority))
+            blocks = task.operands()
+            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, priority, task.added))
             for block in blocks:
                 if block not in operands:
                     operands[block] = self._operand(known[block], new)

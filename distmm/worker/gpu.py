@@ -21,7 +21,7 @@ import numpy
 
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "device_name", "namespace", "prepared", "retrying", "working"]
+__all__ = ["Prepared", "device_name", "from_dlpack", "namespace", "prepared", "retrying", "working"]
 
 Work = Literal["product", "upload", "download"]
 Result = TypeVar("Result")
@@ -180,6 +180,16 @@ def namespace(block: Any) -> Any:
     import cupy
 
     return cupy
+
+
+def from_dlpack(source: Any) -> Any:
+    """Return a CuPy view of GPU memory that another package lends, when that package has finished its work there."""
+    import cupy
+
+    view = cupy.from_dlpack(source)
+    with view.device:  # the view is ordered after that work on this stream, and tasks run on others
+        cupy.cuda.get_current_stream().synchronize()
+    return view
 
 
 def device_name() -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
+__all__ = ["POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
 
 # Slots, which are tasks at a time: one product runs, the next is queued after it without a gap, and the third brings
 # blocks.

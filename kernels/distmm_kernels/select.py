@@ -14,7 +14,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
 from distmm_kernels.rates import SIZES, seconds
 
-__all__ = ["CANDIDATES", "Candidate", "explain", "names", "select", "why_not"]
+__all__ = ["CANDIDATES", "Candidate", "choose", "explain", "names", "select", "why_not"]
 
 STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
 
@@ -72,7 +72,7 @@ def select(
     ValueError
         If the named kernel is unknown or cannot compute this problem here, or the precision is unknown.
     """
-    chosen = _choose(problem, device, precision, reproducible, name)
+    chosen = choose(problem, device, precision, reproducible, name)
     module, cls = chosen.kernel.split(":")
     kernel: type[Kernel] = getattr(importlib.import_module(f"distmm_kernels.gemm.{module}"), cls)
     return kernel(problem, device)
@@ -80,7 +80,7 @@ def select(
 
 def explain(problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False) -> str:
     """Say which kernel `select` takes and why, and why not the others: one printable line each."""
-    chosen = _choose(problem, device, precision, reproducible, None)
+    chosen = choose(problem, device, precision, reproducible, None)
     lines = [f"{problem} on {device}, precision {precision}: {chosen.name}, {chosen.idea}"]
     for candidate in CANDIDATES:
         if candidate is not chosen:
@@ -95,7 +95,8 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
     return "\n".join(lines)
 
 
-def _choose(problem: Problem, device: Device, precision: str, reproducible: bool, name: str | None) -> Candidate:
+def choose(problem: Problem, device: Device, precision: str, reproducible: bool, name: str | None) -> Candidate:
+    """Return the row of the table that `select` makes a kernel from; nothing is imported, and no device is needed."""
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
     if name is None:

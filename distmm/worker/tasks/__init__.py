@@ -11,7 +11,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.largest import WORKSPACE
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
-from distmm.worker.tasks.probe import local_gpu, probe
+from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
     BlockReduction,
@@ -25,10 +25,12 @@ from distmm.worker.tasks.reductions import (
     Threshold,
     merge,
 )
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [
     "METRICS",
+    "PAUSE_FRACTION",
     "WORKSPACE",
     "BlockReduction",
     "Chunk",
@@ -42,6 +44,7 @@ __all__ = [
     "Reduction",
     "Sum",
     "Threshold",
+    "block_qr",
     "combine",
     "kernel_facts",
     "load",
@@ -50,6 +53,7 @@ __all__ = [
     "mirror",
     "multiply",
     "probe",
+    "rows_times",
     "score_dtype",
     "small_block",
     "squared_norms",

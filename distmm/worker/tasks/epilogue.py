@@ -47,6 +47,8 @@ def last_product(kernel: Kernel, a: Any, b: Any, c: Block | None, epilogue: Epil
 
 def finish(kernel: Kernel, d: Block, epilogue: Epilogue, c0: Block | None) -> Block:
     """Apply the epilogue to a block of accumulators, into a new block."""
+    if epilogue.conjugate and c0 is not None:
+        c0 = c0.conj()  # it is added before the sum is conjugated
     return _symmetric(kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype), epilogue)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
+    from distmm_kernels.candidates import Candidate
     from distmm_kernels.kernel import Kernel
 
 __all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for"]
@@ -50,10 +51,24 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
     return select.select(problem, here, choice.precision, reproducible=reproducible, name=choice.name)
 
 
-def kernel_facts(choice: KernelChoice) -> dict[str, Any]:
-    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none."""
+def _candidate_for(choice: KernelChoice, m: int, k: int, n: int, model: str, capability: tuple[int, int]) -> Candidate:
+    """Return what a worker with such a GPU would take, from the table of kernels alone."""
+    from distmm_kernels import config, device, select
+
+    gpu = device.Device("cuda", model, 0, 0, capability, 0)
+    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype))
+    return select.choose(problem, gpu, choice.precision, choice.name is None, choice.name)
+
+
+def kernel_facts(choice: KernelChoice, absent: tuple[str, tuple[int, int]] | None = None) -> dict[str, Any]:
+    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none.
+
+    The kernel is that of this process's device, or of a GPU that is `absent`, given by its model and its compute
+    capability.
+    """
     try:
-        kernel = kernel_for(choice, LARGE, LARGE, LARGE, ())
+        large = (LARGE, LARGE, LARGE)
+        kernel = kernel_for(choice, *large, ()) if absent is None else _candidate_for(choice, *large, *absent)
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
     return {"kernel": kernel.name, "granule": kernel.granule}

@@ -14,7 +14,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 if TYPE_CHECKING:
     from distributed import Worker
 
-__all__ = ["local_gpu", "probe"]
+__all__ = ["PAUSE_FRACTION", "local_gpu", "probe"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8

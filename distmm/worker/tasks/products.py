@@ -11,6 +11,7 @@ import numpy as np
 
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
+from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
@@ -32,6 +33,7 @@ def multiply(
     c0: Block | None = None,
     symmetry: Symmetry | None = None,
     prepared: float = math.inf,
+    tasks: int = 1,
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
 ) -> Block | tuple[Part, ...]:
@@ -52,6 +54,8 @@ def multiply(
         Of a symmetric product: `b_blocks` are blocks ``(*batch, n, k_p)`` of A, whose (conjugate) transposes are B's.
     prepared : float
         A GPU worker keeps at most so many elements of A and B in the kernel's own format.
+    tasks : int
+        So many of these tasks run side by side, on all workers together: on CPUs they share the cores.
     reduction : BlockReduction, optional
         Given at the last step of a product that is reduced: the block's parts are returned in its place.
     norms : list of arrays ``(m,)`` and ``(n,)``, optional
@@ -70,7 +74,8 @@ def multiply(
         # memory. So where the block has to be copied first, one copy serves as both operands.
         lefts = [kernel.prepare_a(a) for a, _ in pairs]
         rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
-        return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
+        with shared_by(tasks):
+            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
 
     def on_gpu() -> Block | tuple[Part, ...]:
         with gpu.working("product"):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 
 import dask
 import dask.array as da
@@ -134,6 +135,12 @@ def test_gemm_reads_a_c_of_its_own_shape_block_by_block() -> None:
     a, b, c = random((20, 30)), random((30, 10), seed=1), Reads()
     np.testing.assert_allclose(gemm(1, a, b, 2, c, blocks=(5, 30, 5)).compute(), a @ b + 2)
     assert c.shapes == [(5, 5)] * 8
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (4, 4), (1, 4, 5)])
+def test_gemm_refuses_a_c_that_does_not_broadcast_to_the_product(shape: tuple[int, ...]) -> None:
+    with pytest.raises(InputError, match=re.escape(f"C has shape {shape}, the product (4, 5): C must broadcast to it")):
+        gemm(1, np.ones((4, 3)), np.ones((3, 5)), 1, np.ones(shape))
 
 
 def test_gemm_does_not_read_c_when_beta_is_zero() -> None:

@@ -59,6 +59,16 @@ def test_the_data_of_xarray_objects_are_multiplied(data: Any) -> None:
         np.testing.assert_array_equal(distmm.gram(labelled).compute(), A @ A.T)
 
 
+def test_a_data_array_of_xarray_becomes_a_dask_array() -> None:
+    xarray = pytest.importorskip("xarray")
+    with dask.config.set(scheduler="synchronous"):
+        for data in (A, da.from_array(A, chunks=2)):
+            left, right = xarray.DataArray(data, dims=("x", "y")), xarray.DataArray(data, dims=("y", "x"))
+            product = distmm.matmul(left, right.T, precision="ieee")  # NumPy's product: "x" and "y" are not matched
+            assert type(product) is da.Array
+            np.testing.assert_array_equal(product.compute(), A @ A.T)
+
+
 def test_a_file_that_is_open_for_writing_is_no_operand_of_a_cluster(client: Client, tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["y"] = A, A @ B

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
@@ -111,6 +112,40 @@ def test_a_copy_on_write_map_is_checked_as_its_user_sees_it(client: Client, tmp_
     a[:] = np.arange(n)
     with client.as_current():
         assert distmm.verify(a, b, np.array(a))
+
+
+def test_a_copy_on_write_map_is_what_its_user_sees_wherever_it_is_given(compute: Any, tmp_path: Path) -> None:
+    n = LARGE
+    np.save(tmp_path / "a.npy", np.zeros((n, n)))
+    a, one = np.load(tmp_path / "a.npy", mmap_mode="c"), np.eye(n)
+    a[:] = whole(np.random.default_rng(0), n)
+    seen = np.array(a)
+    for given, call in (
+        (seen[7:90], lambda client: distmm.matmul(a[7:90], one, client=client)),
+        (seen.T, lambda client: distmm.matmul(one, a.T, client=client)),
+        (seen, lambda client: distmm.gemm(0, one, one, 1, a, client=client)),
+        (seen, lambda client: distmm.matmul(da.from_array(a, chunks=n // 2), one, client=client)),
+        (seen @ seen.T, lambda client: distmm.gram(a, client=client)),
+    ):
+        np.testing.assert_array_equal(compute(call)(), given)
+
+
+def test_a_job_reads_a_copy_on_write_map_as_its_user_sees_it(client: Client, tmp_path: Path) -> None:
+    n = LARGE
+    np.save(tmp_path / "a.npy", np.zeros((n, n)))
+    a = np.load(tmp_path / "a.npy", mmap_mode="c")
+    a[:] = whole(np.random.default_rng(0), n)
+    distmm.multiply(a, np.eye(n), tmp_path / "c.npy", client=client)
+    np.testing.assert_array_equal(np.load(tmp_path / "c.npy"), a)
+
+
+def test_an_out_that_is_mapped_copy_on_write_is_filled_in_memory_alone(client: Client, tmp_path: Path) -> None:
+    n = LARGE
+    np.save(tmp_path / "c.npy", np.zeros((n, n)))
+    out, b = np.load(tmp_path / "c.npy", mmap_mode="c"), whole(np.random.default_rng(0), n)
+    distmm.matmul(np.eye(n), b, out=out, client=client)
+    np.testing.assert_array_equal(out, b)
+    assert not np.load(tmp_path / "c.npy").any()
 
 
 @pytest.mark.parametrize("how", ["replaced", "removed", "cut short"])

@@ -143,6 +143,36 @@ def test_plan_says_what_does_not_fit(where: list[str]) -> None:
     assert "waves" in in_waves.output
 
 
+def test_plan_is_for_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.save("A.npy", np.zeros((50, 60), "f4"))
+    small = run("plan", "A.npy", "60x40:float32", "--gpus", "64", "--model", "H100", "--gpu-memory", "80GB")
+    assert (small.exit_code, "Cluster with" in small.output) == (0, False), small.output
+    assert re.search(r"would do +1 GPUs and more", small.output), small.output
+    huge = "40000x40000:float64", "40000x40000:float64", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2"
+    short = run("plan", *huge, "--workers", "1", "--threads", "4", "--memory", "8GB")
+    assert short.exit_code == 2
+    assert re.search(r"fits +no: short by", short.output), short.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--gpus", "4"], "--gpus needs --model"),
+        (["--gpus", "4", "--model", "K80"], "model 'K80' is no GPU that plans know: use one of V100"),
+        (["--gpus", "0", "--model", "H100"], "count is 0"),
+        (["--model", "H100"], "say how many with --gpus"),
+        (["--threads", "4"], "give their --memory too"),
+        (["--memory", "4GB", "--cluster", "tcp://127.0.0.1:1"], "--cluster is for a cluster that is there"),
+        (["--gpus", "4", "--model", "H100", "--memory", "4GB"], "describe CPU workers"),
+        (["--gpus", "4", "--model", "H100", "--device", "cpu"], "cluster and device='cpu' are given"),
+    ],
+)
+def test_descriptions_that_do_not_fit_together_are_refused(arguments: list[str], message: str) -> None:
+    result = run("plan", "60x50:float32", "50x40:float32", *arguments)
+    assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
 @pytest.mark.parametrize("check", ["freivalds", "full"])
 def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[str]) -> None:
     right = run("verify", "A.npy", "B.npy", "P.npy", "--check", check, *where)

@@ -20,6 +20,8 @@ SMALL = {
     # Five waves down and across: the blocks of one are a tenth of the similarities.
     "cosine_similarity": 'rows, features, topics, best, plan = 1200, 64, 20, 5, "g2x1x1 b120x64x120 p1 w5 l2"',
     "covariance": "rows, features = 4000, 60",
+    "tensor_network": "sites, bond, levels = 4, 12, 2",
+    "randomised_svd": "rows, columns, rank = 1600, 80, 3",
 }
 
 

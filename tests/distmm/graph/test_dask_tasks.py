@@ -6,12 +6,13 @@ import re
 from pathlib import Path
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
 
 import distmm
-from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block
+from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block, reshaped
 from distmm.graph.placement import Placement
 from distmm.planning.grid import Grid
 from distmm.worker import tasks
@@ -55,6 +56,18 @@ def test_a_sum_of_partial_blocks_reads_no_operands() -> None:
 def test_an_array_of_calls_has_one_task_for_each_block() -> None:
     graph = one_per_block("double", lambda x: 2 * x, {(0, 0): 1, (0, 1): 2})
     assert dask.get(graph.to_dict(), list(flatten([("double", 0, 0), ("double", 0, 1)]))) == (2, 4)
+
+
+def test_blocks_are_reshaped_where_they_are_and_back() -> None:
+    x = np.arange(3 * 4 * 5).reshape(3, 4, 5)
+    array = da.from_array(x, chunks=((2, 1), (1, 3), (5,)))
+    flat = reshaped(array, ((2, 1), (5, 15)))
+    assert flat.shape == (3, 20)
+    np.testing.assert_array_equal(flat.compute(), x.reshape(3, 20))  # only the first merged dimension is cut
+    boxes = reshaped(array, ((10, 30, 5, 15),))
+    np.testing.assert_array_equal(boxes.compute()[10:40], x[:2, 1:].ravel())
+    assert all(len(task.dependencies) == 1 for task in boxes.dask.layers[boxes.name].mapping.values())
+    np.testing.assert_array_equal(reshaped(boxes, array.chunks).compute(), x)
 
 
 @pytest.mark.parametrize("private", [r"dask\._task_spec", r"worker_restrictions|request_\w+_replicas|\.transitions\("])

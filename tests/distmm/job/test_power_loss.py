@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster
 from distmm import job
 from distmm.errors import InputError
 from distmm.storage import open_matrix, output
+from distmm.telemetry import report
 from tests.distmm.job.powerless import Disk
 from tests.distmm.storage.samples import save_matrix
 
@@ -30,7 +31,10 @@ def here() -> Iterator[Client]:
     with (
         LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
         Client(cluster, set_as_default=False) as client,
+        pytest.MonkeyPatch.context() as patch,
     ):
+        # Its charts take matplotlib longer than all else that a job of two blocks does.
+        patch.setattr(report, "html", lambda record, **facts: f"{record.title}: {facts}")
         yield client
 
 

@@ -256,6 +256,32 @@ def test_operands_of_every_wave_are_released(client: Client) -> None:
     until(nothing_is_kept)
 
 
+@pytest.mark.parametrize("plan", ["g2x2x1 b100x200x100 p1 w1 l2", "g1x2x2 b200x100x200 p1 w1 l2"])
+def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
+    rng = np.random.default_rng(6)
+    a, b, c = rng.integers(-9, 9, (3, 400, 400)).astype("f8")
+    expected, others = a @ b - 2 * c, known(client)
+    until(nothing_is_kept)
+    with client.as_current():
+        C = distmm.gemm(1, a, b, -2, c + 0, client=client, plan=plan).persist()  # nobody else holds this C
+        wait(C)
+        assert 0 < largest(client, others) < 10_000
+        assert len(client_array._kept) == 3
+        np.testing.assert_array_equal(C.compute(), expected)
+    del C
+    until(nothing_is_kept)
+
+
+def test_an_added_c_is_there_for_every_wave(client: Client) -> None:
+    rng = np.random.default_rng(7)
+    a, b, c = rng.integers(-9, 9, (3, 400, 400)).astype("f8")
+    out = np.empty((400, 400))
+    until(nothing_is_kept)
+    distmm.gemm(1, a, b, 3, c, out=out, client=client, plan="g2x2x1 b100x200x100 p1 w2x2 l2")
+    np.testing.assert_array_equal(out, a @ b + 3 * c)
+    until(nothing_is_kept)
+
+
 def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
     rng = np.random.default_rng(3)
     a, b, c = *rng.standard_normal((2, 400, 400)), transfer.empty((400, 400), "f8")

@@ -15,8 +15,8 @@ from tests.kernels.device_code.simulator.small_kernels import SmallDmma, SmallRe
 @pytest.mark.parametrize("shape", [(8, 8, 16), (7, 9, 17), (9, 16, 18), (8, 33, 16)])
 def test_register_tiles_are_right_in_every_order(orders, shape):
     m, k, n = shape
-    a, b = matrix((2, m, k), "int64", 0, "integers", orders[0]), matrix((2, k, n), "int64", 1, "integers", orders[1])
-    c = matrix((2, m, n), "int64", 2, "integers")
+    a, b = matrix((m, k), "int64", 0, "integers", orders[0]), matrix((k, n), "int64", 1, "integers", orders[1])
+    c = matrix((m, n), "int64", 2, "integers")
     np.testing.assert_array_equal(multiply(SmallRegisterTiled, a, b, c), a @ b + c)
 
 

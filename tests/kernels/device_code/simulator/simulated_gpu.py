@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from collections import deque
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from numba import cuda
 from numba.cuda.simulator import kernel as simulator
 from numba.cuda.simulator import kernelapi
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+from numba.cuda.simulator.kernelapi import Dim3
 from numba.np.numpy_support import as_dtype
 
 from distmm_kernels.config import Problem
@@ -43,8 +45,8 @@ def numpy_memory(monkeypatch):
 def threads_in_turn(monkeypatch):
     """Let one thread of a block run at a time, from barrier to barrier, in an order that turns round at each.
 
-    Numba's own manager lets all run at once and polls them: that takes twice as long, a missing barrier shows by chance
-    alone, and threads that are interrupted at the wrong moment get shared arrays of their own.
+    Numba's own manager lets all run at once and polls them: that takes several times as long, a missing barrier shows
+    by chance alone, and threads that are interrupted at the wrong moment get shared arrays of their own.
     """
     monkeypatch.setattr(simulator.BlockManager, "run", run_block)
 
@@ -59,44 +61,82 @@ def lines_without_their_text(monkeypatch):
     monkeypatch.setattr(kernelapi, "traceback", SimpleNamespace(extract_stack=extract_stack))
 
 
-class Turns(simulator.BlockThread):
-    """A CUDA thread that waits for its turn at its start and at each barrier."""
+class Block:
+    """The CUDA threads of a block, of which one runs at a time: it gives the turn to the next one.
 
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.mine, self.others, self.over = threading.Lock(), threading.Lock(), False
-        self.mine.acquire()
-        self.others.acquire()
+    Attributes
+    ----------
+    places
+        Those of the threads that are not begun yet.
+    waiting
+        The threads that are at a barrier or over, in the order of their turns.
+    """
+
+    def __init__(self, manager, place, args):
+        self.manager, self.place, self.args = manager, place, args
+        self.places = deque(np.ndindex(*manager._block_dim))
+        self.waiting, self.turn = [], 0
+        self.error, self.done = None, threading.Event()
 
     def run(self):
+        self.pass_on()
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+
+    def pass_on(self):
+        if self.places:
+            self.turn = len(self.waiting)
+            self.waiting.append(Turns(self))
+            self.waiting[-1].start()
+            return
+        self.turn = (self.turn + 1) % len(self.waiting)
+        if self.turn == 0:
+            over = {thread.over for thread in self.waiting}
+            if over == {True}:
+                self.done.set()
+                return
+            assert over == {False}, SOME_HAVE_ENDED
+            self.waiting.reverse()
+        self.waiting[self.turn].mine.release()
+
+
+class Turns(simulator.BlockThread):
+    """A CUDA thread that waits for its turn at each barrier. Without any, it goes on with the next thread of its block.
+
+    Starting one takes longer than what a CUDA thread does, and a kernel without barriers gets by with one.
+    """
+
+    def __init__(self, block):
+        super().__init__(None, block.manager, block.place, (0, 0, 0), False)
+        self.block = block
+        self.mine, self.ended, self.over = threading.Lock(), False, False
         self.mine.acquire()
-        super().run()  # keeps an exception
-        self.over = True
-        self.others.release()
+
+    def run(self):
+        try:
+            while self.block.places:
+                self.threadIdx = Dim3(*self.block.places.popleft())
+                self.block.manager._f(*self.block.args)
+                self.ended = True
+            self.over = True
+            self.block.pass_on()
+        except Exception as error:
+            self.block.error = error
+            self.block.done.set()
 
     def syncthreads(self):
-        self.others.release()
+        assert not self.ended, SOME_HAVE_ENDED
+        self.block.pass_on()
         self.mine.acquire()
 
-    def take(self):
-        self.mine.release()
-        self.others.acquire()
+
+SOME_HAVE_ENDED = "some threads have ended, others wait at a barrier"
 
 
-def run_block(manager, block, *args):
+def run_block(manager, place, *args):
     """Do what `BlockManager.run` does."""
-    shape = manager._block_dim
-    threads = [Turns(lambda: manager._f(*args), manager, block, place, False) for place in np.ndindex(*shape)]
-    for thread in threads:
-        thread.start()
-    while threads:
-        for thread in threads:
-            thread.take()
-            if thread.exception is not None:
-                error, trace = thread.exception
-                raise error.with_traceback(trace)
-        assert len({thread.over for thread in threads}) == 1, "some threads have ended, others wait at a barrier"
-        threads = [thread for thread in reversed(threads) if not thread.over]
+    Block(manager, place, args).run()
 
 
 class SimulatedLaunch:

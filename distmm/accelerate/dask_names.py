@@ -1,0 +1,40 @@
+"""The names of Dask that `distmm.accelerate` replaces. The only module that touches them.
+
+Dask's own code looks each of them up when it is called: ``Array.__matmul__``, ``Array.dot`` and ``da.dot`` in
+`dask.array.routines`, NumPy's functions of Dask arrays in `dask.array`, and ``svd_compressed``, ``qr`` and ``svd`` in
+`dask.array.linalg`. A function that a program has imported by name before, ``from dask.array import matmul``, stays
+Dask's. Seen on Dask 2026.7.1 and 2026.8.0; ``tests/distmm/accelerate/test_dask_names.py`` fails first when one moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+from dask.array.einsumfuncs import parse_einsum_input
+
+__all__ = ["PLACES", "original", "parse_einsum_input", "put"]
+
+# Modules in which Dask, and users, look for each function; the first one defines it.
+PLACES = {
+    "matmul": ("dask.array.routines", "dask.array"),
+    "tensordot": ("dask.array.routines", "dask.array"),
+    "einsum": ("dask.array.einsumfuncs", "dask.array"),
+    "tsqr": ("dask.array.linalg",),
+}
+
+_originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
+
+
+def original(name: str) -> Callable[..., Any]:
+    """Return Dask's own function."""
+    function: Callable[..., Any] = _originals[name]
+    return function
+
+
+def put(functions: Mapping[str, Callable[..., Any]]) -> None:
+    """Let Dask find these functions; Dask's own ones for the names that are not given."""
+    for name, places in PLACES.items():
+        for place in places:
+            setattr(import_module(place), name, functions.get(name, _originals[name]))

@@ -1,0 +1,159 @@
+"""The functions that stand in for Dask's: each computes by distmm, or calls Dask's own function."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+
+from distmm.accelerate import dask_names, tall_qr
+from distmm.api import array as products
+from distmm.api import einsum as contractions
+from distmm.errors import InputError
+
+__all__ = ["REPLACEMENTS"]
+
+log = logging.getLogger("distmm.accelerate")
+
+# Operations below which a product stays Dask's. To plan one and to ask a cluster what it has takes 10 ms or more.
+MIN_FLOPS = 1e8
+
+Chunks = tuple[tuple[int, ...], ...]
+Label = int | str
+
+
+class StaysDasks(Exception):  # noqa: N818  an answer, and no error
+    """Why Dask computes this."""
+
+
+def matmul(a: Any, b: Any) -> da.Array:
+    """Multiply as `dask.array.matmul`."""
+    a, b = da.asanyarray(a), da.asanyarray(b)
+    _check_blocks(a, b)
+    pairs = list(zip(reversed(a.chunks[:-2]), reversed(b.chunks[:-2]), strict=False))
+    if any(x != y and sum(x) == sum(y) for x, y in pairs):
+        raise StaysDasks("batch dimensions have different chunks")
+    shared = math.prod(min(sum(x), sum(y)) for x, y in pairs)  # dimensions that are broadcast have length 1
+    columns = b.shape[-1] if b.ndim > 1 else 1
+    _check_flops(2 * a.size * columns * math.prod(b.shape[:-2]) / shared)
+    return products.matmul(a, b)
+
+
+def tensordot(lhs: Any, rhs: Any, axes: Any = 2) -> da.Array:
+    """Sum products as `dask.array.tensordot`."""
+    a, b = da.asanyarray(lhs), da.asanyarray(rhs)
+    if isinstance(axes, Iterable):
+        left, right = (np.atleast_1d(each).tolist() for each in axes)
+    else:
+        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
+    of_a, of_b = list(range(a.ndim)), list(range(a.ndim, a.ndim + b.ndim))
+    if len(left) != len(right) or any(not -a.ndim <= axis < a.ndim for axis in left):
+        raise StaysDasks(f"axes {axes!r} are not those of both operands")
+    for axis, other in zip(left, right, strict=True):
+        of_b[other] = of_a[axis]
+    out = [x for x in (*of_a, *of_b) if (x in of_a) != (x in of_b)]
+    return _contracted(a, of_a, b, of_b, out)
+
+
+def einsum(
+    *operands: Any, dtype: Any = None, optimize: Any = False, split_every: Any = None, **others: Any
+) -> da.Array:
+    """Sum products as `dask.array.einsum`; `optimize` and `split_every` say nothing about a product of two."""
+    if dtype is not None or others:
+        raise StaysDasks("it has options")
+    inputs, out, arrays = dask_names.parse_einsum_input(operands)
+    if len(arrays) != 2:
+        raise StaysDasks(f"it has {len(arrays)} operands")
+    (a, b), (of_a, of_b) = arrays, inputs.split(",")
+    edges = dict(zip(of_a + of_b, a.chunks + b.chunks, strict=True))
+    largest = math.prod(max(edges[label], default=0) for label in out)
+    if largest > dask.config.get("array.chunk-size-tolerance") * max(math.prod(x.chunksize) for x in arrays):
+        raise StaysDasks("Dask cuts it into smaller chunks")
+    return _contracted(a, of_a, b, of_b, out)
+
+
+def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None = None) -> tuple[da.Array, ...]:
+    """Decompose as `dask.array.linalg.tsqr`."""
+    if _max_vchunk_size is not None:
+        raise StaysDasks("it is a part of another one")
+    if data.ndim != 2 or data.numblocks[1] != 1 or data.numblocks[0] == 1:
+        raise StaysDasks(f"it has {data.numblocks} blocks")
+    if data.dtype.char not in "fdFD" or type(data._meta).__module__.partition(".")[0] not in ("numpy", "cupy"):
+        raise StaysDasks(f"LAPACK has no {data.dtype}")
+    m, n = data.shape
+    if not min(data.chunks[0]) >= n > 0:  # sizes may be unknown: NaN
+        raise StaysDasks(f"blocks of {min(data.chunks[0])} rows are not taller than {n}")
+    _check_flops(4 * m * n * n)
+    return tall_qr.decomposed(data, compute_svd)
+
+
+def _contracted(
+    a: da.Array, of_a: Sequence[Label], b: da.Array, of_b: Sequence[Label], out: Sequence[Label]
+) -> da.Array:
+    """Sum products over the labels that both operands have, and the result has not."""
+    _check_blocks(a, b)
+    for labels in (of_a, of_b, out):
+        if len(set(labels)) < len(labels):
+            raise StaysDasks("an index stands twice in an operand")
+    if set(out) ^ {x for x in (*of_a, *of_b) if x in out or (x in of_a) != (x in of_b)}:
+        raise StaysDasks("an index of one operand is summed over")
+    first, second = dict(zip(of_a, a.chunks, strict=True)), dict(zip(of_b, b.chunks, strict=True))
+    both = [x for x in of_a if x in second]
+    if any(sum(first[x]) != sum(second[x]) or (x in out and first[x] != second[x]) for x in both):
+        raise StaysDasks("operands differ in the chunks of an index")
+    inner = [x for x in both if x not in out]
+    if not inner:
+        raise StaysDasks("nothing is summed over")
+    edges = first | second
+    _check_flops(2 * math.prod(map(sum, edges.values())))
+    number = {label: at for at, label in enumerate(edges)}
+    numbered = [[number[label] for label in labels] for labels in (of_a, of_b, out)]
+    c = contractions.einsum(a, numbered[0], b, numbered[1], numbered[2])
+    chunks = tuple(edges[label] for label in out)
+    return c if c.chunks == chunks else c.rechunk(chunks)
+
+
+def _check_blocks(a: da.Array, b: da.Array) -> None:
+    """Keep away what the two libraries compute to results of other types, and blocks of no or of unknown size."""
+    if any(math.isnan(n) for n in (*a.shape, *b.shape)):
+        raise StaysDasks("sizes are unknown")
+    dtype = np.result_type(a.dtype, b.dtype)
+    if dtype.kind == "b" or (dtype.kind in "iu" and dtype.itemsize < 8):
+        raise StaysDasks(f"where Dask sums over blocks, {dtype} becomes a wider type")
+    if 0 in (*a.shape, *b.shape) or any(0 in edges for edges in (*a.chunks, *b.chunks)):
+        raise StaysDasks("a block has no elements")
+
+
+def _check_flops(flops: float) -> None:
+    least = float(dask.config.get("distmm.accelerate.min-flops", MIN_FLOPS))
+    if flops < least:
+        raise StaysDasks(f"{flops:.3g} operations are less than {least:.3g}")
+
+
+def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a function that computes by distmm, or calls Dask's own one where distmm does not take the operands."""
+    by_dask = dask_names.original(name)
+
+    @wraps(by_dask)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = by_distmm(*args, **kwargs)
+        except (StaysDasks, InputError) as reason:  # InputError: also what does not fit into the cluster's memory
+            log.debug("%s stays Dask's: %s", name, reason)
+        else:
+            log.debug("%s runs on distmm", name)
+            return result
+        return by_dask(*args, **kwargs)
+
+    return chosen
+
+
+REPLACEMENTS = {
+    function.__name__: _replacement(function.__name__, function) for function in (matmul, tensordot, einsum, tsqr)
+}

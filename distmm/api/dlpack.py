@@ -1,0 +1,82 @@
+"""Arrays of other packages, such as PyTorch's and JAX's, as NumPy or CuPy arrays of the same memory.
+
+DLPack (https://dmlc.github.io/dlpack/latest/python_spec.html) is the protocol: ``__dlpack_device__`` says where an
+array lies, ``__dlpack__`` lends its memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from distmm.errors import InputError
+from distmm.worker import gpu
+
+__all__ = ["as_native", "as_writable", "is_foreign"]
+
+# DLDeviceType, as far as NumPy or CuPy reach the memory: kDLCPU and kDLCUDAHost, kDLCUDA and kDLCUDAManaged.
+HOST, GPU = (1, 3), (2, 13)
+
+
+def is_foreign(x: Any) -> bool:
+    """Whether another package than NumPy and CuPy lends the memory of this array by DLPack."""
+    if isinstance(x, np.ndarray) or type(x).__module__.startswith("cupy"):
+        return False
+    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+
+
+def as_native(source: Any, name: str) -> Any:
+    """Return a NumPy or CuPy view of an array for which `is_foreign` holds, without a copy.
+
+    Raises
+    ------
+    InputError
+        If the array does not lend its memory (a PyTorch tensor with gradients, an array over several devices), has a
+        type that DLPack or NumPy does not know, or is on a device that is neither the host nor an NVIDIA GPU.
+    """
+    kind = f"{type(source).__module__}.{type(source).__name__}"
+    try:
+        where, _ = source.__dlpack_device__()
+        if where in HOST:
+            return _view(source, np.from_dlpack)
+        if where in GPU:
+            return _view(source, gpu.from_dlpack)
+    except ImportError as error:
+        raise InputError(
+            f"{name} is a {kind} on a GPU, which needs CuPy ({error}): type pip install 'distmm[cuda13]', or give a "
+            f"copy on the host, such as {name}.cpu()"
+        ) from error
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{name} is a {kind} that does not lend its memory by DLPack: {error}") from error
+    raise InputError(
+        f"{name} is a {kind} on a device of DLPack's type {int(where)}, neither the host nor an NVIDIA GPU: give a "
+        f"copy on the host, such as {name}.cpu()"
+    )
+
+
+def as_writable(source: Any, name: str) -> Any:
+    """Return a view as `as_native` does, through which `source` may be written, where its package allows that.
+
+    Older versions of DLPack do not say whether memory may be written, and NumPy takes it as read-only then. Packages
+    that also give NumPy arrays by ``__array__``, as PyTorch does, say it there.
+    """
+    view = as_native(source, name)
+    if isinstance(view, np.ndarray) and not view.flags.writeable and hasattr(source, "__array__"):
+        other = np.asarray(source)
+        same = other.__array_interface__["data"][0] == view.__array_interface__["data"][0]
+        if same and other.flags.writeable and (other.shape, other.strides) == (view.shape, view.strides):
+            return other
+    return view
+
+
+def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
+    """Take the view; NumPy knows no bfloat16, and takes that as 16-bit words from PyTorch, and from JAX as an array."""
+    if str(source.dtype) == "torch.bfloat16":
+        return from_dlpack(source.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
+    if from_dlpack is np.from_dlpack and source.dtype == ml_dtypes.bfloat16:
+        return np.asarray(source)
+    return from_dlpack(source)

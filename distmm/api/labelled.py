@@ -1,0 +1,169 @@
+"""Arrays whose dimensions have labels: the operands of contractions, and what is done to one of them alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+import dask.array as da
+import numpy as np
+
+from distmm.api.array_types import as_array, package_of
+from distmm.api.operands import kind_of, wrap
+from distmm.errors import InputError
+from distmm.planning.problem import accumulator_dtype
+from distmm.transfer.memory_map import is_mapped
+
+__all__ = ["Edges", "Label", "Labelled", "chosen"]
+
+Label = Hashable
+Edges = Mapping[Label, tuple[int, ...]]  # chunks, by label
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An array and a label for each of its dimensions.
+
+    Arrays in memory are rearranged at once, by views where strides allow; Dask arrays when they are computed. Other
+    objects become Dask arrays where they have to be rearranged.
+
+    Attributes
+    ----------
+    source : array-like
+    labels : tuple
+    name : str
+        Its name in messages.
+    """
+
+    source: Any
+    labels: tuple[Label, ...]
+    name: str
+
+    @classmethod
+    def of(cls, source: Any, name: str) -> Labelled:
+        """Check an operand as the user gave it; its dimensions are labelled by their numbers.
+
+        Raises
+        ------
+        InputError
+            For objects that are no arrays, and types without a product.
+        """
+        source = as_array(source, name)
+        kind_of(source._meta if isinstance(source, da.Array) else source, name, isinstance(source, da.Array))
+        try:
+            accumulator_dtype(np.dtype(source.dtype))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
+        return cls(source, tuple(range(len(source.shape))), name)
+
+    def labelled(self, labels: Sequence[Label]) -> Labelled:
+        """Return the same array with other labels."""
+        return Labelled(self.source, tuple(labels), self.name)
+
+    @cached_property
+    def sizes(self) -> dict[Label, int]:
+        """Length of each dimension."""
+        return {label: int(n) for label, n in zip(self.labels, self.source.shape, strict=True)}
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.sizes.values())
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of the elements."""
+        dtype: np.dtype = np.dtype(self.source.dtype)
+        return dtype
+
+    @property
+    def kind(self) -> Literal["numpy", "cupy"]:
+        """Type of the blocks."""
+        chunked = isinstance(self.source, da.Array)
+        return kind_of(self.source._meta if chunked else self.source, self.name, chunked)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether this process rearranges it by views: a NumPy or CuPy array; but not the map of a whole file."""
+        source = self.source
+        return package_of(source) == "cupy" or (isinstance(source, np.ndarray) and not is_mapped(source))
+
+    @property
+    def edges(self) -> Edges:
+        """Chunks of a Dask array."""
+        return dict(zip(self.labels, self.source.chunks, strict=True))
+
+    def lazy(self, edges: Edges | None = None) -> Labelled:
+        """Return it as a Dask array, with these chunks along the dimensions that have them."""
+        edges = {label: cut for label, cut in (edges or {}).items() if label in self.labels}
+        source = self.source
+        if isinstance(source, da.Array):
+            cuts = {self.labels.index(label): cut for label, cut in edges.items()}
+            return Labelled(source.rechunk(cuts), self.labels, self.name)
+        if not self.labels:
+            return Labelled(
+                da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), (), self.name
+            )
+        operand = wrap(source, self.name)
+        stored = operand.storage_chunk or ("auto",) * len(self.labels)
+        wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
+        chunks = chosen(wanted, operand.shape, self.dtype)
+        return Labelled(operand.blocked(chunks, "cpu"), self.labels, self.name)
+
+    def movable(self) -> Labelled:
+        """Return it as an array that can be rearranged: in memory, or a Dask array."""
+        return self if self.in_memory or isinstance(self.source, da.Array) else self.lazy()
+
+    def transposed(self, labels: Sequence[Label]) -> Labelled:
+        """Return it with its dimensions in this order."""
+        if tuple(labels) == self.labels:
+            return self
+        axes = [self.labels.index(label) for label in labels]
+        return Labelled(self.movable().source.transpose(axes), tuple(labels), self.name)
+
+    def without_broadcast(self, sizes: Mapping[Label, int]) -> Labelled:
+        """Return it without the dimensions of length 1 whose labels have another length elsewhere."""
+        kept = [label for label, n in self.sizes.items() if n == sizes[label]] if self.labels else []
+        if len(kept) == len(self.labels):
+            return self
+        index = (slice(None) if label in kept else 0 for label in self.labels)
+        return Labelled(self.movable().source[*index, ...], tuple(kept), self.name)
+
+    def diagonal(self) -> Labelled:
+        """Return its diagonal along dimensions that share a label."""
+        array, labels = self, list(self.labels)
+        while len(set(labels)) < len(labels):
+            label = next(label for label in labels if labels.count(label) > 1)
+            first = labels.index(label)
+            second = labels.index(label, first + 1)
+            source = array.movable().source
+            take = da.diagonal if isinstance(source, da.Array) else type(source).diagonal
+            labels = [*labels[:first], *labels[first + 1 : second], *labels[second + 1 :], label]
+            array = Labelled(take(source, axis1=first, axis2=second), tuple(labels), self.name)
+        return array
+
+    def summed(self, keep: Collection[Label], dtype: np.dtype) -> Labelled:
+        """Return its sums, in this type, over the dimensions that are not kept."""
+        axes = tuple(axis for axis, label in enumerate(self.labels) if label not in keep)
+        if not axes:
+            return self
+        total = self.movable().source.sum(axis=axes, dtype=accumulator_dtype(dtype)).astype(dtype)
+        total = np.asarray(total) if isinstance(total, np.generic) else total
+        return Labelled(total, tuple(label for label in self.labels if label in keep), self.name)
+
+    def cast(self, dtype: np.dtype) -> Labelled:
+        """Return it in another type: converted at once in memory, else when it is computed."""
+        if self.dtype == dtype:
+            return self
+        return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
+
+
+def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:
+    """Return chunks: those that are given, and for "auto" those that make blocks of the size that Dask likes."""
+    if 0 in shape:  # Dask would divide by it
+        wanted = tuple(-1 if isinstance(cut, str) else cut for cut in wanted)
+    chunks: tuple[tuple[int, ...], ...] = da.core.normalize_chunks(wanted, shape, dtype=dtype)
+    return chunks

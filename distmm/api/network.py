@@ -1,0 +1,142 @@
+"""The contraction of any number of labelled arrays, a tensor network: in pairs, in the order that takes the least."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+from distributed import Client
+
+from distmm.api.contraction import contract
+from distmm.api.labelled import Label, Labelled
+from distmm.api.out_array import check_out, fill
+from distmm.api.plan_request import Wishes
+from distmm.api.scalars import common_type
+from distmm.clusters import cluster
+from distmm.errors import DoesNotFitError, InputError
+from distmm.planning.problem import accumulator_dtype
+
+__all__ = ["contracted"]
+
+Labels = tuple[Label, ...]
+
+
+def contracted(
+    arrays: list[Labelled],
+    output: Labels,
+    wishes: Wishes,
+    out: Any,
+    client: Client | None,
+    optimizer: Literal["auto", "dp"] = "auto",
+) -> Any:
+    """Multiply arrays, and sum over the labels that `output` lacks.
+
+    Parameters
+    ----------
+    arrays : list of Labelled
+        No label occurs twice in one of them, and sizes agree. Names differ.
+    output : tuple
+        Labels of the result.
+    wishes, client
+        As for any product.
+    out : array, optional
+        Receives the result.
+    optimizer : {"auto", "dp"}
+        Of opt_einsum: "auto" tries more for few arrays, "dp" finds the best order of a chain.
+
+    Returns
+    -------
+    dask.array.Array
+        Lazy; with `out`: that array.
+
+    Raises
+    ------
+    InputError
+        For NumPy blocks mixed with CuPy blocks, types that NumPy does not bring together, and an `out` that does not
+        suit.
+    DoesNotFitError
+        If no order is found whose intermediate results fit.
+    """
+    for array in arrays:
+        if array.kind != arrays[0].kind:
+            raise InputError(
+                f"{arrays[0].name} has {arrays[0].kind} blocks and {array.name} {array.kind} blocks: convert one, for "
+                "example with x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
+            )
+    dtype = common_type({array.name: array.dtype for array in arrays})
+    if out is not None:
+        sizes = {label: n for array in arrays for label, n in array.sizes.items()}
+        shape = tuple(sizes[label] for label in output)
+        check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
+        if client is None:
+            cluster.refuse_asynchronous()
+    if len(arrays) == 1:
+        lazy = arrays[0].lazy().summed(output, dtype).transposed(output).source
+        return lazy if out is None else fill(out, lazy, client)
+    if len(arrays) > 2:
+        counts = Counter(label for array in arrays for label in array.labels)
+        alone = {label for label, count in counts.items() if count == 1} - set(output)
+        arrays = [array.cast(dtype).summed(counts.keys() - alone, dtype) for array in arrays]
+    *steps, last = _order(arrays, output, optimizer, wishes, client)
+    for step in steps:
+        x, y = _taken(arrays, step)
+        needed = {*output, *(label for array in arrays for label in array.labels)}
+        kept = tuple(label for label in dict.fromkeys((*x.labels, *y.labels)) if label in needed)
+        arrays.append(contract(x, y, kept, wishes, client))
+    x, y = _taken(arrays, last)
+    return contract(x, y, output, wishes, client, out).source
+
+
+def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled, ...]:
+    """Remove some arrays from the list, and return them."""
+    taken = tuple(arrays[position] for position in positions)
+    for position in sorted(positions, reverse=True):
+        del arrays[position]
+    return taken
+
+
+def _order(
+    arrays: Sequence[Labelled], output: Labels, optimizer: str, wishes: Wishes, client: Client | None
+) -> list[tuple[int, ...]]:
+    """Return which two arrays are multiplied, step by step; the product of a step becomes the last of the arrays.
+
+    Raises
+    ------
+    DoesNotFitError
+        If some intermediate result would exceed the memory of all workers.
+    """
+    if len(arrays) == 2:
+        return [(0, 1)]
+    import opt_einsum  # here: it takes 0.2 s
+
+    dtype, on_gpu = arrays[0].dtype, arrays[0].kind == "cupy"
+    device: cluster.Device = "gpu" if on_gpu else wishes.device
+    spec = cluster.describe(client, dtype, device, any_gpu=on_gpu, kernel=wishes.kernel, precision=wishes.precision)
+    memory = spec.workers * spec.memory
+    sizes = {label: n for array in arrays for label, n in array.sizes.items()}
+    symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}
+    terms = ["".join(symbols[label] for label in labels) for labels in (*(a.labels for a in arrays), output)]
+    limit = max(memory // accumulator_dtype(dtype).itemsize, math.prod(sizes[label] for label in output))
+    search = partial(
+        opt_einsum.contract_path,
+        f"{','.join(terms[:-1])}->{terms[-1]}",
+        *(array.source.shape for array in arrays),
+        shapes=True,
+        optimize=optimizer,
+    )
+    path, found = search()
+    if found.largest_intermediate > limit:  # a search with a limit takes longer, and leaves out good orders
+        try:
+            path, _ = search(memory_limit=limit)
+        except RuntimeError:  # from the dynamic programme
+            path = [tuple(range(len(arrays)))]
+    if any(len(step) != 2 for step in path):
+        raise DoesNotFitError(
+            f"of {len(arrays)} arrays no order was found in which each intermediate result fits into "
+            f"{memory / 1e9:.3g} GB, the memory of {spec.workers} workers: use more workers, or contract some of the "
+            "arrays by themselves"
+        )
+    return list(path)

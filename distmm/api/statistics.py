@@ -1,0 +1,248 @@
+"""Covariances and correlations, with NumPy's semantics: centred block by block, and multiplied by `gram`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import dask.array as da
+import ml_dtypes
+import numpy as np
+from distributed import Client
+
+from distmm.api.array import gram
+from distmm.api.labelled import Labelled
+from distmm.api.plan_request import Wishes
+from distmm.api.scalars import check_flags, common_type
+from distmm.api.two_passes import second_pass
+from distmm.clusters import cluster
+from distmm.errors import InputError
+from distmm.planning.precision import Precision
+
+__all__ = ["corrcoef", "cov"]
+
+
+def cov(
+    m: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    bias: bool = False,
+    ddof: int | None = None,
+    fweights: Any = None,
+    aweights: Any = None,
+    *,
+    dtype: Any = None,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    client: Client | None = None,
+) -> da.Array:
+    """Estimate a covariance matrix, as `numpy.cov` does, from observations that need not fit into memory.
+
+    The observations are read twice: once for their means, and once for the product of the centred blocks, of which
+    `gram` multiplies one triangle. A NumPy or CuPy array is centred at the call, in a copy. A Dask array is computed
+    twice where each block is read from one array or file, and computed from that alone. The blocks of others, such as
+    persisted arrays and products, stay in the workers' memory between the passes.
+
+    Parameters
+    ----------
+    m : array-like of shape (variables, observations) or (observations,)
+        As in `matmul`.
+    y : array-like, optional
+        More variables, of the same observations.
+    rowvar : bool
+        Each row is a variable; if False, each column.
+    bias : bool
+        Divide by the number of observations n, and not by n - 1.
+    ddof : int, optional
+        Divide by n - ddof, whatever `bias` says.
+    fweights : array-like of int of shape (observations,), optional
+        How often each observation counts.
+    aweights : array-like of shape (observations,), optional
+        The weight of each observation.
+    dtype : data type, optional
+        Floating-point or complex type of the centred observations and of the result; by default float64, or
+        complex128. Means are computed in these in any case.
+    precision, kernel, device, client
+        As in `matmul`.
+
+    Returns
+    -------
+    dask.array.Array of shape (variables, variables), or () for one variable
+        Lazy.
+
+    Raises
+    ------
+    InputError
+        For arrays of more than two dimensions, for observations or weights that differ in number, and for weights or a
+        `ddof` that NumPy refuses.
+    DoesNotFitError
+        As in `matmul`.
+
+    Warns
+    -----
+    RuntimeWarning
+        If there are no degrees of freedom.
+
+    See Also
+    --------
+    corrcoef : The same, of variables scaled to a variance of 1.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> distmm.cov(np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).compute()
+    array([[ 1., -1.],
+           [-1.,  1.]])
+    """
+    check_flags(rowvar=rowvar, bias=bias)
+    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    if ddof is not None and ddof != int(ddof):
+        raise InputError(f"ddof is {ddof}: give a whole number")
+    first, second, dtype = _observations(m, y, rowvar, dtype)
+    n = first.shape[1]
+    weights, freedom = _weights(fweights, aweights, n, int(not bias) if ddof is None else int(ddof))
+    if freedom <= 0:
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+        freedom = 0.0
+    wide = np.result_type(dtype, np.float64)
+    if weights is None:
+        centred = second - first.mean(axis=1, dtype=wide, keepdims=True)
+    else:
+        weights = np.asarray(weights, like=first._meta if isinstance(first, da.Array) else first)
+        mean = (first * weights).sum(axis=1, dtype=wide, keepdims=True) / weights.sum()
+        centred = (second - mean) * np.sqrt(weights)
+    alpha = 1 / freedom if freedom else np.inf
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "client": client}
+    return gram(centred.astype(dtype), alpha=alpha, **how).squeeze()
+
+
+def corrcoef(
+    x: Any,
+    y: Any = None,
+    rowvar: bool = True,
+    *,
+    dtype: Any = None,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    client: Client | None = None,
+) -> da.Array:
+    """Compute Pearson's correlation coefficients, as `numpy.corrcoef` does.
+
+    The observations are centred and scaled before they are multiplied, so that each block of the result is complete
+    when it is made. They are read as in `cov`.
+
+    Parameters
+    ----------
+    x : array-like of shape (variables, observations) or (observations,)
+        As in `matmul`.
+    y, rowvar, dtype
+        As in `cov`.
+    precision, kernel, device, client
+        As in `matmul`.
+
+    Returns
+    -------
+    dask.array.Array of shape (variables, variables), or () for one variable
+        Lazy; real and imaginary parts are within -1 and 1, and NaN for variables that do not vary.
+
+    Raises
+    ------
+    InputError
+        As in `cov`.
+    DoesNotFitError
+        As in `matmul`.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> distmm.corrcoef(np.array([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])).compute().round(12)
+    array([[ 1., -1.],
+           [-1.,  1.]])
+    """
+    check_flags(rowvar=rowvar)
+    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    first, second, dtype = _observations(x, y, rowvar, dtype)
+    n = first.shape[1]
+    wide = np.result_type(dtype, np.float64)
+    mean = first.mean(axis=1, dtype=wide, keepdims=True)
+    real = np.dtype(f"f{wide.itemsize // 2}") if wide.kind == "c" else wide
+    parts = (first.real, first.imag) if first.dtype.kind == "c" else (first,)
+    variance = sum(part.var(axis=1, dtype=real, keepdims=True) for part in parts)
+    scaled = ((second - mean) / np.sqrt(variance * n)).astype(dtype)
+    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "client": client}
+    return gram(scaled, **how).map_blocks(_clipped, dtype=dtype).squeeze()
+
+
+def _clipped(block: Any) -> Any:
+    """Clip real and imaginary parts to -1 and 1, which rounding may exceed."""
+    if block.dtype.kind != "c":
+        return block.clip(-1, 1)
+    return (block.real.clip(-1, 1) + 1j * block.imag.clip(-1, 1)).astype(block.dtype)
+
+
+def _observations(m: Any, y: Any, rowvar: bool, dtype: Any) -> tuple[Any, Any, np.dtype]:
+    """Return the variables (rows) for the first pass and for the second, and the type of the result."""
+    arrays = [Labelled.of(m, "m")] + ([] if y is None else [Labelled.of(y, "y")])
+    for array in arrays:
+        if len(array.labels) > 2:
+            raise InputError(f"{array.name} has shape {array.source.shape}: give one or two dimensions")
+    if len({array.kind for array in arrays}) > 1:
+        raise InputError(f"m has {arrays[0].kind} blocks and y {arrays[1].kind} blocks: convert one of them")
+    given = common_type({array.name: array.dtype for array in arrays})
+    dtype = np.result_type(given, np.float64) if dtype is None else np.dtype(dtype)
+    if dtype.kind not in "fc" and dtype != ml_dtypes.bfloat16:
+        raise InputError(f"dtype is {dtype}: give a floating-point or complex type")
+    if given.kind == "c" and dtype.kind != "c":
+        raise InputError(f"dtype is {dtype}, and the observations are {given}: give a complex type")
+    if all(array.in_memory for array in arrays):
+        in_memory = _stacked([array.source for array in arrays], rowvar, np.concatenate)
+        return in_memory, in_memory, dtype
+    first = _stacked([array.lazy().source for array in arrays], rowvar, da.concatenate)
+    second = _stacked([second_pass(array) for array in arrays], rowvar, da.concatenate)
+    return first, second, dtype
+
+
+def _stacked(sources: list[Any], rowvar: bool, concatenate: Callable[..., Any]) -> Any:
+    """Return all variables as rows."""
+    rows = []
+    for number, source in enumerate(sources):
+        variables = source.reshape((1,) * (2 - source.ndim) + source.shape)
+        # As NumPy does: a vector is one variable, and so is a y of one row.
+        turned = not rowvar and (source.ndim != 1 if number == 0 else variables.shape[0] != 1)
+        rows.append(variables.T if turned else variables)
+    if len(rows) == 2 and rows[0].shape[1] != rows[1].shape[1]:
+        raise InputError(f"m has {rows[0].shape[1]} observations, and y has {rows[1].shape[1]}")
+    return rows[0] if len(rows) == 1 else concatenate(rows, axis=0)
+
+
+def _weights(fweights: Any, aweights: Any, n: int, ddof: int) -> tuple[np.ndarray | None, float]:
+    """Return the weight of each observation, None for 1, and the degrees of freedom."""
+    frequencies, importance = (
+        _checked(given, name, n) for given, name in ((fweights, "fweights"), (aweights, "aweights"))
+    )
+    if frequencies is not None and (frequencies != np.around(frequencies)).any():
+        raise InputError("fweights must be whole numbers: weights that are not are aweights")
+    if frequencies is None and importance is None:
+        return None, n - ddof
+    weights = np.ones(n)
+    for given in (frequencies, importance):
+        weights = weights if given is None else weights * given
+    total = float(weights.sum())
+    if total == 0:
+        raise InputError("the weights have the sum 0: some observations must count")
+    correction = ddof if importance is None else ddof * float((weights * importance).sum()) / total
+    return weights, total - correction
+
+
+def _checked(given: Any, name: str, n: int) -> np.ndarray | None:
+    if given is None:
+        return None
+    weights = np.asarray(given, dtype=float)
+    if weights.shape != (n,):
+        raise InputError(f"{name} has shape {weights.shape}, and there are {n} observations: give one weight for each")
+    if not (weights >= 0).all():
+        raise InputError(f"{name} has negative weights, or NaN: give weights of 0 and more")
+    return weights

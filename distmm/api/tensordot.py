@@ -1,0 +1,123 @@
+"""`tensordot`: sums of products over dimensions of two arrays, with NumPy's semantics."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import numpy as np
+from distributed import Client
+
+from distmm.api.labelled import Labelled
+from distmm.api.network import contracted
+from distmm.api.plan_request import Wishes
+from distmm.clusters import cluster
+from distmm.errors import InputError
+from distmm.planning.precision import Precision
+
+__all__ = ["tensordot"]
+
+
+def tensordot(
+    A: Any,
+    B: Any,
+    axes: Any = 2,
+    *,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    out: Any = None,
+    client: Client | None = None,
+) -> Any:
+    """Sum products over dimensions of two arrays, as `numpy.tensordot` does, by one matrix product.
+
+    The dimensions that are summed over become k, the others of A the rows of C and the others of B its columns. NumPy
+    and CuPy arrays are reshaped, which takes a copy at the call only where their strides forbid a view. Dask arrays are
+    reshaped block by block, and no block moves for it.
+
+    Parameters
+    ----------
+    A, B : array-like of any number of dimensions
+        As in `matmul`.
+    axes : int, or pair of int or of sequences of int
+        An integer N: the last N dimensions of `A` and the first N of `B`, in this order. A pair: the dimensions of `A`,
+        and those of `B` that belong to them.
+    precision, kernel, device, client
+        As in `matmul`.
+    out : numpy.ndarray, Zarr-like or Dask array, optional
+        As in `matmul`. Blocks are written as they are made into a NumPy array that can be viewed as the matrix C, and
+        into any array that has the shape of C; else the result is made in the workers' memory first.
+
+    Returns
+    -------
+    dask.array.Array
+        Lazy; its dimensions are those of A that are not summed over, then those of B. With `out`: that array.
+
+    Raises
+    ------
+    InputError
+        For axes that do not exist, are there twice, or differ in length, and as in `matmul`.
+    DoesNotFitError
+        As in `matmul`.
+
+    See Also
+    --------
+    einsum : Batch dimensions, diagonals, and more than two arrays.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A, B = np.ones((3, 4, 5)), np.ones((4, 5, 6))
+    >>> distmm.tensordot(A, B).compute()[0]
+    array([20., 20., 20., 20., 20., 20.])
+    """
+    a, b = Labelled.of(A, "A"), Labelled.of(B, "B")
+    axes_a, axes_b = _axes(axes, a, b)
+    ndim_a, ndim_b = len(a.labels), len(b.labels)
+    b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
+    output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
+    wishes = Wishes.chosen(precision, kernel, device, None, None)
+    return contracted([a, b], output, wishes, out, cluster.usable(client))
+
+
+def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
+    """Return the dimensions of A and B that are summed over, from 0."""
+    found = []
+    for array, given in zip((a, b), _pair(axes, a, b), strict=True):
+        shape, ndim = array.source.shape, len(array.labels)
+        if (none := next((axis for axis in given if not -ndim <= axis < ndim), None)) is not None:
+            raise InputError(f"axes is {axes!r}: {array.name} has shape {shape}, and no dimension {none}")
+        found.append([axis % ndim for axis in given])
+        if len(set(found[-1])) < len(given):
+            raise InputError(f"axes is {axes!r}: it has a dimension of {array.name} twice")
+    axes_a, axes_b = found
+    if len(axes_a) != len(axes_b):
+        raise InputError(f"axes is {axes!r}: {len(axes_a)} dimensions of A, and {len(axes_b)} of B")
+    for axis_a, axis_b in zip(axes_a, axes_b, strict=True):
+        if a.sizes[axis_a] != b.sizes[axis_b]:
+            raise InputError(
+                f"A has shape {a.source.shape} and B {b.source.shape}: dimension {axis_a} of A ({a.sizes[axis_a]}) "
+                f"must be as long as dimension {axis_b} of B ({b.sizes[axis_b]})"
+            )
+    return axes_a, axes_b
+
+
+def _pair(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
+    """Return the dimensions as they were given."""
+    try:
+        n = operator.index(axes)
+    except TypeError:
+        try:
+            first, second = ([operator.index(axis) for axis in np.atleast_1d(given).tolist()] for given in axes)
+        except (TypeError, ValueError):
+            raise InputError(
+                f"axes is {axes!r}: give a number of dimensions, or a pair of (lists of) whole numbers"
+            ) from None
+        return first, second
+    ndim = len(a.labels)
+    if not 0 <= n <= min(ndim, len(b.labels)):
+        raise InputError(
+            f"axes is {n}, A has shape {a.source.shape} and B {b.source.shape}: give a number of dimensions that both "
+            "have, or a pair of lists of dimensions"
+        )
+    return list(range(ndim - n, ndim)), list(range(n))

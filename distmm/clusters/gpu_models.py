@@ -1,0 +1,106 @@
+"""GPU models by name: what plans for GPUs that are not there need to know of them.
+
+Kernels were measured on the H200 alone (`distmm.clusters.cluster.RATES`). The rate of a kernel on another model is that
+figure times the ratio of the two peaks of the unit that the kernel uses. The peaks are those of NVIDIA's data sheets,
+without sparsity.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from distmm.errors import InputError
+
+__all__ = ["MODELS", "GpuModel", "model_named", "share_of_measured"]
+
+Unit = Literal["fp32", "fp64", "fp64_tensor", "fp16_tensor"]
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """One model.
+
+    Attributes
+    ----------
+    capability : tuple of int
+        Compute capability.
+    memory : int
+        Bytes, of the variant with the most.
+    fp32, fp64, fp64_tensor, fp16_tensor : float
+        Peaks in TFLOP/s. Without tensor cores for float64, its peak is that of the other units.
+    pcie : int
+        Generation of PCI Express to the host, 16 lanes.
+    nvlink : bool
+        Whether all GPUs of a host are joined by NVLink.
+    """
+
+    capability: tuple[int, int]
+    memory: int
+    fp32: float
+    fp64: float
+    fp64_tensor: float
+    fp16_tensor: float
+    pcie: int
+    nvlink: bool
+
+
+MODELS = {
+    "V100": GpuModel((7, 0), 32 * 10**9, 15.7, 7.8, 7.8, 125, 3, True),
+    "T4": GpuModel((7, 5), 16 * 10**9, 8.1, 0.25, 0.25, 65, 3, False),
+    "A100": GpuModel((8, 0), 80 * 10**9, 19.5, 9.7, 19.5, 312, 4, True),
+    "A30": GpuModel((8, 0), 24 * 10**9, 10.3, 5.2, 10.3, 165, 4, False),
+    "A10": GpuModel((8, 6), 24 * 10**9, 31.2, 0.49, 0.49, 125, 4, False),
+    "A40": GpuModel((8, 6), 48 * 10**9, 37.4, 0.58, 0.58, 150, 4, False),
+    "L4": GpuModel((8, 9), 24 * 10**9, 30.3, 0.47, 0.47, 121, 4, False),
+    "L40S": GpuModel((8, 9), 48 * 10**9, 91.6, 1.43, 1.43, 362, 4, False),
+    "H100": GpuModel((9, 0), 80 * 10**9, 67, 34, 67, 989, 5, True),
+    "H100-PCIe": GpuModel((9, 0), 80 * 10**9, 51, 26, 51, 756, 5, False),
+    "H200": GpuModel((9, 0), 141 * 10**9, 67, 34, 67, 989, 5, True),
+    "GH200": GpuModel((9, 0), 96 * 10**9, 67, 34, 67, 989, 5, True),
+    "B200": GpuModel((10, 0), 180 * 10**9, 75, 37, 37, 2250, 5, True),
+}
+
+MEASURED = MODELS["H200"]
+
+# Kernels whose multiply-adds run on tensor cores of another type than float64. The peaks of TF32, int8 and bfloat16
+# have one ratio to that of float16 on all Hopper GPUs, the only ones that these kernels run on.
+ON_TENSOR_CORES = {
+    "fp16x3", "tf32x3", "residues", "complex_fp16x3", "complex_residues", "hopper", "hopper_tf32", "hopper_bf16",
+}  # fmt: skip
+
+
+def model_named(name: str) -> GpuModel:
+    """Return the GPU model of a name, in capitals or not.
+
+    Raises
+    ------
+    InputError
+        For an unknown one; lists the known ones.
+    """
+    by_name = {known.casefold(): model for known, model in MODELS.items()}
+    if not isinstance(name, str) or name.casefold() not in by_name:
+        raise InputError(
+            f"model {name!r} is no GPU that plans know: use one of {', '.join(MODELS)}, the nearest to yours if it is "
+            "none of these"
+        )
+    return by_name[name.casefold()]
+
+
+def share_of_measured(model: GpuModel, kernel: str, accumulator: str) -> float:
+    """Return a kernel's rate on a model over its rate on the measured one.
+
+    Parameters
+    ----------
+    kernel : str
+    accumulator : str
+        Type of its sums, such as "f4" and "c16". Integers count as float32: where they have units of their own, these
+        have half of its rate on either.
+    """
+    unit: Unit = "fp64" if accumulator in ("f8", "c16") else "fp32"
+    if kernel in ON_TENSOR_CORES:
+        unit = "fp16_tensor"
+    elif kernel == "dmma" or (kernel == "cublas" and unit == "fp64"):
+        unit = "fp64_tensor"
+    share: float = getattr(model, unit) / getattr(MEASURED, unit)
+    return share

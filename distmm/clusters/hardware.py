@@ -1,0 +1,201 @@
+"""Clusters that are not there: so many GPUs of a model, or CPU workers, as `distmm.plan` takes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+from dask.utils import parse_bytes
+
+from distmm.clusters import cluster
+from distmm.clusters.gpu_models import GpuModel, model_named, share_of_measured
+from distmm.errors import InputError
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.precision import Precision
+from distmm.planning.problem import accumulator_dtype
+from distmm.worker import tasks
+from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
+
+__all__ = ["Hardware", "cpus", "gpus"]
+
+# Bytes that a CPU worker takes before it has any block: Python with distmm, Dask and BLAS's buffers.
+WORKER_BYTES = 200_000_000
+
+# Bytes/s of 16 lanes of PCI Express 5, as a GPU copies from pinned memory; each generation before has half.
+PCIE_5 = cluster.LOADS["cuda"]
+
+Size = int | str  # bytes, or text such as "80GB"
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """The workers of a cluster that need not be there; `gpus` and `cpus` make it.
+
+    Attributes
+    ----------
+    workers : int
+        GPUs, or CPU workers.
+    memory : int
+        Bytes of each GPU, or of each CPU worker.
+    model : str or None
+        GPU model; None for CPU workers.
+    threads : int
+        Tasks that a worker runs at a time; on CPUs its cores.
+    link : float or None
+        Bytes/s between workers; None: as such workers have on one host.
+    host_memory : int or None
+        Bytes of host memory for each GPU; None: enough.
+    """
+
+    workers: int
+    memory: int
+    model: str | None = None
+    threads: int = 1
+    link: float | None = None
+    host_memory: int | None = None
+
+    def spec(self, dtype: np.dtype, kernel: str | None, precision: Precision) -> ClusterSpec:
+        """Return what a plan for products of this type needs to know.
+
+        Raises
+        ------
+        InputError
+            If the kernel cannot be used there.
+        """
+        model = None if self.model is None else model_named(self.model)
+        device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
+        choice = tasks.KernelChoice(device, dtype, precision, kernel)
+        facts: dict[str, Any] = {"threads": self.threads, "memory": self._for_blocks(), "host_memory": self.host_memory}
+        facts |= tasks.kernel_facts(choice, None if model is None else (str(self.model), model.capability))
+        if "no kernel" in facts:
+            raise InputError(facts["no kernel"])
+        spec = replace(cluster.spec(device, [facts], dtype), workers=self.workers)
+        if model is not None:
+            share = share_of_measured(model, facts["kernel"], accumulator_dtype(dtype).str[1:])
+            load = _pcie(model)
+            spec = replace(spec, rate=spec.rate * share, load=load, link=spec.link if model.nvlink else load)
+        return spec if self.link is None else replace(spec, link=self.link)
+
+    def _for_blocks(self) -> int:
+        """Bytes of a worker that blocks may take: of a GPU, its pool."""
+        if self.model is not None:
+            return int(POOL_FRACTION * self.memory)
+        return max(0, int(tasks.PAUSE_FRACTION * self.memory) - WORKER_BYTES)
+
+
+def _pcie(model: GpuModel) -> float:
+    return PCIE_5 / 2.0 ** (5 - model.pcie)
+
+
+def gpus(
+    count: int,
+    model: str,
+    *,
+    memory: Size | None = None,
+    link: Size | None = None,
+    host_memory: Size | None = None,
+) -> Hardware:
+    """Describe GPUs that need not be there, for ``distmm.plan(A, B, cluster=...)``.
+
+    Kernels were measured on the H200. For other models the planned rates are those, times the ratio of the peaks in
+    NVIDIA's data sheets.
+
+    Parameters
+    ----------
+    count : int
+        GPUs in all.
+    model : str
+        "V100", "T4", "A100", "A30", "A10", "A40", "L4", "L40S", "H100", "H100-PCIe", "H200", "GH200" or "B200".
+    memory : int or str, optional
+        Of each GPU, in bytes or as in "80GB"; by default that of the model, of its variant with the most. Blocks get
+        80 % of it, as on clusters that distmm starts.
+    link : int or str, optional
+        Bytes a second that a GPU receives from others, as in "25GB"; by default those of GPUs of one host: NVLink's
+        50 GB/s through Dask, or those of PCI Express. Between hosts give what the network has for each GPU.
+    host_memory : int or str, optional
+        Of the host, for each GPU; by default enough.
+
+    Returns
+    -------
+    Hardware
+
+    Raises
+    ------
+    InputError
+        For a model that is none of these, and for numbers and sizes that are none.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A = np.broadcast_to(np.float32(0), (200_000, 200_000))  # a shape and a type, without memory
+    >>> plan = distmm.plan(A, A, cluster=distmm.gpus(8, "A100"))
+    >>> dict(plan.rows())["fits"]
+    'yes'
+    """
+    given = _size("memory", memory, model_named(model).memory)
+    speed, host = _size("link", link, None), _size("host_memory", host_memory, None)
+    assert given is not None
+    return Hardware(_count("count", count), given, model, THREADS, speed, host)
+
+
+def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = None) -> Hardware:
+    """Describe CPU workers that need not be there, for ``distmm.plan(A, B, cluster=...)``.
+
+    Rates are those of one core of a Xeon with AVX-512, times the threads.
+
+    Parameters
+    ----------
+    workers : int
+        Worker processes in all.
+    threads : int
+        Of each worker: the tasks that it runs at a time, each on a core.
+    memory : int or str
+        Of each worker, in bytes or as in "64GB". Blocks get 80 % of it, without the 200 MB of the worker itself.
+    link : int or str, optional
+        Bytes a second that a worker receives from others, as in "10GB"; 1 GB by default.
+
+    Returns
+    -------
+    Hardware
+
+    Raises
+    ------
+    InputError
+        For numbers and sizes that are none.
+
+    Examples
+    --------
+    >>> import numpy as np, distmm
+    >>> A = np.broadcast_to(np.float32(0), (200_000, 200_000))
+    >>> plan = distmm.plan(A, A, cluster=distmm.cpus(2, threads=16, memory="64GB"))
+    >>> dict(plan.rows())["fits"][:3]
+    'no:'
+    """
+    given, speed = _size("memory", memory, None), _size("link", link, None)
+    assert given is not None
+    return Hardware(_count("workers", workers), given, None, _count("threads", threads), speed)
+
+
+def _count(name: str, value: object) -> int:
+    try:
+        count = index(value)  # type: ignore[arg-type]  # what users give is looked at here
+    except TypeError:
+        count = 0
+    if count < 1 or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: give a whole number of at least 1")
+    return count
+
+
+def _size(name: str, value: Size | None, default: int | None) -> int | None:
+    """Read a number of bytes."""
+    if value is None:
+        return default
+    try:
+        size = parse_bytes(value)
+    except (ValueError, TypeError, AttributeError):
+        size = 0
+    if size < 1 or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: give bytes, or a size such as '80GB'")
+    return int(size)

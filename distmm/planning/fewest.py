@@ -1,0 +1,50 @@
+"""How few workers can hold a product."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["MOST_WORKERS", "few_workers"]
+
+# More workers than one Dask scheduler serves.
+MOST_WORKERS = 4096
+
+# The number found is above the fewest by at most this share of itself: each number that is tried too low costs the
+# search for a plan that is not there, seconds for the largest products.
+TOLERANCE = 1 / 8
+
+
+def few_workers(fits: Callable[[int], bool], first: int, least: int = 1) -> int | None:
+    """Return a number of workers that is enough, at most an eighth above the fewest; None if `MOST_WORKERS` do not do.
+
+    From `first` the numbers are halved or doubled until one is enough and another is not, and bisected then. More
+    workers mostly hold what fewer hold. Where that is not so (a prime number of workers has no square grid), there may
+    be smaller numbers that are enough.
+
+    Parameters
+    ----------
+    fits : callable
+        Whether so many workers can hold the product.
+    first : int
+        Number that is tried first.
+    least : int
+        So many workers are needed at least.
+    """
+    if least > MOST_WORKERS:
+        return None
+    low, high = least - 1, min(max(first, least), MOST_WORKERS)
+    if fits(high):
+        while high > least and fits(half := max(least, high // 2)):
+            high = half
+        low = max(low, high // 2 if high > least else low)
+    else:
+        while True:
+            if high == MOST_WORKERS:
+                return None
+            low, high = high, min(2 * high, MOST_WORKERS)
+            if fits(high):
+                break
+    while high - low > max(1, high * TOLERANCE):
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high

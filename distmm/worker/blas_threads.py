@@ -1,0 +1,79 @@
+"""Threads of BLAS for tasks that run side by side in one process.
+
+By default each call of BLAS takes a thread a core. Dask's threaded scheduler runs a task a core: on two cores four
+threads then wait for each other, and most of their time goes into waiting. Workers that Dask's nanny has started have
+one BLAS thread from the environment, and nothing happens there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+
+from dask.system import CPU_COUNT
+from distributed import get_worker
+
+__all__ = ["shared_by"]
+
+_entering = threading.Lock()
+_running = 0
+_before: list[int] = []  # threads of each library when the first of the running tasks came
+
+
+@contextmanager
+def shared_by(tasks: int) -> Iterator[None]:
+    """Give each of so many tasks that run side by side its share of the cores; nobody gets more than before.
+
+    The number of threads belongs to the process. It is what it was before when none of these tasks runs any more.
+
+    Parameters
+    ----------
+    tasks : int
+        As planned, and not as counted at the moment: with other numbers of threads BLAS may give other bits. The
+        process runs no more than a worker has threads, or without a cluster one a core.
+    """
+    global _running, _before
+    share = max(1, CPU_COUNT // max(1, min(tasks, _task_threads())))
+    with _entering:
+        if not _running:
+            _before = [library.num_threads for library in _libraries()]
+        _running += 1
+        _set(min(threads, share) for threads in _before)
+    try:
+        yield
+    finally:
+        with _entering:
+            _running -= 1
+            if not _running:
+                _set(_before)
+
+
+def _task_threads() -> int:
+    """Tasks that this process runs at a time."""
+    try:
+        return int(get_worker().state.nthreads)
+    except ValueError:  # this is no worker
+        return int(CPU_COUNT)
+
+
+def _set(threads: Iterable[int]) -> None:
+    for library, number in zip(_libraries(), threads, strict=True):
+        if library.internal_api == "openblas":
+            # threadpoolctl lets one thread at a time set the number; here the threads of tasks take turns.
+            library.clear_controlling_thread(force=True)
+        library.set_num_threads(number)
+
+
+@cache
+def _libraries() -> list[Any]:
+    """BLAS libraries whose number of threads belongs to the process. NumPy has loaded the one that multiplies.
+
+    With OpenMP it belongs to each thread, and threads of other tasks would keep a share that they were given here.
+    """
+    from threadpoolctl import ThreadpoolController
+
+    found = ThreadpoolController().select(user_api="blas").lib_controllers
+    return [library for library in found if getattr(library, "threading_layer", None) != "openmp"]

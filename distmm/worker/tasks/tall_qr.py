@@ -1,0 +1,24 @@
+"""QR of blocks, and what is multiplied by its factors: the tasks of a tall and skinny QR."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm.worker.blas_threads import shared_by
+
+__all__ = ["block_qr", "rows_times"]
+
+
+def block_qr(block: Any, tasks: int) -> tuple[Any, Any]:
+    """Return Q ``(m, n)`` and R ``(n, n)`` of a block ``(m, n)``, m >= n; so many `tasks` run side by side."""
+    with shared_by(tasks):
+        q, r = np.linalg.qr(block)
+    return q, r
+
+
+def rows_times(block: Any, right: Any, tasks: int) -> Any:
+    """Return the product of a block ``(m, n)`` and a small matrix ``(n, k)``; so many `tasks` run side by side."""
+    with shared_by(tasks):
+        return block @ right

@@ -1,0 +1,137 @@
+"""Plans for clusters that are not there: does it fit, how long, how many would do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dask.array as da
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import distmm
+from distmm.clusters import cluster
+from distmm.clusters.gpu_models import MODELS, share_of_measured
+from distmm.errors import DoesNotFitError, InputError
+from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
+
+
+def shaped(*shape: int, dtype: str = "f4") -> np.ndarray:
+    """A shape and a type, without memory."""
+    return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def rows(plan: distmm.Plan) -> dict[str, str]:
+    return dict(plan.rows())
+
+
+def test_a_plan_says_whether_it_fits_and_how_many_gpus_would_do() -> None:
+    a = da.zeros((200_000, 200_000), chunks=20_000, dtype="f4")  # C takes 160 GB
+    few, many = (distmm.plan(a, a, cluster=distmm.gpus(n, "H100", memory="80GB")) for n in (1, 64))
+    assert few.cluster.memory == many.cluster.memory == pytest.approx(64e9, rel=0.02)
+    assert (few.cluster.workers, many.cluster.workers, many.grid.size) == (1, 64, 64)
+    assert rows(few)["fits"].startswith("no: short by ")
+    assert rows(many)["fits"] == "yes"
+    fewest = int(few.fewest or 0)
+    assert rows(few)["would do"] == f"{fewest} GPUs and more"
+    with pytest.raises(DoesNotFitError, match=f"use {fewest} GPUs, or write C"):
+        few.validate()
+    many.validate()
+    distmm.plan(a, a, cluster=distmm.gpus(fewest, "H100", memory="80GB")).validate()
+    with pytest.raises(DoesNotFitError):
+        distmm.plan(a, a, cluster=distmm.gpus(fewest - 1, "H100", memory="80GB")).validate()
+
+
+def test_where_no_number_of_workers_does_the_plan_says_so() -> None:
+    plan = distmm.plan(shaped(10**6, 10**6), cluster=distmm.cpus(2, memory="1GB"), blocks=(10**6, 10**6))
+    assert rows(plan)["would do"] == "no number of these CPU workers"
+    with pytest.raises(DoesNotFitError, match="no number of these workers would do"):
+        plan.validate()
+
+
+def test_cpu_workers_have_the_threads_and_memory_described() -> None:
+    spec = distmm.plan(shaped(1000, 1000), cluster=distmm.cpus(8, threads=16, memory="64GB", link="10GB")).cluster
+    assert (spec.device, spec.workers, spec.threads, spec.link) == ("cpu", 8, 16, 1e10)
+    assert 50e9 < spec.memory < 0.8 * 64e9
+    assert spec.rate == 16 * cluster.RATES["cpu"]["f4"]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "c8", "c16"])
+@pytest.mark.parametrize("model", MODELS)
+def test_every_model_has_a_kernel_for_every_type(model: str, dtype: str) -> None:
+    plan = distmm.plan(shaped(5000, 5000, dtype=dtype), cluster=distmm.gpus(2, model))
+    assert plan.cluster.device == "cuda"
+    assert plan.cluster.memory < MODELS[model].memory
+    assert plan.cost.seconds > 0
+
+
+def test_the_measured_model_has_the_measured_rates() -> None:
+    h200 = MODELS["H200"]
+    assert all(share_of_measured(h200, kernel, t) == 1 for kernel, rates in cluster.RATES.items() for t in rates)
+    plan = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "h200"))
+    spec = plan.cluster
+    assert (spec.rate, spec.link, spec.load) == (cluster.RATES["fp16x3"]["f4"], 5e10, 5e10)
+    slower = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "L40S")).cluster
+    assert slower.rate == pytest.approx(cluster.RATES["register_tiled"]["f4"] * 91.6 / 67)
+    assert slower.link == slower.load == 2.5e10
+
+
+def test_a_slow_network_makes_the_plan_slower() -> None:
+    a = shaped(10**5, 10**5)
+    fast, slow = (distmm.plan(a, a, cluster=distmm.gpus(16, "H100", link=link)) for link in (None, "1GB"))
+    assert slow.cost.seconds > fast.cost.seconds
+
+
+@pytest.mark.parametrize(
+    ("describe", "message"),
+    [
+        (lambda: distmm.gpus(4, "H1000"), r"model 'H1000' is no GPU that plans know: use one of V100, .*H100, .*B200"),
+        (lambda: distmm.gpus(4, 100), "model 100 is no GPU"),
+        (lambda: distmm.gpus(0, "H100"), "count is 0: give a whole number of at least 1"),
+        (lambda: distmm.gpus(2.5, "H100"), "count is 2.5"),
+        (lambda: distmm.gpus(True, "H100"), "count is True"),
+        (lambda: distmm.gpus(4, "H100", memory="much"), "memory is 'much': give bytes, or a size such as '80GB'"),
+        (lambda: distmm.gpus(4, "H100", link=0), "link is 0"),
+        (lambda: distmm.cpus(4, threads=0, memory="4GB"), "threads is 0"),
+        (lambda: distmm.cpus(4, memory="-4GB"), "memory is '-4GB'"),
+    ],
+)
+def test_descriptions_of_nothing_are_refused(describe: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        describe()
+
+
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ({"cluster": 64}, r"cluster is 64: describe one with distmm\.gpus"),
+        ({"cluster": distmm.gpus(2, "H100"), "client": "tcp://host"}, "cluster and a client are given"),
+        ({"cluster": distmm.gpus(2, "H100"), "device": "cpu"}, "cluster and device='cpu' are given"),
+        ({"cluster": distmm.gpus(2, "A100"), "kernel": "hopper_tf32"}, "needs compute capability 9.0, and A100"),
+        ({"cluster": distmm.cpus(2, memory="4GB"), "kernel": "tiled"}, "kernel 'tiled' cannot compute"),
+    ],
+)
+def test_wishes_that_contradict_the_description_are_refused(how: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        distmm.plan(shaped(100, 100), **how)
+
+
+@given(*[st.integers(1, MOST_WORKERS)] * 3)
+def test_the_search_finds_nearly_the_first_number_that_is_enough(enough: int, first: int, least: int) -> None:
+    asked: list[int] = []
+
+    def fits(workers: int) -> bool:
+        asked.append(workers)
+        return workers >= enough
+
+    found, fewest = few_workers(fits, first, least), max(enough, least)
+    assert found is not None
+    assert fewest <= found < fewest + max(1, TOLERANCE * found)
+    assert fits(found)
+    assert len(asked) <= MOST_WORKERS.bit_length() + 6
+
+
+def test_the_search_ends_where_no_number_is_enough() -> None:
+    assert few_workers(lambda workers: False, 7) is None
+    assert few_workers(lambda workers: True, 7, MOST_WORKERS + 1) is None
