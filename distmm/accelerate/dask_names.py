@@ -14,7 +14,7 @@ from typing import Any
 
 from dask.array.einsumfuncs import parse_einsum_input
 
-__all__ = ["PLACES", "original", "parse_einsum_input", "put"]
+__all__ = ["PLACES", "original", "parse_einsum_input", "put", "take_back"]
 
 # Modules in which Dask, and users, look for each function; the first one defines it.
 PLACES = {
@@ -24,6 +24,7 @@ PLACES = {
     "tsqr": ("dask.array.linalg",),
 }
 
+_before: dict[tuple[str, str], Callable[..., Any]] = {}  # what was found where something is put now
 _originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
@@ -34,7 +35,16 @@ def original(name: str) -> Callable[..., Any]:
 
 
 def put(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Let Dask find these functions; Dask's own ones for the names that are not given."""
-    for name, places in PLACES.items():
-        for place in places:
-            setattr(import_module(place), name, functions.get(name, _originals[name]))
+    """Let Dask find these functions under their names, until they are taken back."""
+    for name, function in functions.items():
+        for place in PLACES[name]:
+            module = import_module(place)
+            _before.setdefault((place, name), getattr(module, name))
+            setattr(module, name, function)
+
+
+def take_back() -> None:
+    """Let Dask find again what it found before."""
+    while _before:
+        (place, name), function = _before.popitem()
+        setattr(import_module(place), name, function)

@@ -6,10 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import dask.array as da
-from dask.array.core import Array as PlainArray
-
 from distmm.accelerate import dask_names, functions
+from distmm.api.array_types import check_query_planning
 from distmm.errors import InputError
 
 __all__ = ["accelerate", "accelerated"]
@@ -74,7 +72,7 @@ def accelerate(on: bool = True) -> None:
         raise InputError(f"on is {on!r}: give True, or False to undo it")
     with _changing:
         if on:
-            _check()
+            check_query_planning()
         _by_call = on
         _put()
 
@@ -106,7 +104,7 @@ def accelerated() -> Iterator[None]:
     """
     global _blocks
     with _changing:
-        _check()
+        check_query_planning()
         _blocks += 1
         _put()
     try:
@@ -117,13 +115,8 @@ def accelerated() -> Iterator[None]:
             _put()
 
 
-def _check() -> None:
-    if da.Array is not PlainArray:
-        raise InputError(
-            "Dask's configuration has array.query-planning: True, and Dask has no matrix products then: set it to "
-            "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
-        )
-
-
 def _put() -> None:
-    dask_names.put(functions.REPLACEMENTS if _by_call or _blocks else {})
+    if _by_call or _blocks:
+        dask_names.put(functions.REPLACEMENTS)
+    else:
+        dask_names.take_back()

@@ -12,7 +12,7 @@ from dask.array.core import Array as PlainArray
 from distmm.api.dlpack import as_native, is_foreign
 from distmm.errors import InputError
 
-__all__ = ["as_array", "check_sendable", "package_of"]
+__all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
 
 # What to do with tables and sparse matrices, by the package of their type.
 INSTEAD = {
@@ -30,6 +30,20 @@ def package_of(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
+def check_query_planning() -> None:
+    """Refuse Dask arrays of the other kind: they are made by expressions, and not from graphs.
+
+    Raises
+    ------
+    InputError
+    """
+    if da.Array is not PlainArray:
+        raise InputError(
+            "Dask's configuration has array.query-planning: True, and products are no arrays of that kind: set it to "
+            "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
+        )
+
+
 def as_array(source: Any, name: str) -> Any:
     """Return the array that holds an operand's elements.
 
@@ -41,11 +55,7 @@ def as_array(source: Any, name: str) -> Any:
     InputError
         For objects that are no arrays, and for sizes that are unknown or no whole numbers.
     """
-    if da.Array is not PlainArray:
-        raise InputError(
-            "Dask's configuration has array.query-planning: True, and products are no arrays of that kind: set it to "
-            "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
-        )
+    check_query_planning()
     package = package_of(source)
     kind = type(source).__name__
     if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):

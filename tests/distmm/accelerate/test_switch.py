@@ -91,6 +91,17 @@ def test_with_blocks_of_threads_hold_until_the_last_has_ended() -> None:
     assert not is_on()
 
 
+def test_what_another_program_has_put_there_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = object()
+    with monkeypatch.context() as patch:
+        patch.setattr(da, "matmul", others)
+        distmm.accelerate(False)
+        assert da.matmul is others
+        with distmm.accelerated():
+            assert da.matmul is not others
+        assert da.matmul is others
+
+
 def test_what_is_neither_true_nor_false_is_refused() -> None:
     with pytest.raises(InputError, match="on is 'off': give True, or False"):
         distmm.accelerate("off")  # type: ignore[arg-type]
