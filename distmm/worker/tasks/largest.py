@@ -134,7 +134,7 @@ def _reach(library: Any, x: Block, value: Block) -> Block:
     if x.dtype.kind == "f":
         unordered = library.isnan(value[:, 0])
         if unordered.any():  # k elements are NaN: nothing else is as large
-            candidates[unordered] = library.isnan(x[unordered])
+            candidates = library.where(unordered[:, None], library.isnan(x), candidates)
     return candidates
 
 

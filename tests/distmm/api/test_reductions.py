@@ -6,6 +6,7 @@ from typing import Any
 
 import dask
 import dask.array as da
+import ml_dtypes
 import numpy as np
 import pytest
 import zarr
@@ -228,6 +229,29 @@ def test_a_block_that_is_kept_nearly_whole_comes_to_nobody(monkeypatch: pytest.M
 
 def products_left(dask_scheduler: Any) -> list[str]:
     return list(dask_scheduler.plugins["distmm-placement"].products.products)
+
+
+@pytest.mark.parametrize("dtype", ["?", "f2", "bfloat16", "u1", "c8"])
+def test_types_are_those_of_the_product_and_of_numpys_sums(dtype: str) -> None:
+    kind = ml_dtypes.bfloat16 if dtype == "bfloat16" else np.dtype(dtype)
+    a, b = np.ones((2, 3), kind), np.ones((3, 4), kind)
+    product, norm = distmm.matmul(a, b).compute(), distmm.reduce(a, b, "norm").compute()
+    sums = distmm.reduce(a, b, "sum").compute()
+    assert sums.dtype == product.sum(axis=1).dtype
+    np.testing.assert_array_equal(sums, product.sum(axis=1))
+    np.testing.assert_array_equal(norm.astype("f8"), np.linalg.norm(product.astype("c16"), axis=1))
+    if dtype != "c8":
+        values, _ = compute(None, distmm.topk(a, b, 2))
+        assert values.dtype == product.dtype
+        np.testing.assert_array_equal(values, product[:, :2])
+
+
+def test_matrices_without_rows_have_no_lines() -> None:
+    a, b = np.ones((0, 3)), np.ones((3, 4))
+    assert [x.shape for x in compute(None, distmm.topk(a, b, 2))] == [(0, 2), (0, 2)]
+    assert [x.shape for x in compute(None, distmm.nearest(a, b.T, 2, "cosine"))] == [(0, 2), (0, 2)]
+    assert distmm.reduce(a, b, "sum").compute().shape == (0,)
+    assert len(distmm.threshold(a, b, 0).rows) == len(distmm.threshold(b.T, np.ones((3, 0)), 0).rows) == 0
 
 
 def test_files_are_read_again_for_each_wave(client: Client, tmp_path: Any) -> None:
