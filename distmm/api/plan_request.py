@@ -173,12 +173,18 @@ def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
 
 
 def _fewest(request: PlanRequest, plan: Plan) -> float:
-    """How few workers would do, of the kind that a plan is for; infinity if no number of them."""
+    """How few workers would do, of the kind that a plan is for; infinity if no number of them.
+
+    Streamed plans for other numbers are not searched for, which would take several times as long: half a minute for
+    products that nearly fill 16 GPUs.
+    """
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
 
     def fits(workers: int) -> bool:
-        return (plan if workers == spec.workers else _planned_for(request, replace(spec, workers=workers))).fits
+        if workers == spec.workers:
+            return plan.fits
+        return _planned_for(request, replace(spec, workers=workers), may_stream=False).fits
 
     return few_workers(fits, spec.workers, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
 
@@ -233,8 +239,11 @@ def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
     return replace(spec, host_memory=host, workspace=spec.workspace + WORKSPACE)
 
 
-def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
-    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen."""
+def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
+    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen.
+
+    A C that stays and does not fit is streamed, if it may be.
+    """
     problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
     c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
     assert not isinstance(text, Plan)
@@ -259,7 +268,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec) -> Plan:
             streamed=gone,
         )
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or streamed:
+        if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
             return plan
         leaves = planned(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
