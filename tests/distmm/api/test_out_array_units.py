@@ -150,7 +150,9 @@ def test_the_call_uses_the_plan_that_is_shown(client: Client, tmp_path: Path, mo
     shown, used = distmm.plan(a, b, out=out, client=client), []
     build = distmm.graph.product_graph.build
     monkeypatch.setattr(
-        distmm.graph.product_graph, "build", lambda name, plan, *args: used.append(plan) or build(name, plan, *args)
+        distmm.graph.product_graph,
+        "build",
+        lambda name, plan, *args, **how: used.append(plan) or build(name, plan, *args, **how),
     )
     distmm.matmul(a, b, out=out, client=client)
     assert [str(plan) for plan in used] == [str(shown)] * len(shown.waves)
