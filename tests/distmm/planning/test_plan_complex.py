@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
+from distmm.clusters.cluster import PREPARED, WORKSPACE, spec
 from distmm.planning import memory
 from distmm.planning.blocks import Blocking
 from distmm.planning.problem import Problem
@@ -27,7 +27,7 @@ GRANULES = {candidate.name: candidate.granule for candidate in CANDIDATES}
 
 def spec(kernel: str, dtype: str):
     fact = {"kernel": kernel, "threads": 2, "memory": 120 << 30, "granule": GRANULES[kernel]}
-    return _spec("cuda", [fact], np.dtype(dtype))
+    return spec("cuda", [fact], np.dtype(dtype))
 
 
 def of_halves(rows: int, k: int, by_rows: bool) -> int:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, WORKSPACE, _spec
+from distmm.clusters.cluster import PREPARED, WORKSPACE, spec
 from distmm.planning import memory
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import Problem
@@ -19,7 +19,7 @@ from distmm_kernels.gemm import residues
 from distmm_kernels.gemm.residues import split_steps
 
 F8 = np.dtype("f8")
-SPEC = _spec("cuda", [{"kernel": "residues", "threads": 2, "memory": 120 << 30, "granule": 8192}], F8)
+SPEC = spec("cuda", [{"kernel": "residues", "threads": 2, "memory": 120 << 30, "granule": 8192}], F8)
 
 
 def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
