@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, WORKSPACE, spec
+from distmm.clusters.cluster import PREPARED, WORKSPACE
+from distmm.clusters.cluster import spec as spec_of
 from distmm.planning import memory
 from distmm.planning.blocks import Blocking
 from distmm.planning.problem import Problem
@@ -27,7 +28,7 @@ GRANULES = {candidate.name: candidate.granule for candidate in CANDIDATES}
 
 def spec(kernel: str, dtype: str):
     fact = {"kernel": kernel, "threads": 2, "memory": 120 << 30, "granule": GRANULES[kernel]}
-    return spec("cuda", [fact], np.dtype(dtype))
+    return spec_of("cuda", [fact], np.dtype(dtype))
 
 
 def of_halves(rows: int, k: int, by_rows: bool) -> int:
