@@ -75,10 +75,10 @@ def _spoil(kind: str, times: int, folder: str) -> None:
             return block
         return block
 
-    def multiply(where: Any, choice: Any, c: Any, a: list[Any], b: list[Any], *rest: Any) -> Any:
+    def multiply(where: Any, choice: Any, c: Any, a: list[Any], b: list[Any], *rest: Any, **how: Any) -> Any:
         if kind == "transfer" and where.grid.owner(where.i, where.step) != where.rank:
             a = [flipped(a[0]), *a[1:]]  # a copy that came from its home with one bit changed
-        out = real(where, choice, c, a, b, *rest)
+        out = real(where, choice, c, a, b, *rest, **how)
         if kind == "columns" and (where.i, where.j) == (1, 2):
             out = np.array(out)
             out[:, 1::2] = 0
