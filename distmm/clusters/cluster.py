@@ -15,7 +15,7 @@ from distmm.planning.precision import Precision
 from distmm.planning.problem import accumulator_dtype
 from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.transfer import blocks_to_client, serialization
+from distmm.transfer import serialization
 from distmm.worker import tasks
 from distmm.worker.plugin import DevicePlugin
 
@@ -136,7 +136,6 @@ def refuse_asynchronous(client: Client | None = None) -> None:
 def install(client: Client) -> None:
     """Register the plugins of scheduler and workers; nothing happens where they are there already."""
     serialization.register()  # here, for blocks that come to the client
-    blocks_to_client.register()
     client.register_plugin(PlacementPlugin())
     client.register_plugin(DevicePlugin())
 

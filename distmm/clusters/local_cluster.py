@@ -23,7 +23,6 @@ from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.tls import security
-from distmm.transfer import blocks_to_client
 from distmm.worker import gpu_worker_setup
 
 __all__ = ["BLAS_THREADS", "SCHEDULER_CONFIG", "local"]
@@ -153,25 +152,14 @@ def local(
         start.enter_context(sigint_blocked())
         local_cluster = started()
         try:
-            with local_cluster, Client(local_cluster, direct_to_workers=_asks_workers(local_cluster)) as client:
+            with local_cluster, Client(local_cluster) as client:
                 start.close()
                 cluster.warm_up(client)
-                if client.direct_to_workers:
-                    blocks_to_client.offer(client)
                 yield client
         finally:
             # If an interrupt came while it was closing, Dask would close it once more when the process ends, and wait
             # 10 s in vain. Its workers are daemons, which end with this process.
             local_cluster.shutdown_on_close = False
-
-
-def _asks_workers(local_cluster: LocalCluster) -> bool:
-    """Whether the client takes results from the workers themselves, and not through the scheduler.
-
-    Through the scheduler, which runs in the client's process, a result of 256 MB took 3 to 12 s, and so 0.8 to 2.
-    Clusters that use UCX are left as they are: there nobody has measured it.
-    """
-    return str(local_cluster.scheduler_address).startswith(("tcp://", "tls://"))
 
 
 Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration

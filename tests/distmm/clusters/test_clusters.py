@@ -25,7 +25,6 @@ from distributed import Client, LocalCluster
 from distmm import clusters
 from distmm.clusters import gpus, local_cluster
 from distmm.errors import InputError
-from distmm.transfer import blocks_to_client, process_memory
 from distmm.worker import gpu_worker_setup
 
 
@@ -40,12 +39,6 @@ def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_wo
     cores = max(1, local_cluster.CPU_COUNT // 2)
     threads = cores if cores <= local_cluster.MOST_CPU_TASKS else 1
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
-
-
-def test_results_come_from_the_workers_themselves(two_workers: Client) -> None:
-    assert two_workers.direct_to_workers
-    if process_memory.allow():
-        assert two_workers.rpc.serializers == blocks_to_client.FAMILIES
 
 
 def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
