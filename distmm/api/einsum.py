@@ -42,10 +42,12 @@ def einsum(
         perhaps one for the result: ``A, [0, 1], B, [1, 2], [0, 2]``. An ellipsis stands for dimensions that broadcast.
         Without ``->`` the result has the indices that stand once, in alphabetical order. Arrays are as in `matmul`;
         those in memory are summed, and copied where their strides forbid a view, at the call.
-    precision, kernel, device, client
+    precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `tensordot`.
+    client : distributed.Client, optional
+        As in `matmul`.
 
     Returns
     -------
@@ -92,9 +94,11 @@ def multi_dot(
     ----------
     arrays : sequence of array-like
         Matrices; the first may be a vector, a row, and the last one too, a column.
-    precision, kernel, device, client
+    precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
+        As in `matmul`.
+    client : distributed.Client, optional
         As in `matmul`.
 
     Returns

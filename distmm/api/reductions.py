@@ -29,7 +29,7 @@ REDUCTIONS = ("max", "argmax", "sum", "norm", "histogram")
 class TopK(NamedTuple):
     """The best elements of each row, in order. Both arrays are lazy; ``dask.compute(*result)`` computes them together.
 
-    Attributes
+    Parameters
     ----------
     values : dask.array.Array of shape (..., m, k)
     indices : dask.array.Array of int64, of shape (..., m, k)
@@ -68,10 +68,12 @@ def topk(
         How many, from 1 to n.
     transa, transb : bool
         As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
-    precision, kernel, device, blocks, client
+    precision, kernel, device, blocks
         As in `matmul`; `blocks` as in `gram` without `B`.
     plan : str, optional
         The text of a plan.
+    client : distributed.Client, optional
+        As in `matmul`.
 
     Returns
     -------

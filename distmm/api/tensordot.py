@@ -42,11 +42,13 @@ def tensordot(
     axes : int, or pair of int or of sequences of int
         An integer N: the last N dimensions of `A` and the first N of `B`, in this order. A pair: the dimensions of `A`,
         and those of `B` that belong to them.
-    precision, kernel, device, client
+    precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `matmul`. Blocks are written as they are made into a NumPy array that can be viewed as the matrix C, and
         into any array that has the shape of C; else the result is made in the workers' memory first.
+    client : distributed.Client, optional
+        As in `matmul`.
 
     Returns
     -------

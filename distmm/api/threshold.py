@@ -46,7 +46,7 @@ class Entries(NamedTuple):
 
     SciPy's form is ``scipy.sparse.coo_array((values, (rows, columns)), shape=shape)``.
 
-    Attributes
+    Parameters
     ----------
     rows, columns : numpy.ndarray of int64, of shape (count,)
     values : numpy.ndarray of shape (count,)
