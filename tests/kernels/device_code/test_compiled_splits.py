@@ -1,4 +1,4 @@
-"""Builds the kernels that split operands, without a GPU, and reads what the compiler says."""
+"""Builds the kernels beside those of products, without a GPU, and reads what the compiler says: splits, reductions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import pytest
 
 from distmm_kernels.emulation.formats import FP16_PAIR, TF32, TF32_PAIR
+from distmm_kernels.reductions.largest import SHAPES
 
 pytestmark = pytest.mark.compile
 
@@ -37,6 +38,8 @@ KERNELS = [
     ("copies.real_view", "source", ("float32", False)),
     ("copies.real_view", "source", ("float32", True)),
     ("copies.real_view", "source", ("float64", True)),
+    *(("largest", "largest", ("float32", weighing, *shape)) for weighing in ("", "times") for shape in SHAPES),
+    *(("largest", "largest", (dtype, "", *SHAPES[0])) for dtype in ("float64", "int64")),
 ]
 
 
