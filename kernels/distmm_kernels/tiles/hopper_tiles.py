@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from numpy import uint32
 
 __all__ = [
+    "COORDINATES",
     "C_BOX_BYTES",
     "C_BOX_COLUMNS",
     "GROUP",
@@ -38,6 +39,7 @@ THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
 BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
 MOST_STAGES = 8
+COORDINATES = 2**31  # of an element along each axis of a matrix, and of a matrix in a batch: signed numbers of 32 bits
 
 C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
 C_BOX_BYTES = ROWS * SPAN

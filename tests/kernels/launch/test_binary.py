@@ -5,8 +5,6 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
-import sys
-import types
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,9 +141,7 @@ def test_only_kernels_with_instructions_of_one_architecture_are_built_for_it_alo
         targets.append(target)
         return b""
 
-    monkeypatch.setitem(
-        sys.modules, "distmm_kernels.device_code.emit", types.SimpleNamespace(compile_to_ltoir=compiled)
-    )
+    monkeypatch.setattr("distmm_kernels.device_code.emit.compile_to_ltoir", compiled)
     monkeypatch.setattr(compiler, "_link", lambda code, name, target: (targets.append(target) or b"", ""))
     for specific in (False, True):
         compiler.build(compiler.Source(maker, None, 128, specific=specific), (12, 0))
