@@ -23,9 +23,10 @@ from distmm_kernels.emulation.formats import (
     TF32_SMALLEST_EXPONENT,
     TOP,
     Guard,
+    tf32_bits,
 )
 
-__all__ = ["fma_chain", "fp16x3", "round_tf32", "split_fp16", "split_tf32", "tf32x1", "tf32x3", "wgmma"]
+__all__ = ["fma_chain", "fp16x3", "nearest_tf32", "round_tf32", "split_fp16", "split_tf32", "tf32x1", "tf32x3", "wgmma"]
 
 Float32 = NDArray[np.float32]
 
@@ -82,6 +83,12 @@ def round_tf32(x: Float32) -> Float32:
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 
 
+def nearest_tf32(x: Float32) -> Float32:
+    """Round to 10 bits behind the first, halves to even, as one TF32 product does with its operands."""
+    rounded: Float32 = tf32_bits(np.ascontiguousarray(x, np.float32).view(np.uint32)).view(np.float32)
+    return rounded
+
+
 def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any]) -> Float32:
     """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
 
@@ -128,7 +135,7 @@ def tf32x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | No
 def tf32x1(a: Float32, b: Float32, promotion: int | None = None) -> Float32:
     """Return ``a @ b`` of operands rounded to TF32."""
     return _promoted(
-        np.zeros((a.shape[0], b.shape[1]), np.float32), (round_tf32(a), round_tf32(b)), promotion=promotion
+        np.zeros((a.shape[0], b.shape[1]), np.float32), (nearest_tf32(a), nearest_tf32(b)), promotion=promotion
     )
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
+from distmm_kernels.reference import twins
 from distmm_kernels.reference.matrices import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -181,6 +182,42 @@ def test_infinities_and_nan_go_where_they_belong(kernel_for):
     a[1, 3], a[2, 69], a[3, 0] = np.inf, np.nan, 65504
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get()
     np.testing.assert_array_equal(d, np.array([70, np.inf, np.nan, 65504 + 69])[:, None] * np.ones((4, 5)))
+
+
+# aligned rows are rounded by the accelerator, those that begin anywhere, and columns, by the copy
+TF32_LAYOUTS = ("C", "offset", "F", "every other")
+
+
+def test_tf32_operands_are_rounded_alike_however_they_lie(kernel_for):
+    """Halves between two TF32 numbers, which ``cvt.rna`` and the accelerator round to different sides."""
+    kernel = kernel_for("tf32")
+    rng = np.random.default_rng(1)
+    a = (rng.integers(1 << 10, 1 << 11, (130, 96)) + 0.5).astype("f4") * rng.choice([-1, 1], (130, 96)).astype("f4")
+    one = np.eye(96, dtype="f4")
+    expected = twins.nearest_tf32(a)
+    assert (expected != twins.round_tf32(a)).mean() > 0.4
+    for order in TF32_LAYOUTS:
+        left = kernel.multiply(kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(one), None)
+        np.testing.assert_array_equal(left.get(), expected)
+        right = kernel.multiply(kernel.prepare_a(one), kernel.prepare_b(on_gpu(a.T, order)), None)
+        np.testing.assert_array_equal(right.get(), expected.T)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF801000, 0x7FC00000, 0x7F800000, 0x7F7FFFFF])
+@pytest.mark.parametrize("order", TF32_LAYOUTS)
+def test_every_nan_and_what_rounds_to_infinity_stay_so_in_tf32(kernel_for, order, bits):
+    """Rounding the bits as an integer would make the GPU's own NaN, 0x7FFFFFFF, a zero, and 0x7F800001 infinity."""
+    kernel = kernel_for("tf32")
+    a = np.ones((140, 72), "f4")
+    a.view("u4")[3, 5] = bits
+    for swap in (False, True):
+        left, right = kernel.prepare_a(np.ones((9, 72), "f4")), kernel.prepare_b(on_gpu(a.T, order))
+        if not swap:
+            left, right = kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(np.ones((72, 9), "f4"))
+        d = kernel.multiply(left, right, None).get()
+        d = d.T if swap else d
+        np.testing.assert_array_equal(d[3], np.full(9, np.nan if bits & 0x7FFFFFFF > 0x7F800000 else np.inf))
+        np.testing.assert_array_equal(np.delete(d, 3, 0), np.full((139, 9), 72))
 
 
 def test_legal_operands_are_not_copied(kernel_for):
