@@ -20,7 +20,7 @@ from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors
 from distmm_kernels.tiles import hopper_tiles
 from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
@@ -39,7 +39,7 @@ class HopperOperand:
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     array
-        The same matrices, or their transposes, with contiguous rows.
+        The same matrices, or their transposes, with contiguous rows; of those that a broadcast repeats, one.
     major
         The axis that is contiguous.
     stack
@@ -78,8 +78,7 @@ class HopperKernel(AlignedKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         own, other = ("k", "m") if operand == "A" else ("n", "k")
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
-        array = self._converted(block)
-        shape = array.shape
+        shape, array = block.shape, self._converted(distinct(block))
         if must_be in (None, own) and Stack.of(array).loadable():
             return self._operand(shape, array, own)
         other_way = array.swapaxes(-1, -2)
@@ -143,7 +142,8 @@ class HopperTf32Kernel(HopperKernel):
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
-        rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
+        own = distinct(block)
+        rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
         if Stack.of(rows).loadable():
             return self._operand(block.shape, rows, "k")
         parts, _ = self._split(as_stack(rows))
