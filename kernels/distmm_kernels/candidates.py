@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
-from distmm_kernels.tiles.hopper_tiles import COORDINATES
+from distmm_kernels.tiles.hopper_tiles import COORDINATES, STRETCH
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
@@ -99,7 +99,7 @@ CANDIDATES = (
         "operands rounded to bfloat16, on tensor cores",
         FLOAT32,
         "medium",
-        granule=64,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
         sizes_below=COORDINATES,
@@ -111,7 +111,7 @@ CANDIDATES = (
         "operands rounded to TF32, on tensor cores",
         FLOAT32,
         "high",
-        granule=32,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
         sizes_below=COORDINATES,
@@ -123,7 +123,7 @@ CANDIDATES = (
         "tensor cores fed by the tensor memory accelerator",
         frozenset(dtype.name for dtype in NARROW),
         "highest",
-        granule=64,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
         sizes_below=COORDINATES,

@@ -23,7 +23,7 @@ from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors
 from distmm_kernels.tiles import hopper_tiles
-from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
@@ -59,11 +59,14 @@ class HopperOperand:
 
 
 class HopperKernel(AlignedKernel):
-    """float16 and bfloat16 accumulated in float32, int8 in int32."""
+    """float16 and bfloat16 accumulated in float32, int8 in int32.
+
+    Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions.
+    """
 
     name = "hopper"
     takes_narrow = True
-    granule = 64  # a stage; int32 sums are exact, so int8 could be cut anywhere
+    granule = STRETCH  # int32 sums are exact, so int8 could be cut anywhere
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
         "float16": "float16",
         "bfloat16": "bfloat16",
@@ -120,11 +123,13 @@ class HopperKernel(AlignedKernel):
     ) -> None:
         to = Stack.for_tensor_map(d)
         added = None if c is None else Stack.for_tensor_map(c)
-        key = to.shape, a.major, b.major, d.dtype, c is not None
+        deep = a.shape[-1] > STRETCH and self.operand != "int8"
+        key = to.shape, a.major, b.major, d.dtype, c is not None, deep
         gemm = self._gemms.get(key)
         if gemm is None:
-            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
-            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, adds=c is not None)
+            widest = WIDEST_OF_TWO if deep else 256
+            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
+            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, promotes=deep, adds=c is not None)
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         gemm((a_stack,), (b_stack,), added, to)
 
@@ -133,7 +138,6 @@ class HopperTf32Kernel(HopperKernel):
     """float32 operands, which the load rounds to nearest to 11 significant bits (TF32)."""
 
     name = "hopper_tf32"
-    granule = 32
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "tfloat32"}
 
     def __init__(self, problem: Problem, device: Device) -> None:
