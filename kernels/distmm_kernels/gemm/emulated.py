@@ -115,11 +115,13 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _by_tf32_halves(self, index: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
         """Add one granule that float16 halves do not hold."""
-        split = splitter(TF32_PAIR, self.device)
-        for *operands, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
-            halves = [split(as_stack(x))[0] for x in operands]
-            left, right = ((parts, parts.piece(0)) for parts in halves)
-            self._tensor_cores(left, operands[0].shape[:-2], right, operands[1].shape[:-2], added, to)
+        for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
+            self._tf32_product(left, right, added, to)  # which frees its halves before the next ones are made
+
+    def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> None:
+        halves = [splitter(TF32_PAIR, self.device)(as_stack(x))[0] for x in (left, right)]
+        a, b = ((parts, parts.piece(0)) for parts in halves)
+        self._tensor_cores(a, left.shape[:-2], b, right.shape[:-2], c, d)
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
         """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.
