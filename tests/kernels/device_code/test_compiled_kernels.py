@@ -34,9 +34,9 @@ def build():
     except Exception as error:  # each library's own error when its file is not there
         pytest.skip(f"the CUDA compiler is not installed: {error}")
 
-    def built(kernel, dtype, architecture, *options):
+    def built(kernel, dtype, architecture, *options, signature=None):
         stack = types.Array(from_dtype(dtype), 3, "A")
-        signature = types.void(stack, stack, stack, stack)
+        signature = signature or types.void(stack, stack, stack, stack)
         ptx, _ = cuda.compile(kernel, signature, device=False, cc=architecture, output="ptx", abi="numba")
         options = [f"-arch=sm_{architecture[0]}{architecture[1]}", "-verbose", "-Xptxas=-v", *options]
         handle = nvjitlink.create(len(options), options)
@@ -70,6 +70,17 @@ def test_kernels_build_without_spills_and_fit_a_block_of_1024_threads(build, ker
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", log)))
     assert 0 < registers <= 64, "65536 registers / 1024 threads"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_the_function_of_a_row_builds_without_spills(build, dtype, architecture):
+    from distmm_kernels.gemm.guvectorized import row_times_b
+
+    function, signature = row_times_b(np.dtype(dtype))
+    ptx, log = build(function, np.dtype(dtype), architecture, signature=signature)
+    assert ".local" not in ptx
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
 
 
 @pytest.fixture(scope="module")
