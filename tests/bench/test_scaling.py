@@ -277,6 +277,23 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
     assert both["note"].startswith("g")
 
 
+def test_sums_of_streamed_products_are_measured_beside_the_product() -> None:
+    both = ["resident", "streamed"]
+    kernel, *rows = settled(
+        Experiment("cpu", (2,), 256, 64, programs=["distmm"], scalings=["strong"], places=both, dtypes=TYPES[:1])
+    )
+    assert kernel.case.program == KERNEL
+    assert [(row.case.place, row.ok, row.failure) for row in rows] == [(place, True, None) for place in both]
+    assert " w2x2 " in rows[1].note
+    assert rows[1].moved is not None
+
+
+def test_streamed_products_are_measured_in_types_that_can_be_summed_up() -> None:
+    groups = Experiment("gpu", (1,), 256, 64, scalings=["strong"], places=["streamed"], dtypes=TYPES).groups()
+    (ours,) = (group for group in groups if group.program == "distmm")
+    assert [c.dtype for c in ours.cases if c.program == "distmm"] == ["float32", "float64"]
+
+
 def test_dasks_own_product_is_measured_on_the_same_cluster() -> None:
     (row,) = settled(Experiment("cpu", (2,), 256, 64, programs=["dask.array.matmul"], scalings=["strong"]))
     assert (row.ok, row.failure) == (True, None)

@@ -19,6 +19,7 @@ from distmm import DoesNotFitError
 from distmm.clusters import cluster
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import client_array
 from tests.distmm.scheduler import lockstep
 from tests.until import until
 
@@ -113,7 +114,7 @@ def test_a_symmetric_c_is_streamed_with_its_mirror_images(client: Client, memory
 
 KEPT: dict[str, Use] = {
     "persist": lambda C: C.persist().compute(),
-    "compute": lambda C: C.compute(),
+    "compute by Dask": lambda C: C.compute(optimize_graph=False),
     "persist with another use": lambda C: dask.compute(dask.persist(C, C.sum())),
 }
 
@@ -125,8 +126,20 @@ def test_a_c_that_is_kept_is_refused_with_the_figure(client: Client, memory: Cal
     C = distmm.matmul(a, b, plan=TEXT)
     with pytest.raises(DoesNotFitError, match=r"needs .*, with 16 blocks of C in memory at a time, .* block by block"):
         KEPT[name](C)
-    if name == "compute":  # nothing stands in the way of other uses
+    if name == "compute by Dask":  # nothing stands in the way of other uses
         np.testing.assert_array_equal(C.sum().compute(), (a @ b).sum())
+
+
+@pytest.mark.parametrize("reach", [True, False])
+def test_a_c_that_does_not_fit_is_computed_into_the_memory_of_this_process(
+    client: Client, memory: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, reach: bool
+) -> None:
+    a, b = operands()
+    monkeypatch.setattr(client_array, "SMALLEST", 0)
+    monkeypatch.setattr(client_array, "_within_reach", lambda client: reach)
+    memory(enough())
+    C = distmm.matmul(a, b, plan=TEXT)
+    np.testing.assert_array_equal(C.compute(), a @ b)
 
 
 def test_a_task_that_reads_blocks_of_several_waves_gets_slots_if_they_fit(
