@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from distributed import Client
 
 from distmm.api.operands import Operand
-from distmm.api.plan_request import FileJob, PlanRequest, Wishes
+from distmm.api.plan_request import FileJob, PlanRequest, Wishes, plan_for
 from distmm.clusters import cluster
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
+from distmm.job.reduction import Reduction
 from distmm.job.spec import Spec
+from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 
-__all__ = ["request"]
+__all__ = ["plan", "request"]
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
@@ -44,6 +47,28 @@ def request(
     wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job)
+
+
+def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+    """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
+    if spec.reduction is None:
+        return plan_for(asked, client)
+    room, needed = 0, 1
+    while needed > room:  # more room for parts leaves less for blocks, and smaller waves have fewer parts
+        room = needed
+        made = plan_for(replace(asked, kept=room), client)
+        needed = 0 if made.shortfall else _bytes_of_parts(spec.reduction, spec, made)
+    return made
+
+
+def _bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
+    """Bytes of what the blocks of a wave leave, and of what their rows have so far; of each, once before it is merged.
+
+    A row of blocks has its old and its new part, and the one that is written.
+    """
+    of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
+    largest = max(plan.waves, key=lambda wave: wave.c_blocks)
+    return 2 * largest.c_blocks * of_block + 3 * len(largest.rows) * of_row
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:

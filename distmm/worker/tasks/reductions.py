@@ -27,6 +27,7 @@ from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
 
 __all__ = [
+    "ROW",
     "BlockReduction",
     "Chunk",
     "Custom",
@@ -42,6 +43,9 @@ __all__ = [
 ]
 
 Part = Any  # an array, or a tuple of arrays
+
+# A row of blocks keeps at most so many times what one block may keep above a threshold: the bytes of a block.
+ROW = 4
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
 
 
@@ -287,3 +291,16 @@ class Threshold:
         if count > self.most:
             return count, None, None, None
         return (count, *(library.concatenate(each) for each in zip(*kept, strict=True)))
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Put parts of the same lines together; only their number, if a line of blocks has too many."""
+        counts, *arrays = zip(*parts, strict=True)
+        if sum(counts) > ROW * self.most or any(row is None for row in arrays[0]):
+            return sum(counts), None, None, None
+        return (sum(counts), *map(np.concatenate, arrays))
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return rows, columns and values in the order of rows, and within a row of columns."""
+        _, row, column, values = part
+        order = np.argsort(row, kind="stable")
+        return row[order], column[order], values[order]

@@ -100,7 +100,7 @@ class OneBlock:
         tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
         weights = sketch.weigh(None, [self.b], (0,), tolerance.work)
         right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.work, weights)]
-        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64)
+        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64), None
         with locked(folder.path) as lock:
             folder.make()
             target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
@@ -177,7 +177,7 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
     monkeypatch.setattr(computation.product_graph, "build", build)
     with pytest.raises(BuiltError, match=kind):
-        made._send(plan.waves[0], ((0, 0),), plan, writer)
+        made._send((plan.waves[0],), {(0, 0)}, plan, writer)
 
 
 # On a real GPU
