@@ -156,10 +156,10 @@ def bytes_of_entry(dtype: np.dtype[Any]) -> int:
     return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
 
 
-def most_of_block(plan: Plan, dtype: np.dtype[Any]) -> int:
-    """Elements of type `dtype` that are kept of a block at most."""
+def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int = ALWAYS) -> int:
+    """Elements of type `dtype` that are kept of a block at most; so many bytes of a small one `always`."""
     each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
-    return int(max(elements * dtype.itemsize * SHARE, min(ALWAYS, elements * each))) // each
+    return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
 
 
 def _compute(

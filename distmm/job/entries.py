@@ -45,7 +45,9 @@ class Entries:
             return
         self._count(record, record["count"])
         if self.count > self.most:
-            raise self._error(f"and at most {int(self.most):,} may be kept: raise the threshold, or the limit (most)")
+            raise self._error(
+                f"and at most {int(self.most):,} may be kept: raise the threshold, or go on with a higher limit"
+            )
 
     def refuse(self, record: Json) -> None:
         """End a job one of whose row panels has more elements than a worker may hold.

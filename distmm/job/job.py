@@ -258,7 +258,7 @@ class Job:
         if isinstance(error, (Stopped, WrongResultError)):
             return type(error)(f"{error}; {kept}")
         if isinstance(error, DoesNotFitError) and isinstance(self.spec.reduction, Threshold):
-            return DoesNotFitError(f"{error}; {done} in {self.folder.path}; to go on, call again with a higher limit")
+            return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # the error says what to do
         if not isinstance(error, OSError):
             return InputError(f"{error}; {kept}, once the cause is gone")
         # Not from a file: Dask's word for a connection that is gone.

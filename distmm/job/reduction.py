@@ -20,6 +20,10 @@ __all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_jso
 
 Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # by name: type, and shape of one line
 
+# Bytes that a threshold may keep of a small block in any case. A job keeps those of one row of waves in memory, and not
+# those of all of C.
+ALWAYS = 16 << 20
+
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -114,11 +118,11 @@ class Threshold:
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
         """Return what is done to the blocks, of type `c`."""
-        return tasks.Threshold(self.t, most_of_block(plan, c))
+        return tasks.Threshold(self.t, most_of_block(plan, c, ALWAYS))
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Bytes that a block of C leaves at most, and a row of blocks."""
-        of_block = most_of_block(plan, c) * bytes_of_entry(c)
+        of_block = most_of_block(plan, c, ALWAYS) * bytes_of_entry(c)
         return of_block, tasks.ROW * of_block
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:

@@ -328,8 +328,8 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
     client: Client, c: np.ndarray
 ) -> None:
     message = (
-        r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept.*"
-        r"row panels of C are finished and kept in .*; to go on, call again with a higher limit"
+        r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: raise the "
+        r"threshold, or go on with a higher limit; \d of 5 row panels of C are finished and kept in "
     )
     with pytest.raises(DoesNotFitError, match=message):
         threshold(client, t=0, most=900)
