@@ -22,7 +22,7 @@ from distmm.job.reduction import Arrays, Reduction
 from distmm.storage import fsync
 from distmm.storage.durability import fsync_tree, remove
 
-__all__ = ["InDraft", "InResult", "PanelFolder", "assemble", "sum_of"]
+__all__ = ["InDraft", "InResult", "PanelFolder", "assemble", "sum_of", "whole_chunks"]
 
 # Bytes of a chunk of the result: large enough for a disk's rate, small enough for a selection.
 CHUNK = 16 << 20
@@ -208,14 +208,14 @@ def assemble(folder: Folder, panels: PanelFolder, markers: list[Json], facts: Js
             config={"write_empty_chunks": True},  # a chunk of zeros that is left out would look like a lost one
         )
         first = 0
-        for part in _whole_chunks((panels.read(marker, name) for marker in markers), lines):
+        for part in whole_chunks((panels.read(marker, name) for marker in markers), lines):
             array[first : first + len(part)] = part
             first += len(part)
     fsync_tree(folder.draft)
     fsync(folder.work)
 
 
-def _whole_chunks(pieces: Iterator[np.ndarray], lines: int) -> Iterator[np.ndarray]:
+def whole_chunks(pieces: Iterator[np.ndarray], lines: int) -> Iterator[np.ndarray]:
     """Put arrays together so that each but the last is a multiple of `lines` long: no chunk is written twice."""
     waiting: list[np.ndarray] = []
     for piece in pieces:

@@ -16,75 +16,26 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client
+from hypothesis import given
+from hypothesis import strategies as st
 
 import distmm
 from distmm import job
-from distmm.checking.checksum import checksum
-from distmm.errors import DoesNotFitError, InputError, Stopped, WrongResultError
-from distmm.job import panels, sampled_rows
+from distmm.errors import DoesNotFitError, InputError, Stopped
+from distmm.job import panels
 from distmm.job.entries import Entries
 from distmm.worker import tasks
 from distmm.worker.tasks import reductions
-
-# Five row panels of C, 70 x 90, of six blocks each, the last ones ragged; three waves make each pair of panels.
-SHAPE, PLAN = (70, 20, 90), "g1x2x1 b16x10x16 p1 w3x3 l2"
-
-
-@pytest.fixture
-def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
-    """A folder with A and B of small whole numbers, so that many elements of C are equal; returns C."""
-    monkeypatch.chdir(tmp_path)
-    rng = np.random.default_rng(3)
-    m, k, n = SHAPE
-    a, b = rng.integers(-2, 3, (m, k)).astype("f4"), rng.integers(-2, 3, (k, n)).astype("f4")
-    np.save("A.npy", a)
-    zarr.create_array("B.zarr", data=b, chunks=(10, 32))
-    return a @ b
-
-
-def best(c: np.ndarray, k: int) -> np.ndarray:
-    """Columns of the k largest elements of each row, the first of equal ones first."""
-    return np.argsort(-c, axis=1, kind="stable")[:, :k]
-
-
-def arrays(out: str) -> dict[str, np.ndarray]:
-    group = zarr.open_group(out, mode="r")
-    return {name: np.asarray(array) for name, array in group.arrays()}
-
-
-def same(one: str, other: str) -> bool:
-    left, right = arrays(one), arrays(other)
-    return left.keys() == right.keys() and all(left[name].tobytes() == right[name].tobytes() for name in left)
-
-
-def topk(client: Client, out: str = "out.zarr", k: int = 7, **options: Any) -> job.Summary:
-    return job.topk("A.npy", "B.zarr", k, out, client=client, **{"plan": PLAN, **options})
-
-
-def threshold(client: Client, out: str = "out.zarr", t: float = 6, **options: Any) -> job.Summary:
-    return job.threshold("A.npy", "B.zarr", t, out, client=client, **{"plan": PLAN, **options})
-
+from tests.distmm.job.reduced import HalfWay, arrays, best, marked, operands, same, threshold, topk
 
 CALLS: list[Callable[..., job.Summary]] = [topk, threshold]
 
 
-def marked(out: str = "out.zarr") -> dict[str, int]:
-    """Markers of finished panels, and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/done/*.json")}
-
-
-class HalfWay(job.Stop):
-    """Does something once two panels are finished: at least one of five is not sent then."""
-
-    def __init__(self, what: Callable[[HalfWay], object] = lambda stop: stop.ask("enough")) -> None:
-        super().__init__()
-        self.what = what
-
-    @property
-    def reason(self) -> str | None:
-        if len(marked()) >= 2:
-            self.what(self)
-        return super().reason
+@pytest.fixture
+def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns C."""
+    monkeypatch.chdir(tmp_path)
+    return operands(tmp_path)
 
 
 def test_the_best_of_each_row_are_numpys(client: Client, c: np.ndarray) -> None:
@@ -216,112 +167,26 @@ def test_a_finished_panel_that_was_damaged_meanwhile_is_made_again(damage: str, 
     np.testing.assert_array_equal(arrays("out.zarr")["indices"], best(c, 7))
 
 
-@pytest.mark.parametrize("call", CALLS)
-def test_a_result_that_was_altered_is_called_wrong(
-    call: Callable[..., job.Summary], client: Client, c: np.ndarray
-) -> None:
-    call(client)
-    array: Any = zarr.open_group("out.zarr")["values"]
-    array[5] = array[5] + 1
-    verdict = job.recheck("out.zarr", client)
-    assert verdict.outcome == "wrong"
-    assert "1 row panels" in verdict.message
-    assert "the checksum of its values is" in verdict.message
+def test_a_job_goes_on_with_a_copy_of_b_and_not_with_another_b(client: Client, c: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        topk(client, stop=HalfWay())
+    before, b = len(marked()), np.asarray(zarr.open_array("B.zarr"))
+    zarr.open_array("B.zarr", mode="r+")[3, 50] = 9
+    with pytest.raises(InputError, match=r"B\.zarr has changed since C\[\d, 0\] was made from it"):
+        job.resume("out.zarr", client=client)
+    zarr.open_array("B.zarr", mode="r+")[:] = b
+    assert job.resume("out.zarr", client=client).kept == before
+    np.testing.assert_array_equal(arrays("out.zarr")["indices"], best(c, 7))
 
 
-def test_inputs_that_have_changed_leave_checksums_to_compare(client: Client, c: np.ndarray) -> None:
-    topk(client)
-    np.save("A.npy", np.load("A.npy") + 1)
-    verdict = job.recheck("out.zarr", client)
-    assert verdict.outcome == "cannot tell"
-    assert "all 5 row panels are what was written" in verdict.message
-
-
-def _altered(out: str, alter: Callable[[dict[str, np.ndarray]], None]) -> None:
-    """Alter a result, and its certificate with it: only the comparison with A and B can find that."""
-    content = json.loads(Path(f"{out}.certificate.json").read_text())
-    group: Any = zarr.open_group(out)
-    values = arrays(out)
-    alter(values)
-    for name, new in values.items():
-        group[name][:] = new
-    check = panels.InResult.of(out, content)
-    for marker in content["done"]:
-        marker["sums"] = {name: checksum(check.lines(marker, name)) for name in values}
-    Path(f"{out}.certificate.json").write_text(json.dumps(content))
-
-
-@pytest.mark.parametrize(
-    ("call", "alter", "message"),
-    [
-        (topk, lambda x: x["values"].__setitem__(slice(None), x["values"] + 0.5), "which is not that of A and B"),
-        (topk, lambda x: x["indices"].__setitem__((slice(None), 1), x["indices"][:, 0]), "names a column twice"),
-        (topk, lambda x: x["indices"].__setitem__((slice(None), 6), 90), "columns that the product has not"),
-        (topk, lambda x: x["values"].__setitem__(slice(None), x["values"][:, ::-1].copy()), "not in the order"),
-        (threshold, lambda x: x["values"].__setitem__(slice(None), 5), "values below the threshold"),
-        (threshold, lambda x: x["columns"].__setitem__(slice(None), (x["columns"] + 1) % 90), "not that of A and B"),
-    ],
-)
-def test_a_certificate_that_agrees_with_a_wrong_result_does_not_help(
-    call: Callable[..., job.Summary], alter: Callable[[dict[str, np.ndarray]], None], message: str, client: Client,
-    c: np.ndarray, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(sampled_rows, "ROWS", 70)
-    call(client)
-    _altered("out.zarr", alter)
-    verdict = job.recheck("out.zarr")
-    assert verdict.outcome == "wrong"
-    assert message in verdict.message
-
-
-def test_a_row_that_leaves_out_a_column_is_found(
-    client: Client, c: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The eight best but the first of them, as a reduction with a fault would leave."""
-    topk(client, k=8)
-    monkeypatch.setattr(sampled_rows, "ROWS", 70)
-    whole = arrays("out.zarr")
-    topk(client, "short.zarr")
-
-    def without_the_best(values: dict[str, np.ndarray]) -> None:
-        for name in values:
-            values[name][:] = whole[name][:, 1:]
-
-    _altered("short.zarr", without_the_best)
-    verdict = job.recheck("short.zarr")
-    assert (verdict.outcome, "leaves out column" in verdict.message) == ("wrong", True)
-
-
-def _largest_of_half(self: Any, block: Any, first: int, norms: Any) -> Any:
-    """A reduction with a fault: it looks at the first half of each block alone."""
-    return type(self).whole(self, block[:, : block.shape[1] // 2], first, norms)
-
-
-def _spoil(spoilt: bool) -> None:
-    if spoilt:
-        tasks.Largest.whole = tasks.Largest.chunk  # type: ignore[attr-defined]
-        tasks.Largest.chunk = _largest_of_half  # type: ignore[method-assign]
-    else:
-        tasks.Largest.chunk = tasks.Largest.whole  # type: ignore[attr-defined, method-assign]
-
-
-def test_a_job_whose_reduction_is_wrong_ends_without_a_result(client: Client, c: np.ndarray) -> None:
-    client.run(_spoil, True)
-    try:
-        with pytest.raises(WrongResultError, match=r"leaves out column \d+.*kept as .*out\.wrong\.zarr"):
-            topk(client)
-    finally:
-        client.run(_spoil, False)
-    assert sorted(os.listdir(".")) == ["A.npy", "B.zarr", "out.wrong.zarr"]
-
-
-def test_elements_that_cannot_be_compared_are_said_to_be_so(client: Client, c: np.ndarray) -> None:
-    a = np.load("A.npy")
-    a[:, 3] = np.inf
-    job.topk(a, "B.zarr", 3, "inf.zarr", client=client, plan=PLAN)
-    content = json.loads(Path("inf.zarr.certificate.json").read_text())
-    assert content["sample"]["outcome"] == "cannot tell"
-    assert any(how.startswith("same bits") for how in content["judged"])
+@given(st.lists(st.integers(0, 9), max_size=8), st.integers(1, 7))
+def test_pieces_are_put_together_into_whole_chunks(lengths: list[int], lines: int) -> None:
+    ends = np.cumsum(lengths, dtype=int)
+    pieces = [np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)]
+    parts = list(panels.whole_chunks(iter(pieces), lines))
+    np.testing.assert_array_equal(np.concatenate([[], *parts]), np.arange(sum(lengths)))
+    assert all(len(part) % lines == 0 for part in parts[:-1])
+    assert all(map(len, parts))
 
 
 def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_higher_limit(
