@@ -19,11 +19,15 @@ from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 
-__all__ = ["plan", "request"]
+__all__ = ["bytes_of_parts", "plan", "request"]
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
 SPARE = 0.2
+
+# Parts of the memory that are tried for what a reduction keeps of blocks and rows: the first one that is enough. A plan
+# with less memory has smaller waves, of which less is kept.
+ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
 # Bytes/s at which blocks of A and B are read from files that are in memory. A thread of a CPU worker makes their
 # sketches too: 3.8 and 3 ms for 8 MB were measured. The threads of a GPU worker read pieces into pinned memory:
@@ -53,15 +57,19 @@ def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
     if spec.reduction is None:
         return plan_for(asked, client)
-    room, needed = 0, 1
-    while needed > room:  # more room for parts leaves less for blocks, and smaller waves have fewer parts
-        room = needed
+    made = plan_for(replace(asked, kept=0), client)
+    memory = made.cluster.memory if made.cluster.device == "cpu" else made.cluster.host_memory
+    for share in ROOM:
+        if memory is None:
+            break
+        room = int(memory * share) * made.cluster.workers
         made = plan_for(replace(asked, kept=room), client)
-        needed = 0 if made.shortfall else _bytes_of_parts(spec.reduction, spec, made)
-    return made
+        if made.shortfall or bytes_of_parts(spec.reduction, spec, made) <= room:
+            return made
+    return plan_for(replace(asked, kept=bytes_of_parts(spec.reduction, spec, made)), client)
 
 
-def _bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
+def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
     """Bytes of what the blocks of a wave leave, and of what their rows have so far; of each, once before it is merged.
 
     A row of blocks has its old and its new part, and the one that is written.

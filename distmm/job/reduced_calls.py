@@ -155,8 +155,9 @@ def threshold(
     InputError
         As `topk`, and for a `t` that is no real number.
     DoesNotFitError
-        If more than `most` elements are kept, or so many of a row panel that they would take more memory than a block
-        of C; says how many were counted by then, in how many of all elements. Finished panels are kept.
+        If more than `most` elements are kept, or so many of a row panel that they would take more memory than is
+        planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
+        panels are kept.
     Stopped, WrongResultError
         As `topk`.
 

@@ -20,9 +20,12 @@ __all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_jso
 
 Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # by name: type, and shape of one line
 
-# Bytes that a threshold may keep of a small block in any case. A job keeps those of one row of waves in memory, and not
-# those of all of C.
-ALWAYS = 16 << 20
+# Bytes that a threshold may keep of a small block, and of a row of small blocks, in any case. A job holds in memory
+# what is kept of one row of waves, and not of all of C.
+ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
+
+# A row of blocks keeps at most so many times what one block may keep: half of the bytes of a large block.
+ROW = 2
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -118,12 +121,15 @@ class Threshold:
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
         """Return what is done to the blocks, of type `c`."""
-        return tasks.Threshold(self.t, most_of_block(plan, c, ALWAYS))
+        of_block, of_row = (nbytes // bytes_of_entry(c) for nbytes in self.bytes_of_parts(c, plan))
+        return tasks.Threshold(self.t, of_block, of_row)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Bytes that a block of C leaves at most, and a row of blocks."""
-        of_block = most_of_block(plan, c, ALWAYS) * bytes_of_entry(c)
-        return of_block, tasks.ROW * of_block
+        each = bytes_of_entry(c)
+        of_block = most_of_block(plan, c, ALWAYS) * each
+        all_of_row = plan.block_shape[0] * plan.problem.n * each
+        return of_block, min(all_of_row, max(ROW * of_block, ALWAYS_OF_ROW))
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
         """Bytes that are needed for sure: how much is kept is known at the end."""

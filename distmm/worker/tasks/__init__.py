@@ -14,7 +14,6 @@ from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_no
 from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
-    ROW,
     BlockReduction,
     Chunk,
     Custom,
@@ -32,7 +31,6 @@ from distmm.worker.tasks.warm_up import small_block, touch, warm
 __all__ = [
     "METRICS",
     "PAUSE_FRACTION",
-    "ROW",
     "WORKSPACE",
     "BlockReduction",
     "Chunk",

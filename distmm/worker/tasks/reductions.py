@@ -12,6 +12,7 @@ host memory, also where the block is in a GPU's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import reduce
@@ -27,7 +28,6 @@ from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
 
 __all__ = [
-    "ROW",
     "BlockReduction",
     "Chunk",
     "Custom",
@@ -43,9 +43,6 @@ __all__ = [
 ]
 
 Part = Any  # an array, or a tuple of arrays
-
-# A row of blocks keeps at most so many times what one block may keep above a threshold: the bytes of a block.
-ROW = 4
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
 
 
@@ -273,10 +270,13 @@ class Threshold:
     least : number
     most : int
         If a block has more, only their number is returned: it would not have the memory for them.
+    most_of_row : float
+        The same for a row of blocks.
     """
 
     least: float
     most: int
+    most_of_row: float = math.inf
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
@@ -295,7 +295,7 @@ class Threshold:
     def combine(self, parts: list[Part]) -> Part:
         """Put parts of the same lines together; only their number, if a line of blocks has too many."""
         counts, *arrays = zip(*parts, strict=True)
-        if sum(counts) > ROW * self.most or any(row is None for row in arrays[0]):
+        if sum(counts) > self.most_of_row or any(row is None for row in arrays[0]):
             return sum(counts), None, None, None
         return (sum(counts), *map(np.concatenate, arrays))
 

@@ -26,11 +26,15 @@ from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, locked
+from distmm.job.panel_writer import PanelWriter
+from distmm.job.panels import PanelFolder
+from distmm.job.reduction import Reduction, Threshold, TopK
 from distmm.job.spec import Spec
 from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
+from distmm.worker.tasks import squared_norms
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 
@@ -158,6 +162,33 @@ def test_a_gpu_reads_the_c_that_is_added_too(tmp_path: Path, monkeypatch: pytest
     assert not OneBlock(tmp_path / "other", a, b, c.dtype, beta=-1).write((c - 2 * before).view(Block), before)[
         "written"
     ]
+
+
+@pytest.mark.usefixtures("alone", "cupy")
+@pytest.mark.parametrize("reduction", [TopK(3), TopK(3, "cosine"), Threshold(20.0)])
+def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction, tmp_path: Path) -> None:
+    a, b, c = matrices("float32")
+    plan = distmm.plan(a, b, blocks=(M, K, N))
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
+    weights = sketch.weigh(None, [b], (0,), tolerance.work)
+    right = [sketch.of_b(None, [b], 5, (0,), tolerance.work, weights)]
+    norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
+    left = sketch.of_a(None, None, a, right, tolerance.work), np.zeros(2, np.uint64), norms
+    target: Any = PanelFolder(str(tmp_path), reduction, c.dtype)
+    folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
+    writer = PanelWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
+    where = Placement("C", Grid(1, 1), (), 0, 0, 0, 0)
+    (expected,), on_cpu = writer.part(where, c, left, 0, None, weights)
+    Block.to_host.clear()
+    (record,), on_gpu = writer.part(where, c.view(Block), left, 0, None, weights)
+    assert (record["right"], expected["right"]) == (True, True)
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert max(Block.to_host) < c.nbytes
+    wrong = c.copy()
+    wrong[17, 30] = 1000
+    (record,), part = writer.part(where, wrong.view(Block), left, 0, None, weights)
+    assert (record["right"], record["row"], part) == (False, 17, None)
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cuda", "cupy"), ("cpu", "numpy")])

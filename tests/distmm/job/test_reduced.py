@@ -9,6 +9,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask.array as da
 import ml_dtypes
@@ -21,11 +22,14 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm import job
+from distmm.api.plan_request import PlanRequest, Wishes
 from distmm.errors import DoesNotFitError, InputError, Stopped
-from distmm.job import panels
+from distmm.job import panels, planning, reduction
 from distmm.job.entries import Entries
-from distmm.worker import tasks
-from distmm.worker.tasks import reductions
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
 from tests.distmm.job.reduced import HalfWay, arrays, best, marked, operands, same, threshold, topk
 
 CALLS: list[Callable[..., job.Summary]] = [topk, threshold]
@@ -207,13 +211,13 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
     assert summary.entries == np.count_nonzero(c >= 0)
 
 
-def _rows_hold(times: int) -> None:
-    """Let a row of blocks keep so many times what a block may keep."""
-    reductions.ROW = times
+def _rows_hold(nbytes: int) -> None:
+    """Let a row of small blocks keep so many bytes in any case."""
+    reduction.ALWAYS_OF_ROW = nbytes
 
 
 def test_a_row_panel_that_a_worker_cannot_hold_ends_the_job_with_the_count(client: Client, c: np.ndarray) -> None:
-    before = tasks.ROW
+    before = reduction.ALWAYS_OF_ROW
     client.run(_rows_hold, 0)
     try:
         with pytest.raises(DoesNotFitError, match=r"row panel \d alone [\d,]+, more than a worker may hold"):
@@ -221,6 +225,31 @@ def test_a_row_panel_that_a_worker_cannot_hold_ends_the_job_with_the_count(clien
     finally:
         client.run(_rows_hold, before)
     assert threshold(client, t=0).entries == np.count_nonzero(c >= 0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("kept", [reduction.TopK(15), reduction.TopK(50_000), reduction.Threshold(0.9)])
+def test_a_plan_leaves_room_for_what_is_kept_of_blocks_and_rows(
+    kept: reduction.Reduction, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where blocks fill the memory, so does what may be kept of them: smaller waves leave room for both."""
+    rooms: list[int] = []
+    problem = Problem(300_000, 768, 2_000_000, np.dtype("f4"))
+
+    def plan_for(asked: Any, client: Any) -> Plan:
+        rooms.append(asked.kept)
+        free = 16 * 10**9 - asked.kept // 2
+        memory, host = (free, None) if device == "cpu" else (10**11, free)
+        spec = ClusterSpec(2, memory, device, 1e12, 1e10, 1e9, host_memory=host)
+        return make_plan(problem, spec, result="out")
+
+    monkeypatch.setattr(planning, "plan_for", plan_for)
+    spec: Any = Mock(reduction=kept, dtype=problem.dtype)
+    asked = PlanRequest(problem, Mock(), Mock(), Wishes())
+    made = planning.plan(spec, asked, Mock())
+    made.validate()
+    assert planning.bytes_of_parts(kept, spec, made) <= rooms[-1]
+    assert rooms == sorted(rooms)
 
 
 def test_the_default_limit_of_a_threshold_follows_the_free_disk(
