@@ -147,7 +147,7 @@ def gather(writer: PanelWriter, i: int, made: Sequence[Made], last: bool) -> Mad
         part = parts[0] if len(parts) == 1 else writer.reduction.combine(parts)
     if not last:
         return records, part
+    # The task keeps its slot: as many rows are put together at a time as the plan has counted, and writing is short.
     worker = get_worker()
-    with slot_released("write", WRITERS):
-        worker.log_event(writer.topic, worker.get_current_task())
-        return writer.store(i, records, part)
+    worker.log_event(writer.topic, worker.get_current_task())
+    return writer.store(i, records, part)

@@ -70,13 +70,13 @@ def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
 
 
 def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
-    """Bytes of what the blocks of a wave leave, and of what their rows have so far; of each, once before it is merged.
+    """Bytes of what the blocks of a wave leave, of what their rows have so far, and of rows that are put together now.
 
-    A row of blocks has its old and its new part, and the one that is written.
+    A task that does so has the new part of its row, and may have the arrays that it writes.
     """
     of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
-    largest = max(plan.waves, key=lambda wave: wave.c_blocks)
-    return 2 * largest.c_blocks * of_block + 3 * len(largest.rows) * of_row
+    largest, cluster = max(plan.waves, key=lambda wave: wave.c_blocks), plan.cluster
+    return largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:
