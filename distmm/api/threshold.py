@@ -125,7 +125,7 @@ def threshold(
 
     def of_block(plan: Plan) -> int:
         """Elements that are kept of a block at most."""
-        return min(limit, most_of_block(plan, product.dtype))
+        return min(limit, most_of_block(plan, product.dtype, ALWAYS))
 
     def of_waves(plan: Plan) -> int:
         """Bytes that are kept of the two waves that are under way at a time, at most."""
@@ -156,7 +156,7 @@ def bytes_of_entry(dtype: np.dtype[Any]) -> int:
     return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
 
 
-def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int = ALWAYS) -> int:
+def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
     """Elements of type `dtype` that are kept of a block at most; so many bytes of a small one `always`."""
     each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
     return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each

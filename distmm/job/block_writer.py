@@ -53,8 +53,8 @@ class Writer:
     folder : Folder
     run : CountedRun
         Of the job. Its id is the token of the lock under which blocks may be written.
-    target : Target or PanelFolder
-        What blocks, or row panels, are written to.
+    target : Target or RowFolder
+        What blocks, or block rows, are written to.
     plan : Plan
     tolerance : Tolerance or None
         None: blocks are not judged.

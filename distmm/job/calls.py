@@ -155,7 +155,7 @@ def resume(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Continue an unfinished job: compute the blocks of C, or the row panels of a reduced product, that are missing.
+    """Continue an unfinished job: compute the blocks of C, or the block rows of a reduced product, that are missing.
 
     What is computed, from which inputs and how it is cut is read from the files beside C.
 

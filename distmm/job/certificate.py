@@ -83,7 +83,7 @@ def certificate(
 def damaged(
     client: Client | None, check: Callable[[Json], str | None], blocks: Iterable[Json]
 ) -> dict[tuple[int, int], str]:
-    """Read blocks, or row panels, back and name those that are not what was written, with what is wrong.
+    """Read blocks, or block rows, back and name those that are not what was written, with what is wrong.
 
     Parameters
     ----------

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable
 
 from distmm.errors import InputError
+from distmm.job.block_rows import RowFolder
 from distmm.job.folder import Folder, Json
 from distmm.job.manifest import read_manifest
-from distmm.job.panels import PanelFolder
 from distmm.storage import Target
 
 __all__ = ["complete_markers", "refuse_another_draft"]
@@ -16,7 +16,7 @@ __all__ = ["complete_markers", "refuse_another_draft"]
 Block = tuple[int, int]
 
 
-def refuse_another_draft(folder: Folder, manifest: Json, target: Target | PanelFolder) -> None:
+def refuse_another_draft(folder: Folder, manifest: Json, target: Target | RowFolder) -> None:
     """Raise `InputError` if the file or folder that C is written to is not what it was when the job was begun."""
     before, now = manifest["draft"], target.description()
     changed = [f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]]
@@ -27,9 +27,7 @@ def refuse_another_draft(folder: Folder, manifest: Json, target: Target | PanelF
         )
 
 
-def complete_markers(
-    folder: Folder, manifest: Json, target: Target | PanelFolder, blocks: Iterable[Block]
-) -> list[Json]:
+def complete_markers(folder: Folder, manifest: Json, target: Target | RowFolder, blocks: Iterable[Block]) -> list[Json]:
     """Return the markers of all blocks, once nothing of C is found missing; elements are not read.
 
     Parameters

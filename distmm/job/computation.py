@@ -22,10 +22,10 @@ from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
 from distmm.job.folder import Json
 from distmm.job.input_checksums import Seen
-from distmm.job.panel_writer import PanelWriter
+from distmm.job.row_writer import RowWriter
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
-from distmm.job.wave_graph import Names, PanelLayer, WritingLayer
+from distmm.job.wave_graph import Names, RowLayer, WritingLayer
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
@@ -47,7 +47,7 @@ LONELY_SECONDS = 60.0
 # Times that a block is made before the product is given up as wrong.
 ATTEMPTS = 3
 
-Unit = tuple[int, int]  # a block of C, or a row panel (`distmm.job.result`)
+Unit = tuple[int, int]  # a block of C, or a block row (`distmm.job.result`)
 
 
 class Computation:
@@ -109,7 +109,7 @@ class Computation:
         return self.writer.run.id
 
     def run(self, missing: Iterable[Unit]) -> None:
-        """Compute and write the missing blocks, or row panels.
+        """Compute and write the missing blocks, or block rows.
 
         Raises
         ------
@@ -159,7 +159,7 @@ class Computation:
     def _send(
         self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer
     ) -> tuple[list[Future], float]:
-        """Send the graph of some blocks of a wave, or of some row panels of the waves of their rows, to the scheduler.
+        """Send the graph of some blocks of a wave, or of some block rows of the waves of their rows, to the scheduler.
 
         Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
         memory for the next one.
@@ -177,12 +177,12 @@ class Computation:
             writing.append(WritingLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
         graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
         layers, dependencies = dict(graph.layers), dict(graph.dependencies)
-        last: WritingLayer | PanelLayer
+        last: WritingLayer | RowLayer
         for last in writing:
             layers[last.name], dependencies[last.name] = last, last.names.arrays
-        if isinstance(writer, PanelWriter):
+        if isinstance(writer, RowWriter):
             made = tuple((each.name, each.wave.columns) for each in writing)
-            last = PanelLayer(f"distmm-panel-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
+            last = RowLayer(f"distmm-row-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
             layers[last.name], dependencies[last.name] = last, {each.name for each in writing}
         self._event("wave", product=product)
         whole = HighLevelGraph(layers, dependencies)

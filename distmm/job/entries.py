@@ -11,13 +11,13 @@ from distmm.planning.plan import Plan
 
 __all__ = ["MOST", "Entries"]
 
-# Part of the free disk that the finished panels may take by default: the result is made from them, beside them.
+# Part of the free disk that the finished block rows may take by default: the result is made from them, beside them.
 MOST = 0.4
 
 
 @dataclass
 class Entries:
-    """Counts elements as row panels are finished.
+    """Counts elements as block rows are finished.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Entries:
     seen: int = 0
 
     def take(self, record: Json) -> None:
-        """Count a finished row panel.
+        """Count a finished block row.
 
         Raises
         ------
@@ -50,7 +50,7 @@ class Entries:
             )
 
     def refuse(self, record: Json) -> None:
-        """End a job one of whose row panels has more elements than a worker may hold.
+        """End a job one of whose block rows has more elements than a worker may hold.
 
         Raises
         ------
@@ -58,7 +58,7 @@ class Entries:
         """
         self._count(record, record["too_many"])
         raise self._error(
-            f"and row panel {record['i']} alone {record['too_many']:,}, more than a worker may hold: raise the "
+            f"and block row {record['i']} alone {record['too_many']:,}, more than a worker may hold: raise the "
             f"threshold, or compute all of C with distmm.multiply"
         )
 

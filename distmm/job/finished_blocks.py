@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from distributed import Client
 
+from distmm.job.block_rows import RowFolder
 from distmm.job.certificate import damaged
 from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import misread, unchanged
-from distmm.job.panels import PanelFolder
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 from distmm.storage import Target
@@ -41,7 +41,7 @@ class FinishedBlocks:
             self._drop(marker["i"], marker["j"])
         return len(wrong)
 
-    def trusted(self, target: Target | PanelFolder) -> dict[tuple[int, int], Json]:
+    def trusted(self, target: Target | RowFolder) -> dict[tuple[int, int], Json]:
         """Return the markers of those that are still what was written, and remove the other markers."""
         folder, blocking = self.folder, self.plan.blocking
         markers, strays = folder.read_markers()

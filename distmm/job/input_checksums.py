@@ -189,7 +189,7 @@ def _read_again(
 ) -> list[str]:
     """Checksums of rows of blocks of A, or of columns of blocks of B, as they are now."""
     m, k, n = map(slices, (blocking.m, blocking.k, blocking.n))
-    # A row panel is made from all columns of B.
+    # A block row is made from all columns of B.
     groups = [[at] if name == "A" else spec.result.columns(at, len(n)) for at in indices]
     lines = [at for group in groups for at in group]
     regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]

@@ -22,6 +22,7 @@ from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
 from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import planning
+from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
@@ -32,7 +33,6 @@ from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
-from distmm.job.panels import PanelFolder, assemble
 from distmm.job.reduction import Threshold
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
@@ -181,7 +181,7 @@ class Job:
         return Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
 
     def _compute(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | PanelFolder, stop: Stop,
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, stop: Stop,
         announce: Announce | None, progress: Progress,
     ) -> Made:  # fmt: skip
         """Make the missing blocks."""
@@ -234,7 +234,7 @@ class Job:
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
 
     def _units(self, plan: Plan) -> set[tuple[int, int]]:
-        """All that gets a marker: blocks of C, or row panels."""
+        """All that gets a marker: blocks of C, or block rows."""
         return {self.spec.result.unit(i, j) for _, i, j in plan.blocking.c_indices()}
 
     def _most(self, manifest: Json) -> float:
@@ -243,7 +243,7 @@ class Job:
             return math.inf
         if manifest["most"] is not None:
             return int(manifest["most"])
-        used = sum(entry.stat().st_size for entry in os.scandir(self.folder.panels))
+        used = sum(entry.stat().st_size for entry in os.scandir(self.folder.block_rows))
         free = shutil.disk_usage(self.folder.path).free + used
         return int(free * MOST) // bytes_of_entry(self.spec.dtype)
 
@@ -267,13 +267,13 @@ class Job:
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 
     def _finish(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | PanelFolder, made: Made
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, made: Made
     ) -> Summary:
         """Certify C, if all of it is there, and give it its name."""
         units, sample = self._units(plan), None
         try:
             markers = complete_markers(self.folder, manifest, target, units)
-            if isinstance(target, PanelFolder):
+            if isinstance(target, RowFolder):
                 assemble(self.folder, target, markers, self._facts(manifest))
                 sample = self._check_sample(client, manifest, markers, lock)
         except InputError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import index
 from typing import Any, Literal
 
@@ -49,9 +50,9 @@ def topk(
 ) -> Summary:
     """Write the k best elements of each row of ``op(A) @ op(B)``, and their columns, to disk; C is held nowhere.
 
-    A row of blocks of C is a *row panel*. Each of its blocks is checked and reduced where it was made. The panel is
-    written when all of them are right, with a marker. After a stop or a kill the same call, or `distmm.resume`, makes
-    the panels that have no marker. In the end the panels become one Zarr group, which gets its name when it is
+    A *block row* is one row of blocks of C. Each of its blocks is checked and reduced where it was made. The block row
+    is written when all of them are right, with a marker. After a stop or a kill the same call, or `distmm.resume`,
+    makes the block rows that have no marker. In the end they become one Zarr group, which gets its name when it is
     complete.
 
     Parameters
@@ -141,7 +142,7 @@ def threshold(
         ``scipy.sparse.coo_array((values, (rows, columns)), shape=group.attrs["distmm"]["shape"])``.
     most : int, optional
         Keep at most so many elements; by default as many as take 40 % of the free disk, for the result is made from
-        the panels, beside them. A job that ends there goes on with a higher limit.
+        the block rows, beside them. A job that ends there goes on with a higher limit.
     client, transa, transb, precision, kernel, device, blocks, plan, overwrite, check, seed, stop, announce, progress
         As in `topk`.
 
@@ -155,9 +156,9 @@ def threshold(
     InputError
         As `topk`, and for a `t` that is no real number.
     DoesNotFitError
-        If more than `most` elements are kept, or so many of a row panel that they would take more memory than is
+        If more than `most` elements are kept, or so many of a block row that they would take more memory than is
         planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
-        panels are kept.
+        block rows are kept.
     Stopped, WrongResultError
         As `topk`.
 
@@ -188,5 +189,5 @@ def _reduced(
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(a, b, None, reduction=reduction, **product)
-    job = Job(folder, str(out), spec, spec.files(), overwrite, **cut)
+    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, **cut)
     return begin(job, ended, overwrite, client, config.chosen("device", device), *others)

@@ -84,7 +84,7 @@ class TopK:
         return height * min(self.k, width) * line, height * self.k * line
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Bytes of the finished panels and of the result, which are on the disk together for a while."""
+        """Bytes of the finished block rows and of the result, which are on the disk together for a while."""
         return 2 * rows * sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.arrays(c).values())
 
     def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -148,12 +148,22 @@ class Threshold:
 Reduction = TopK | Threshold
 
 
-def from_json(content: dict[str, Any] | None) -> Reduction | None:
-    """Return what `json` has described; None for a job that keeps all of C."""
-    if content is None:
-        return None
-    values = {name: value for name, value in content.items() if name != "kind"}
-    return TopK(**values) if content["kind"] == TopK.kind else Threshold(**values)
+def from_json(content: Any) -> Reduction | None:
+    """Return what `json` has described; None for a job that keeps all of C.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    match content:
+        case None:
+            return None
+        case {"kind": "topk", "k": int(k), "metric": None | str() as metric}:
+            return TopK(k, metric)  # type: ignore[arg-type]
+        case {"kind": "threshold", "t": int() | float() as t}:
+            return Threshold(t)
+    raise InputError(f"{str(content)[:60]} is no reduction that this distmm knows")
 
 
 def element_type(name: str) -> np.dtype[Any]:

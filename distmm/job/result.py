@@ -1,6 +1,6 @@
-"""What a job leaves on the disk, and in which units: all blocks of C, or row panels of a reduction of C.
+"""What a job leaves on the disk, and in which units: all blocks of C, or block rows of a reduction of C.
 
-A *unit* is what has a marker: a block ``(i, j)``, or the row panel ``(i, 0)``. All that differs between the two kinds
+A *unit* is what has a marker: a block ``(i, j)``, or the block row ``(i, 0)``. All that differs between the two kinds
 of jobs is here; the loop, locks, markers, manifest, commit and certificate are the same.
 """
 
@@ -17,11 +17,11 @@ import zarr
 
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError
+from distmm.job.block_rows import InDraft, InResult, RowFolder
 from distmm.job.block_writer import Writer
 from distmm.job.folder import Folder, Json
-from distmm.job.panel_writer import PanelWriter
-from distmm.job.panels import InDraft, InResult, PanelFolder
 from distmm.job.reduction import Reduction, element_type, from_json
+from distmm.job.row_writer import RowWriter
 from distmm.planning.blocks import Blocking, Wave, even_edges, slices
 from distmm.planning.plan import Plan
 from distmm.storage import (
@@ -69,10 +69,10 @@ class Result(Protocol):
     def refuse(self, out: str, overwrite: bool) -> None:
         """Refuse an output that would damage something else."""
 
-    def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> Target | PanelFolder:
+    def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> Target | RowFolder:
         """Make what units are written to."""
 
-    def reopen(self, out: str, folder: Folder, overwrite: bool) -> Target | PanelFolder:
+    def reopen(self, out: str, folder: Folder, overwrite: bool) -> Target | RowFolder:
         """Open it again."""
 
     def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
@@ -144,14 +144,14 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Panels:
+class BlockRows:
     """A reduction of the rows of a product of type `dtype`, as a Zarr group of arrays."""
 
     reduction: Reduction
     dtype: np.dtype[Any]
 
-    name = "row panels"
-    writer = PanelWriter
+    name = "block rows"
+    writer = RowWriter
 
     def unit(self, i: int, j: int) -> Unit:
         return i, 0
@@ -174,16 +174,16 @@ class Panels:
         if overwrite and os.path.lexists(path):
             _refuse_other_group(path)
 
-    def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> PanelFolder:
-        os.mkdir(folder.panels)
+    def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> RowFolder:
+        os.mkdir(folder.block_rows)
         fsync(folder.work)
         return self.reopen(out, folder, overwrite)
 
-    def reopen(self, out: str, folder: Folder, overwrite: bool) -> PanelFolder:
-        return PanelFolder(folder.panels, self.reduction, self.dtype)
+    def reopen(self, out: str, folder: Folder, overwrite: bool) -> RowFolder:
+        return RowFolder(folder.block_rows, self.reduction, self.dtype)
 
     def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
-        return InDraft(PanelFolder(folder.panels, self.reduction, self.dtype))
+        return InDraft(RowFolder(folder.block_rows, self.reduction, self.dtype))
 
     def in_place(self, path: str, content: Json) -> Check | None:
         return InResult.of(path, content) if _facts(path).get("reduction") == self.reduction.json() else None
@@ -191,7 +191,7 @@ class Panels:
 
 def result_of(reduction: Reduction | None, dtype: np.dtype[Any]) -> Result:
     """Return what a job leaves of a product of type `dtype`."""
-    return Blocks(dtype) if reduction is None else Panels(reduction, dtype)
+    return Blocks(dtype) if reduction is None else BlockRows(reduction, dtype)
 
 
 def described(spec: Json) -> Result:
@@ -220,7 +220,7 @@ def _refuse_other_group(path: str) -> None:
     facts = {} if os.path.islink(path) or not os.path.isdir(path) else _facts(path)
     try:
         reduction = from_json(facts.get("reduction"))
-    except (KeyError, TypeError):
+    except InputError:
         reduction = None
     if reduction is None:
         raise InputError(f"{path}: is no reduced product that distmm has written, and {remedy}")

@@ -19,8 +19,8 @@ from distmm.api.operands import Operand
 from distmm.checking.tolerance import SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.errors import InputError
+from distmm.job.block_rows import InResult
 from distmm.job.folder import Json
-from distmm.job.panels import InResult
 from distmm.job.reduction import Reduction, TopK
 from distmm.planning.blocks import even_edges, slices
 from distmm.storage import Matrix
@@ -182,7 +182,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
     path : str
         Of the result, or its draft.
     content : dict
-        Its certificate: panels with checksums (``"done"``) and blocks.
+        Its certificate: block rows with checksums (``"done"``) and blocks.
     seed : int
         Of the choice of rows.
     """
@@ -222,9 +222,9 @@ def _given(
     assert spec.reduction is not None
     result, given = InResult.of(path, content), []
     markers = {marker["i"]: marker for marker in content["done"]}
-    panels = slices(even_edges(spec.a.shape[0], content["blocks"][0]))
+    cuts = slices(even_edges(spec.a.shape[0], content["blocks"][0]))
     problem = None
-    for i, rows in enumerate(panels):
+    for i, rows in enumerate(cuts):
         inside = chosen[(chosen >= rows.start) & (chosen < rows.stop)]
         if not inside.size:
             continue

@@ -167,8 +167,8 @@ class Spec:
             one = content[name]
             if one is not None and "path" not in one:
                 raise InputError(
-                    f"{name} of this job was an array in a Python program, not a file: go on by calling "
-                    f"distmm.multiply there again, with the same arguments"
+                    f"{name} of this job was an array in a Python program, not a file: go on by making "
+                    f"the same call there again"
                 )
             sources[name] = None if one is None else one["path"]
         return cls.of(
@@ -187,7 +187,7 @@ def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -
             raise InputError(f"{x.name} is {x.dtype}, and complex numbers have no order: nothing can be chosen by it")
         if isinstance(x.source, da.Array):
             raise InputError(
-                f"{x.name} is a Dask array, and a row panel of a reduced product reads all of B: store {x.name} "
+                f"{x.name} is a Dask array, and a block row of a reduced product reads all of B: store {x.name} "
                 f"(x.to_zarr), and give its path"
             )
     if check == "full":

@@ -48,7 +48,7 @@ class Summary:
     bytes_moved : int
         Bytes that workers received from one another meanwhile.
     blocks, kept : int
-        Blocks of C in all, and those that an earlier run had finished; where C is reduced, row panels.
+        Blocks of C in all, and those that an earlier run had finished; where C is reduced, block rows.
     recomputed : int
         Blocks that failed their test in this run and were made again.
     residual : float or None
@@ -95,7 +95,7 @@ class Summary:
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
             (
-                "blocks" if self.entries is None else "row panels",
+                "blocks" if self.entries is None else "block rows",
                 f"{self.blocks}, {self.kept} of them finished before{again}",
             ),
             ("error", "not checked" if self.residual is None else f"at most {of_tolerance(self.residual)}"),

@@ -1,6 +1,6 @@
 """The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
 
-Where C is reduced, W[i,j] judges and reduces C[i,j], and `PanelLayer` puts the parts of each row together.
+Where C is reduced, W[i,j] judges and reduces C[i,j], and `RowLayer` puts the parts of each row together.
 
 The chains are those of `distmm.graph.product_graph.ProductLayer`. This layer adds the tasks below. Each runs on the
 worker that holds its block::
@@ -31,11 +31,11 @@ from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.placement import Placement
 from distmm.job.block_writer import Left, Writer, write
 from distmm.job.input_checksums import Order, fold
-from distmm.job.panel_writer import PanelWriter, gather, reduce
+from distmm.job.row_writer import RowWriter, gather, reduce
 from distmm.planning.blocks import Wave
 from distmm.worker import tasks
 
-__all__ = ["Names", "PanelLayer", "WritingLayer"]
+__all__ = ["Names", "RowLayer", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
@@ -203,7 +203,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
         for i, j in self.blocks:
             yield PlacedTask(
                 self.key(i, j),
-                reduce if isinstance(self.writer, PanelWriter) else write,
+                reduce if isinstance(self.writer, RowWriter) else write,
                 self._place(i, j, 0),  # the priority of the wave's first step, since a written block frees memory
                 self.writer,
                 TaskRef((self.names.c, i, j)),
@@ -214,19 +214,19 @@ class WritingLayer(Layer):  # type: ignore[misc]
             )
 
 
-class PanelLayer(Layer):  # type: ignore[misc]
-    """Tasks that put the parts of each row of blocks together, wave by wave, and write the row's panel at last.
+class RowLayer(Layer):  # type: ignore[misc]
+    """Tasks that put the parts of each row of blocks together, wave by wave, and write the block row at last.
 
     Parameters
     ----------
     name : str
-    writer : PanelWriter
+    writer : RowWriter
     rows : tuple of int
     made : tuple of (str, range)
         For each wave, name of its `WritingLayer`, and its columns of blocks.
     """
 
-    def __init__(self, name: str, writer: PanelWriter, rows: tuple[int, ...], made: tuple[tuple[str, range], ...]):
+    def __init__(self, name: str, writer: RowWriter, rows: tuple[int, ...], made: tuple[tuple[str, range], ...]):
         super().__init__()
         self.name, self.writer, self.rows, self.waves = name, writer, rows, made
 
@@ -238,11 +238,11 @@ class PanelLayer(Layer):  # type: ignore[misc]
         return "made" in self.__dict__
 
     def get_output_keys(self) -> set[Key]:
-        """Keys of the tasks that write panels."""
+        """Keys of the tasks that write block rows."""
         return {self.key(i, 0) for i in self.rows}
 
     def key(self, i: int, j: int) -> Key:
-        """Key of the task that writes a panel."""
+        """Key of the task that writes a block row."""
         return (self.name, i, j)
 
     def __len__(self) -> int:

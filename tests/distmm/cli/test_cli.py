@@ -103,12 +103,12 @@ def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[s
     stopped = run(*command, "--deadline", "0s")
     assert (stopped.exit_code, "the deadline of 0 s has come; 0 of" in stopped.output) == (75, True), stopped.output
     result = run(*command)
-    assert (result.exit_code, "Plan" in result.output, "row panels" in result.output) == (0, True, True), result.output
+    assert (result.exit_code, "Plan" in result.output, "block rows" in result.output) == (0, True, True), result.output
     c = np.load("P.npy")
     values = np.asarray(zarr.open_group("T.zarr", mode="r")["values"])
     np.testing.assert_allclose(values, -np.sort(-c, axis=1)[:, :3], atol=1e-4)
     right = run("verify", "T.zarr", *where)
-    assert (right.exit_code, "row panels are what was written" in right.output) == (0, True), right.output
+    assert (right.exit_code, "block rows are what was written" in right.output) == (0, True), right.output
     assert run("status", "T.zarr").output.count("complete") == 1
     above = run("threshold", "A.npy", "B.npy", "-t", "0", "--most", "5", "-o", "S.zarr", *where)
     assert (above.exit_code, "elements seen so far, of" in above.output) == (2, True), above.output

@@ -13,7 +13,7 @@ from distributed import Client
 
 from distmm import job
 
-# Five row panels of C, 70 x 90, of six blocks each, the last ones ragged; three waves make each pair of panels.
+# Five block rows of C, 70 x 90, of six blocks each, the last ones ragged; three waves make each pair of block rows.
 SHAPE, PLAN = (70, 20, 90), "g1x2x1 b16x10x16 p1 w3x3 l2"
 
 
@@ -52,12 +52,12 @@ def threshold(client: Client, out: str = "out.zarr", t: float = 6, **options: An
 
 
 def marked(out: str = "out.zarr") -> dict[str, int]:
-    """Markers of finished panels, and when they were written."""
+    """Markers of finished block rows, and when they were written."""
     return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/done/*.json")}
 
 
 class HalfWay(job.Stop):
-    """Does something once two panels are finished: at least one of five is not sent then."""
+    """Does something once two block rows are finished: at least one of five is not sent then."""
 
     def __init__(self, what: Callable[[HalfWay], object] = lambda stop: stop.ask("enough")) -> None:
         super().__init__()

@@ -22,13 +22,13 @@ from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
 from distmm.job import block_writer, computation
+from distmm.job.block_rows import RowFolder
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, locked
-from distmm.job.panel_writer import PanelWriter
-from distmm.job.panels import PanelFolder
 from distmm.job.reduction import Reduction, Threshold, TopK
+from distmm.job.row_writer import RowWriter
 from distmm.job.spec import Spec
 from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
@@ -174,9 +174,9 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     right = [sketch.of_b(None, [b], 5, (0,), tolerance.work, weights)]
     norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
     left = sketch.of_a(None, None, a, right, tolerance.work), np.zeros(2, np.uint64), norms
-    target: Any = PanelFolder(str(tmp_path), reduction, c.dtype)
+    target: Any = RowFolder(str(tmp_path), reduction, c.dtype)
     folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
-    writer = PanelWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
+    writer = RowWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
     where = Placement("C", Grid(1, 1), (), 0, 0, 0, 0)
     (expected,), on_cpu = writer.part(where, c, left, 0, None, weights)
     Block.to_host.clear()

@@ -24,7 +24,7 @@ import distmm
 from distmm import job
 from distmm.api.plan_request import PlanRequest, Wishes
 from distmm.errors import DoesNotFitError, InputError, Stopped
-from distmm.job import panels, planning, reduction
+from distmm.job import block_rows, planning, reduction
 from distmm.job.entries import Entries
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
@@ -102,11 +102,11 @@ def test_what_is_above_a_threshold_is_numpys_in_its_order(client: Client, c: np.
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_a_stopped_job_goes_on_with_the_missing_panels_only(
+def test_a_stopped_job_goes_on_with_the_missing_rows_only(
     call: Callable[..., job.Summary], client: Client, c: np.ndarray
 ) -> None:
     call(client, "whole.zarr")
-    with pytest.raises(Stopped, match=r"enough; \d of 5 row panels of C are finished and kept.*distmm resume out.zarr"):
+    with pytest.raises(Stopped, match=r"enough; \d of 5 block rows of C are finished and kept.*distmm resume out.zarr"):
         call(client, stop=HalfWay())
     before, found = marked(), job.status("out.zarr")
     assert (found.state, found.done, found.total) == ("stopped", len(before), 5)
@@ -119,7 +119,7 @@ def test_a_stopped_job_goes_on_with_the_missing_panels_only(
 
 
 def _killed_half_way(address: str) -> None:
-    """Run a job that kills its own process once two panels are finished."""
+    """Run a job that kills its own process once two block rows are finished."""
     with Client(address) as client:
         topk(client, stop=HalfWay(lambda stop: os.kill(os.getpid(), signal.SIGKILL)))
 
@@ -137,7 +137,7 @@ def test_a_job_whose_process_was_killed_ends_with_the_same_bits(client: Client, 
     assert same("out.zarr", "whole.zarr")
 
 
-def test_a_kill_while_panels_become_the_result_leaves_a_job_that_ends(
+def test_a_kill_while_block_rows_become_the_result_leaves_a_job_that_ends(
     client: Client, c: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Killed(BaseException):
@@ -147,26 +147,30 @@ def test_a_kill_while_panels_become_the_result_leaves_a_job_that_ends(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(panels, "fsync_tree", die)
+        patch.setattr(block_rows, "fsync_tree", die)
         with pytest.raises(Killed):
             threshold(client)
     assert job.resume("out.zarr", client=client).kept == 5
     np.testing.assert_array_equal(arrays("out.zarr")["values"], c[c >= 6])
 
 
-@pytest.mark.parametrize("damage", ["a bit", "the end", "the file"])
-def test_a_finished_panel_that_was_damaged_meanwhile_is_made_again(damage: str, client: Client, c: np.ndarray) -> None:
+@pytest.mark.parametrize("damage", ["a bit", "the end", "the file", "the marker"])
+def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
+    damage: str, client: Client, c: np.ndarray
+) -> None:
     with pytest.raises(Stopped):
         topk(client, stop=HalfWay())
     before = marked()
     i = min(before).split(".")[0]
-    (path,) = Path("out.zarr.job").glob(f"*/panels/{i}.values")
+    (path,) = Path("out.zarr.job").glob(f"*/done/{i}.0.json" if damage == "the marker" else f"*/rows/{i}.values")
     content = path.read_bytes()
     path.unlink()
     if damage == "a bit":
         path.write_bytes(bytes([content[0] ^ 4]) + content[1:])
     elif damage == "the end":
         path.write_bytes(content[:-4])
+    elif damage == "the marker":
+        path.write_bytes(content.replace(b'"count"', b'"counts"'))
     assert job.resume("out.zarr", client=client).kept == len(before) - 1
     np.testing.assert_array_equal(arrays("out.zarr")["indices"], best(c, 7))
 
@@ -187,7 +191,7 @@ def test_a_job_goes_on_with_a_copy_of_b_and_not_with_another_b(client: Client, c
 def test_pieces_are_put_together_into_whole_chunks(lengths: list[int], lines: int) -> None:
     ends = np.cumsum(lengths, dtype=int)
     pieces = [np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)]
-    parts = list(panels.whole_chunks(iter(pieces), lines))
+    parts = list(block_rows.whole_chunks(iter(pieces), lines))
     np.testing.assert_array_equal(np.concatenate([[], *parts]), np.arange(sum(lengths)))
     assert all(len(part) % lines == 0 for part in parts[:-1])
     assert all(map(len, parts))
@@ -198,7 +202,7 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
 ) -> None:
     message = (
         r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: raise the "
-        r"threshold, or go on with a higher limit; \d of 5 row panels of C are finished and kept in "
+        r"threshold, or go on with a higher limit; \d of 5 block rows of C are finished and kept in "
     )
     with pytest.raises(DoesNotFitError, match=message):
         threshold(client, t=0, most=900)
@@ -216,11 +220,11 @@ def _rows_hold(nbytes: int) -> None:
     reduction.ALWAYS_OF_ROW = nbytes
 
 
-def test_a_row_panel_that_a_worker_cannot_hold_ends_the_job_with_the_count(client: Client, c: np.ndarray) -> None:
+def test_a_block_row_that_a_worker_cannot_hold_ends_the_job_with_the_count(client: Client, c: np.ndarray) -> None:
     before = reduction.ALWAYS_OF_ROW
     client.run(_rows_hold, 0)
     try:
-        with pytest.raises(DoesNotFitError, match=r"row panel \d alone [\d,]+, more than a worker may hold"):
+        with pytest.raises(DoesNotFitError, match=r"block row \d alone [\d,]+, more than a worker may hold"):
             threshold(client, t=0)
     finally:
         client.run(_rows_hold, before)

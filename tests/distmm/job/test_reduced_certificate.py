@@ -18,8 +18,8 @@ from distributed import Client
 
 from distmm import job
 from distmm.checking.checksum import checksum
-from distmm.errors import WrongResultError
-from distmm.job import panels, sampled_rows
+from distmm.errors import InputError, WrongResultError
+from distmm.job import block_rows, sampled_rows
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.job.reduced import PLAN, arrays, best, operands, threshold, topk
@@ -60,7 +60,7 @@ def altered(out: str, alter: Callable[[dict[str, np.ndarray]], None]) -> None:
     alter(values)
     for name, new in values.items():
         group[name][:] = new
-    check = panels.InResult.of(out, content)
+    check = block_rows.InResult.of(out, content)
     for marker in content["done"]:
         marker["sums"] = {name: checksum(check.lines(marker, name)) for name in values}
     Path(f"{out}.certificate.json").write_text(json.dumps(content))
@@ -73,7 +73,7 @@ def test_a_result_that_was_altered_is_called_wrong(out: str, client: Client, cop
     array[5] = array[5] + 1
     verdict = job.recheck(out, client)
     assert verdict.outcome == "wrong"
-    assert re.search(r"1 row panels of .* are damaged, the first is .*: the checksum of its values is", verdict.message)
+    assert re.search(r"1 block rows of .* are damaged, the first is .*: the checksum of its values is", verdict.message)
 
 
 def test_a_result_that_is_another_one_is_called_wrong(copied: Path) -> None:
@@ -83,6 +83,16 @@ def test_a_result_that_is_another_one_is_called_wrong(copied: Path) -> None:
     assert (verdict.outcome, "is not what the job wrote" in verdict.message) == ("wrong", True)
     shutil.rmtree("threshold.zarr/rows")
     assert job.recheck("threshold.zarr").outcome == "wrong"
+
+
+def test_a_damaged_certificate_is_refused(copied: Path) -> None:
+    path = Path("topk.zarr.certificate.json")
+    whole = json.loads(path.read_text())
+    no_count = [{name: value for name, value in row.items() if name != "count"} for row in whole["done"]]
+    for change in ({"done": no_count}, {"spec": {**whole["spec"], "reduction": {"kind": "topk"}}}):
+        path.write_text(json.dumps({**whole, **change}))
+        with pytest.raises(InputError, match=r"count is missing|is no reduction that this distmm knows"):
+            job.recheck("topk.zarr")
 
 
 def scaled(values: dict[str, np.ndarray]) -> None:
@@ -198,7 +208,7 @@ def _mend() -> None:
     tasks.multiply = products.multiply = tasks.real_multiply  # type: ignore[attr-defined]
 
 
-def test_a_panel_with_a_wrong_block_is_made_again(client: Client, made: Path, copied: Path, tmp_path: Path) -> None:
+def test_a_block_row_with_a_wrong_block_is_made_again(client: Client, made: Path, copied: Path, tmp_path: Path) -> None:
     c = operands(Path())
     client.run(_flip, str(tmp_path / "flipped"))
     try:
@@ -209,7 +219,7 @@ def test_a_panel_with_a_wrong_block_is_made_again(client: Client, made: Path, co
     assert summary.recomputed == 1
     np.testing.assert_array_equal(arrays("out.zarr")["indices"], best(c, 7))
     content = json.loads(Path("out.zarr.certificate.json").read_text())
-    assert [panel["attempt"] for panel in content["done"]] == [0, 1, 0, 0, 0]
+    assert [row["attempt"] for row in content["done"]] == [0, 1, 0, 0, 0]
     assert content["rejected"] == 1
 
 
@@ -219,7 +229,7 @@ def test_inputs_that_have_changed_leave_checksums_to_compare(client: Client, cop
     np.save("A.npy", np.load("A.npy") + 1)
     verdict = job.recheck("out.zarr", client)
     assert verdict.outcome == "cannot tell"
-    assert "all 5 row panels are what was written" in verdict.message
+    assert "all 5 block rows are what was written" in verdict.message
 
 
 def test_elements_that_cannot_be_compared_are_said_to_be_so(client: Client, copied: Path) -> None:

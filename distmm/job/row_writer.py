@@ -1,8 +1,8 @@
-"""What a worker does with a finished block of C where C is not kept: judge it, reduce it; and write whole row panels.
+"""What a worker does with a finished block of C where C is not kept: judge it, reduce it; and write whole block rows.
 
 The block is judged as a whole, by the same sketches as a block that is written, where it lies: on its GPU, or in host
-memory. Meanwhile it is reduced there, and only the part that it leaves goes to host memory. A panel is written when all
-blocks of its row are right; until then its parts are in the memory of workers.
+memory. Meanwhile it is reduced there, and only the part that it leaves goes to host memory. A block row is written when
+all of its blocks are right; until then its parts are in the memory of workers.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
+from distmm.job.block_rows import RowFolder, sum_of
 from distmm.job.block_writer import WRITERS, Left, Writer
 from distmm.job.folder import Json, write_json
 from distmm.job.input_checksums import folded
 from distmm.job.lock import Lock
-from distmm.job.panels import PanelFolder, sum_of
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks.reductions import on_host
 from distmm.worker.worker_slots import slot_released
 
-__all__ = ["PanelWriter", "gather"]
+__all__ = ["RowWriter", "gather"]
 
 Made = tuple[list[Json], Any]  # records of blocks, and their part; None for the part of blocks that are not right
 
 
 @dataclass(frozen=True)
-class PanelWriter(Writer):
-    """What a worker needs to judge and reduce blocks of C, and to write and mark row panels, in the folder `target`."""
+class RowWriter(Writer):
+    """What a worker needs to judge and reduce blocks of C, and to write and mark block rows, in the folder `target`."""
 
-    target: PanelFolder  # type: ignore[assignment]
+    target: RowFolder  # type: ignore[assignment]
 
     @property
     def needs_norms(self) -> bool:
@@ -92,7 +92,7 @@ class PanelWriter(Writer):
         return None if self.before is None else next((x for x in self.before["bad"] if x["j"] == j), None)
 
     def store(self, i: int, records: list[Json], part: Any) -> Json:
-        """Write and mark a row panel, if all of its blocks are right; return its record."""
+        """Write and mark a block row, if all of its blocks are right; return its record."""
         records = sorted(records, key=lambda record: record["j"])
         of_a = {record["inputs"]["A"] for record in records}
         if len(of_a) > 1:
@@ -128,17 +128,17 @@ class PanelWriter(Writer):
         return {**record, "written": True}
 
 
-def reduce(where: Placement, writer: PanelWriter, block: Any, *about: Any) -> Made:
+def reduce(where: Placement, writer: RowWriter, block: Any, *about: Any) -> Made:
     """Judge and reduce a block while the worker's products go on. The task of a block of C; runs on workers."""
     cluster = writer.plan.cluster
     with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
         return writer.part(where, block, *about)
 
 
-def gather(writer: PanelWriter, i: int, made: Sequence[Made], last: bool) -> Made | Json:
-    """Put the parts of blocks of one row together; the `last` task of a row writes the panel, and returns its record.
+def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made | Json:
+    """Put the parts of blocks of one row together; the `last` task of a row writes it, and returns its record.
 
-    Parts come in the order of blocks, so that the panel has the same bits whoever was first.
+    Parts come in the order of blocks, so that the block row has the same bits whoever was first.
     """
     records = list(itertools.chain.from_iterable(each for each, _ in made))
     parts = [part for _, part in made]
