@@ -13,8 +13,8 @@ from distributed import Client
 
 from distmm import job
 
-# Five block rows of C, 70 x 90, of six blocks each, the last ones ragged; three waves make each pair of block rows.
-SHAPE, PLAN = (70, 20, 90), "g1x2x1 b16x10x16 p1 w3x3 l2"
+# Five block rows of C, 70 x 90, of three blocks each, the last ones ragged; two waves make each pair of block rows.
+SHAPE, PLAN = (70, 20, 90), "g1x2x1 b16x10x32 p1 w3x2 l2"
 
 
 def operands(folder: Path) -> np.ndarray:

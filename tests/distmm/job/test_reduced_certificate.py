@@ -193,7 +193,7 @@ def _flip(flipped: str) -> None:
 
     def multiply(where: Any, *arguments: Any, **how: Any) -> Any:
         out = real(where, *arguments, **how)
-        if (where.i, where.j, where.step) == (1, 3, 1):
+        if (where.i, where.j, where.step) == (1, 2, 1):
             with suppress(FileExistsError):
                 os.close(os.open(flipped, os.O_CREAT | os.O_EXCL))
                 out = np.array(out)
