@@ -16,6 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from distmm.worker import gpu
+from distmm.worker.tasks.largest import by_rows
 
 __all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of", "weighing"]
 
@@ -28,14 +29,15 @@ Block = Any  # a NumPy or CuPy array
 
 def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.ndarray:
     """Return the squared Euclidean norm of each row of a block ``(m, n)``, as float64 in host memory, ``(m, 1)``."""
-    library = gpu.namespace(block)
-    if library is np:
-        wide = block.astype(np.float64)
-        of_rows: np.ndarray = (wide * wide).sum(axis=1, keepdims=True)
-        return of_rows
+
+    def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+        wide = x.astype(np.float64)
+        return ((wide * wide).sum(axis=1, keepdims=True),)
+
+    if gpu.namespace(block) is np:
+        return np.asarray(by_rows(block, squares)[0])
     with gpu.working("product"):
-        wide = block.astype(np.float64)
-        norms = library.multiply(wide, wide, out=wide).sum(axis=1, keepdims=True)
+        norms = by_rows(block, squares)[0]
     host: np.ndarray = norms.get()
     return host
 

@@ -12,6 +12,7 @@ host memory, also where the block is in a GPU's.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -290,10 +291,13 @@ class Threshold:
     least : number
     most : int
         If a block has more, only their number is returned: it would not have the memory for them.
+    most_of_row : float
+        The same for a row of blocks.
     """
 
     least: float
     most: int
+    most_of_row: float = math.inf
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
@@ -308,3 +312,16 @@ class Threshold:
         if count > self.most:
             return count, None, None, None
         return (count, *(library.concatenate(each) for each in zip(*kept, strict=True)))
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Put parts of the same lines together; only their number, if a line of blocks has too many."""
+        counts, *arrays = zip(*parts, strict=True)
+        if sum(counts) > self.most_of_row or any(row is None for row in arrays[0]):
+            return sum(counts), None, None, None
+        return (sum(counts), *map(np.concatenate, arrays))
+
+    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
+        """Return rows, columns and values in the order of rows, and within a row of columns."""
+        _, row, column, values = part
+        order = np.argsort(row, kind="stable")
+        return row[order], column[order], values[order]
