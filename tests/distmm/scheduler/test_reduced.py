@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -16,7 +15,6 @@ from distributed import Client, LocalCluster, Scheduler
 
 import distmm
 from distmm import DoesNotFitError
-from distmm.clusters import cluster
 from distmm.graph.placement import Placement
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.grid import Grid
@@ -39,17 +37,6 @@ def operands(edge: int = EDGE) -> tuple[np.ndarray, np.ndarray]:
 def plan_of(lazy: da.Array) -> Plan:
     plan: Plan = next(layer.plan for layer in lazy.dask.layers.values() if isinstance(layer, ProductLayer))
     return plan
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let plans find so many bytes on each worker."""
-    described = cluster.describe
-
-    def limit(size: int) -> None:
-        monkeypatch.setattr(cluster, "describe", lambda *args, **how: replace(described(*args, **how), memory=size))
-
-    return limit
 
 
 @pytest.mark.parametrize("is_reduced", [False, True])

@@ -36,17 +36,6 @@ def current(client: Client) -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let plans find so many bytes on each worker."""
-    described = cluster.describe
-
-    def limit(size: int) -> None:
-        monkeypatch.setattr(cluster, "describe", lambda *args, **how: replace(described(*args, **how), memory=size))
-
-    return limit
-
-
 def operands() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     return rng.integers(-9, 9, (M, K)).astype("f8"), rng.integers(-9, 9, (K, N)).astype("f8")
