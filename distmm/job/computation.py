@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from weakref import WeakMethod
 
@@ -172,18 +173,26 @@ class Computation:
         return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(blocks) // 2)
 
     def _take(self, future: Future) -> None:
-        """Take what a writing task says; a block that it rejected is made again, on another worker if there is one."""
-        record = future.result()
-        self.seen.add(record)
+        """Take what writing tasks say: that of `future`, and those which have ended meanwhile."""
+        certified: list[Block] = []
+        try:
+            for record in _results(self.client, [future, *self.waves.others()]):
+                self.seen.add(record)
+                if not record["written"]:
+                    self._make_again(record)
+                    continue
+                self.written += 1
+                if record.get("residual") is not None:
+                    self.residual = max(record["residual"], self.residual or 0.0)
+                certified.append((record["i"], record["j"]))
+        finally:
+            if certified and self.writer.tolerance is not None:
+                self._event("certified", blocks=certified)
+
+    def _make_again(self, record: Json) -> None:
+        """Have a block that was rejected made again, on another worker if there is one."""
         i, j = record["i"], record["j"]
-        if record["written"]:
-            self.written += 1
-            if record.get("residual") is not None:
-                self.residual = max(record["residual"], self.residual or 0.0)
-            if self.writer.tolerance is not None:
-                self._event("certified", i=i, j=j)
-            return
-        self._event("certificate-failure", i=i, j=j)
+        self._event("certificate-failure", blocks=[(i, j)])
         before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (i, j)), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
@@ -229,6 +238,18 @@ class Computation:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
         if figures is not None:
             self.progress(figures)
+
+
+def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
+    """Yield the results of tasks that have ended, up to the first that has failed, whose error is raised.
+
+    They come in one message: a message for each takes as long as a small task.
+    """
+    there = list(takewhile(lambda future: future.status == "finished", futures))
+    if there:
+        yield from client.gather(there)
+    for future in futures[len(there) :]:
+        yield future.result()
 
 
 def _wrong(record: Json, before: Json | None) -> str:
