@@ -10,10 +10,14 @@ from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 
 from tests import forked
+from tests.apart import Ended, Programs
 
 # No example fails for the time that it takes, and each run draws the same ones.
 settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("distmm")
+
+
+PROGRAMS = pytest.StashKey[Programs]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,6 +35,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, needed in marked:
         if count < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), {count} usable: {device.why_no_gpu()}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        session.config.stash[PROGRAMS] = Programs(session.items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if PROGRAMS in session.config.stash:
+        session.config.stash[PROGRAMS].end()
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest) -> Ended:
+    """What the program of a test has said, and its exit code (`tests/apart.py`)."""
+    return request.config.stash[PROGRAMS].of[request.node.nodeid].result()
 
 
 @pytest.fixture(scope="session")

