@@ -1,20 +1,25 @@
-"""Tests that are programs of their own, such as a pytest in another mode, run beside the other tests.
+"""Tests that wait for another process all the time: it runs beside the other tests, most of which keep one core busy.
 
-Most tests keep one core busy. A test marked ``@pytest.mark.apart(program=program)`` only waits for a program, and looks at what
-it has said. ``program(folder)`` returns its command and its environment. The programs of the tests that are selected
-start with the session, one after the other, and the fixture `ended` waits for that of its test.
+- ``@pytest.mark.apart(program=...)``: ``program(folder)`` returns the command and the environment of a program, such
+  as a pytest in another mode. The fixture `ended` is what it has said.
+- ``@pytest.mark.apart(function=...)``: the function is called with the parameters of the test, and the fixture `made`
+  is what it returns.
+
+What the selected tests wait for runs from the beginning of the session, one after the other.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,16 +27,30 @@ Program = Callable[[Path], tuple[list[str], dict[str, str]]]
 Ended = subprocess.CompletedProcess[str]
 
 
-class Programs:
-    """The programs of a session."""
+class Apart:
+    """What runs beside the tests of a session.
+
+    Attributes
+    ----------
+    of : dict
+        What a test waits for, by its node id.
+    """
 
     def __init__(self, items: Iterable[pytest.Item]) -> None:
-        self.thread = ThreadPoolExecutor(1)
-        self.running: subprocess.Popen[str] | None = None
-        self.of: dict[str, Future[Ended]] = {}
+        self.of: dict[str, Future[Any]] = {}
+        self._thread = ThreadPoolExecutor(1)
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))  # starts with the first function
+        self._program: subprocess.Popen[str] | None = None
+        functions = []
         for item in items:
-            if (mark := item.get_closest_marker("apart")) is not None:
-                self.of[item.nodeid] = self.thread.submit(self._run, mark.kwargs["program"])
+            if (mark := item.get_closest_marker("apart")) is None:
+                continue
+            if "program" in mark.kwargs:
+                self.of[item.nodeid] = self._thread.submit(self._run, mark.kwargs["program"])
+            else:
+                functions.append((item, mark.kwargs["function"]))
+        for item, function in functions:  # many, for tests at the end of the session
+            self.of[item.nodeid] = self._thread.submit(self._call, function, item.callspec.params)  # type: ignore[attr-defined]
 
     def _run(self, program: Program) -> Ended:
         with tempfile.TemporaryDirectory(prefix="distmm-apart-", ignore_cleanup_errors=True) as folder:
@@ -39,14 +58,18 @@ class Programs:
             with subprocess.Popen(
                 command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 start_new_session=True,
-            ) as self.running:  # fmt: skip
-                out, err = self.running.communicate()
-            return Ended(command, self.running.returncode, out, err)
+            ) as self._program:  # fmt: skip
+                out, err = self._program.communicate()
+            return Ended(command, self._program.returncode, out, err)
+
+    def _call(self, function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
+        return self._process.submit(function, **parameters).result()
 
     def end(self) -> None:
-        """Kill what no test has waited for."""
-        self.thread.shutdown(wait=False, cancel_futures=True)
-        if self.running is not None and self.running.poll() is None:
+        """End what no test has waited for."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
+        if self._program is not None and self._program.poll() is None:
             with suppress(ProcessLookupError):
-                os.killpg(self.running.pid, signal.SIGKILL)
-        self.thread.shutdown()
+                os.killpg(self._program.pid, signal.SIGKILL)
+        self._thread.shutdown()
+        self._process.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import dask
 import pytest
@@ -10,14 +11,14 @@ from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 
 from tests import forked
-from tests.apart import Ended, Programs
+from tests.apart import Apart, Ended
 
 # No example fails for the time that it takes, and each run draws the same ones.
 settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("distmm")
 
 
-PROGRAMS = pytest.StashKey[Programs]()
+APART = pytest.StashKey[Apart]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -39,18 +40,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     if not session.config.option.collectonly:
-        session.config.stash[PROGRAMS] = Programs(session.items)
+        session.config.stash[APART] = Apart(session.items)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if PROGRAMS in session.config.stash:
-        session.config.stash[PROGRAMS].end()
+    if APART in session.config.stash:
+        session.config.stash[APART].end()
 
 
 @pytest.fixture
 def ended(request: pytest.FixtureRequest) -> Ended:
     """What the program of a test has said, and its exit code (`tests/apart.py`)."""
-    return request.config.stash[PROGRAMS].of[request.node.nodeid].result()
+    return request.config.stash[APART].of[request.node.nodeid].result()
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Any:
+    """What the function of a test has returned in another process (`tests/apart.py`)."""
+    return request.config.stash[APART].of[request.node.nodeid].result()
 
 
 @pytest.fixture(scope="session")

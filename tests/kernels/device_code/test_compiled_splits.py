@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
 
 from distmm_kernels.emulation.formats import FP16_PAIR, TF32, TF32_PAIR
+from tests.kernels.device_code import builds
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
 
 KERNELS = [
     ("copies.prepass", "split_rows", (FP16_PAIR, True, 8)),
@@ -41,15 +41,10 @@ KERNELS = [
 
 
 @pytest.mark.parametrize(("module", "name", "parameters"), KERNELS)
-def test_splitting_stays_in_registers_with_several_blocks_a_multiprocessor(module, name, parameters):
-    compiler = pytest.importorskip("distmm_kernels.launch.compiler")
-    try:
-        compiler.versions()
-    except Exception as error:  # each library's own error when its file is not there
-        pytest.skip(f"the CUDA compiler is not installed: {error}")
-    source = getattr(importlib.import_module(f"distmm_kernels.device_code.{module}"), name)(*parameters)
-    built = compiler.build(source, (9, 0))
+@pytest.mark.apart(function=builds.splitting)
+def test_splitting_stays_in_registers_with_several_blocks_a_multiprocessor(made, module, name, parameters):
+    built, blocks = made
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in built.log
     registers = int(re.search(r"[Uu]sed (\d+) registers", built.log).group(1))
-    assert source.blocks >= (2 if module == "reconstruct_complex" else 3)
-    assert registers * source.threads * source.blocks <= 65536
+    assert blocks >= (2 if module == "reconstruct_complex" else 3)
+    assert registers * built.threads * blocks <= 65536
