@@ -5,7 +5,7 @@
 - ``@pytest.mark.apart(function=...)``: the function is called with the parameters of the test, and the fixture `made`
   is what it returns.
 
-What the selected tests wait for runs from the beginning of the session, one after the other.
+What the selected tests wait for runs from the beginning of the session, one after the other, and they come last.
 """
 
 from __future__ import annotations
@@ -18,13 +18,23 @@ import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 Program = Callable[[Path], tuple[list[str], dict[str, str]]]
-Ended = subprocess.CompletedProcess[str]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A program that has ended: exit code, what it has said, and its folder, which is there until the session ends."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+    folder: Path
 
 
 class Apart:
@@ -41,26 +51,24 @@ class Apart:
         self._thread = ThreadPoolExecutor(1)
         self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))  # starts with the first function
         self._program: subprocess.Popen[str] | None = None
-        functions = []
+        self._folder = tempfile.TemporaryDirectory(prefix="distmm-apart-", ignore_cleanup_errors=True)
         for item in items:
             if (mark := item.get_closest_marker("apart")) is None:
                 continue
             if "program" in mark.kwargs:
                 self.of[item.nodeid] = self._thread.submit(self._run, mark.kwargs["program"])
             else:
-                functions.append((item, mark.kwargs["function"]))
-        for item, function in functions:  # many, for tests at the end of the session
-            self.of[item.nodeid] = self._thread.submit(self._call, function, item.callspec.params)  # type: ignore[attr-defined]
+                parameters = item.callspec.params  # type: ignore[attr-defined]  # of tests with parameters
+                self.of[item.nodeid] = self._thread.submit(self._call, mark.kwargs["function"], parameters)
 
     def _run(self, program: Program) -> Ended:
-        with tempfile.TemporaryDirectory(prefix="distmm-apart-", ignore_cleanup_errors=True) as folder:
-            command, environment = program(Path(folder))
-            with subprocess.Popen(
-                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                start_new_session=True,
-            ) as self._program:  # fmt: skip
-                out, err = self._program.communicate()
-            return Ended(command, self._program.returncode, out, err)
+        folder = Path(tempfile.mkdtemp(dir=self._folder.name))
+        command, environment = program(folder)
+        with subprocess.Popen(
+            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ) as self._program:
+            out, err = self._program.communicate()
+        return Ended(self._program.returncode, out, err, folder)
 
     def _call(self, function: Callable[..., Any], parameters: dict[str, Any]) -> Any:
         return self._process.submit(function, **parameters).result()
@@ -73,3 +81,4 @@ class Apart:
                 os.killpg(self._program.pid, signal.SIGKILL)
         self._thread.shutdown()
         self._process.shutdown()
+        self._folder.cleanup()

@@ -22,6 +22,7 @@ APART = pytest.StashKey[Apart]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("apart") is not None)
     needs = {"gpu": 1, "multigpu": 2}
     marked = [
         (item, max(n for mark, n in needs.items() if item.get_closest_marker(mark)))
