@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from weakref import WeakMethod
 
@@ -203,23 +204,30 @@ class Computation:
         return Names(a.name, b.name, product, None if c0 is None else c0.name), chains
 
     def _take(self, future: Future) -> None:
-        """Take what a writing task says; a block that it rejected is made again, on another worker if there is one."""
-        record = future.result()
-        self.seen.add(record)
-        i, j = record["i"], record["j"]
-        result = self.spec.result
-        if record["written"]:
-            self.written += 1
-            if record.get("residual") is not None:
-                self.residual = max(record["residual"], self.residual or 0.0)
-            if self.writer.tolerance is not None:
-                for column in result.columns(j, len(self.plan.blocking.n)):
-                    self._event("certified", i=i, j=column)
-            self.kept.take(record)
-            return
+        """Take what writing tasks say: that of `future`, and those which have ended meanwhile."""
+        certified: list[Unit] = []
+        try:
+            for record in _results(self.client, [future, *self.waves.others()]):
+                self.seen.add(record)
+                if not record["written"]:
+                    self._make_again(record)
+                    continue
+                self.written += 1
+                if record.get("residual") is not None:
+                    self.residual = max(record["residual"], self.residual or 0.0)
+                columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
+                certified.extend((record["i"], column) for column in columns)
+                self.kept.take(record)
+        finally:
+            if certified and self.writer.tolerance is not None:
+                self._event("certified", blocks=certified)
+
+    def _make_again(self, record: Json) -> None:
+        """Have a block that was rejected made again, on another worker if there is one."""
+        i, j, result = record["i"], record["j"], self.spec.result
         if "too_many" in record:
             self.kept.refuse(record)
-        self._event("certificate-failure", i=i, j=j)
+        self._event("certificate-failure", blocks=[(i, j)])
         before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (i, j)), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
@@ -267,6 +275,18 @@ class Computation:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
         if figures is not None:
             self.progress(figures)
+
+
+def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
+    """Yield the results of tasks that have ended, up to the first that has failed, whose error is raised.
+
+    They come in one message: a message for each takes as long as a small task.
+    """
+    there = list(takewhile(lambda future: future.status == "finished", futures))
+    if there:
+        yield from client.gather(there)
+    for future in futures[len(there) :]:
+        yield future.result()
 
 
 def _wrong(record: Json, before: Json | None) -> str:

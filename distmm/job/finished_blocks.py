@@ -59,5 +59,5 @@ class FinishedBlocks:
 
     def _drop(self, i: int, j: int) -> None:
         """Remove the marker of a block, which is so made again."""
-        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
+        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [(i, j)]})
         os.unlink(self.folder.marker(i, j))

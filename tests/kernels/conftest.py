@@ -37,3 +37,18 @@ def live_memory(gpu):
             yield live
 
     return counted
+
+
+@pytest.fixture(scope="session")
+def cuda_compiler():
+    """Skips where kernels cannot be compiled, and says what is missing."""
+    from numba import config
+
+    from distmm_kernels.launch import compiler
+
+    if config.ENABLE_CUDASIM:
+        pytest.skip("the simulator compiles nothing")
+    try:
+        compiler.versions()
+    except Exception as error:  # each library's own error when its file is not there
+        pytest.skip(f"the CUDA compiler is not installed: {error}")

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 
 from distmm.worker import gpu
-from distmm.worker.tasks.largest import by_rows
+from distmm.worker.tasks.rows import by_rows
 
 __all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of", "weighing"]
 

@@ -25,8 +25,9 @@ from distmm.worker import gpu
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks import largest_on_gpu
 from distmm.worker.tasks.epilogue import Block, flipped
-from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
+from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
+from distmm.worker.tasks.rows import by_rows, pieces
 
 __all__ = [
     "BlockReduction",

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.worker import tasks
-from distmm.worker.tasks import largest as module
-from distmm.worker.tasks import metrics
-from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
+from distmm.worker.tasks import metrics, rows
+from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.reductions import on_host
+from distmm.worker.tasks.rows import by_rows, pieces
 
 TYPES = ["f4", "f8", "f2", "i1", "u8", "?"]
 
@@ -63,7 +63,7 @@ def test_bfloat16_is_ordered_like_float32() -> None:
 def test_pieces_of_rows_make_up_the_block(batch: int, m: int, n: int, piece: int) -> None:
     block = np.arange(batch * m * n).reshape(batch, m, n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.PIECE, "numpy", piece)
+        patch.setitem(rows.PIECE, "numpy", piece)
         assert all(block[index].size <= max(n, piece) for index in pieces(block))
         doubled, first = by_rows(block, lambda x, at: (2 * x, block[at][:, 0]))
     np.testing.assert_array_equal(doubled, 2 * block)
