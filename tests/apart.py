@@ -49,8 +49,9 @@ class Apart:
     def __init__(self, items: Iterable[pytest.Item]) -> None:
         self.of: dict[str, Future[Any]] = {}
         self._thread = ThreadPoolExecutor(1)
-        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))  # starts with the first function
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self._program: subprocess.Popen[str] | None = None
+        self._cwd = Path.cwd()  # tests change it, and remove where they have been
         self._folder = tempfile.TemporaryDirectory(prefix="distmm-apart-", ignore_cleanup_errors=True)
         for item in items:
             if (mark := item.get_closest_marker("apart")) is None:
@@ -58,6 +59,7 @@ class Apart:
             if "program" in mark.kwargs:
                 self.of[item.nodeid] = self._thread.submit(self._run, mark.kwargs["program"])
             else:
+                self._process.submit(int)  # starts the process here and now, not in the folder of some test
                 parameters = item.callspec.params  # type: ignore[attr-defined]  # of tests with parameters
                 self.of[item.nodeid] = self._thread.submit(self._call, mark.kwargs["function"], parameters)
 
@@ -65,7 +67,13 @@ class Apart:
         folder = Path(tempfile.mkdtemp(dir=self._folder.name))
         command, environment = program(folder)
         with subprocess.Popen(
-            command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+            command,
+            cwd=self._cwd,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         ) as self._program:
             out, err = self._program.communicate()
         return Ended(self._program.returncode, out, err, folder)

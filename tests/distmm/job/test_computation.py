@@ -12,6 +12,7 @@ import distmm
 from distmm.checking.tolerance import Tolerance
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
+from distmm.job.spec import Spec
 from distmm.transfer.counted_writes import CountedRun
 from tests.until import until
 
@@ -22,7 +23,8 @@ def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_
     unused: Any = None
     plan = distmm.plan(np.ones((4, 4)), np.ones((4, 4)), blocks=(1, 4, 1))
     writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f8")], 4), 0, 1, 0, {})
-    computation = Computation(client, unused, plan, writer, unused, unused)
+    spec = Spec.of(*2 * [np.ones((4, 4))], None)
+    computation = Computation(client, spec, plan, writer, unused, unused)
 
     def record(i: int) -> dict[str, Any]:
         if i == 2:
