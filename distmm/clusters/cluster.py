@@ -64,8 +64,11 @@ PREPARED = {
 }
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
-# of C, or what is made of parts of A and B where a guard is raised.
-WORKSPACE = dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
+# of C, what is made of parts of A and B where a guard is raised, or the sums of slices of a deep k.
+WORKSPACE = {
+    **dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29),
+    **dict.fromkeys(("hopper", "hopper_tf32", "hopper_bf16"), 1 << 26),
+}
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16

@@ -1,4 +1,4 @@
-"""Matrices whose rows are aligned, as the tensor memory accelerator loads and stores them."""
+"""Matrices whose rows are aligned, as the tensor memory accelerator loads and stores them, and sums of slices of k."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ from typing import Any
 
 import numpy as np
 
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors
+from distmm_kernels.tiles.slices import COLUMNS, THREADS
 
 __all__ = ["AlignedKernel"]
+
+ADD = "distmm_kernels.device_code.slices:add_slices"
 
 
 class AlignedKernel(CudaKernel):
     """Rows of D begin at multiples of the alignment."""
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._adders: dict[tuple[np.dtype[Any], bool], LoadedKernel] = {}
 
     def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return an array whose rows begin at multiples of the alignment."""
@@ -30,3 +41,27 @@ class AlignedKernel(CudaKernel):
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._rows(shape, dtype)
+
+    def _add_slices(self, sums: Array, c: Array | None, d: Array) -> None:
+        """Write C and the sums of slices, in ascending k, into D.
+
+        Parameters
+        ----------
+        sums
+            ``(*batch, slices, m, n)``, from `_rows`, as D is.
+        c
+            `_loadable`; it may be D.
+        """
+        key = d.dtype, c is not None
+        if key not in self._adders:
+            recipe = Recipe(ADD, (self.accumulator.name, d.dtype.name, c is not None))
+            self._adders[key] = loaded(recipe, self.device)
+        of, to = Stack.of(sums), Stack.of(d)
+        added = to if c is None else Stack.of(c)
+        values = (
+            *(of.address, of.step, of.strides[0], of.pitch, of.matrices),
+            *(added.address, added.step, added.pitch),
+            *(to.address, to.step, to.pitch, to.rows, to.columns),
+        )
+        grid = -(-to.rows * -(-to.columns // COLUMNS) // THREADS), 1, to.matrices
+        self._adders[key].launch(grid, (), values)

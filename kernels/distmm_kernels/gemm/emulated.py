@@ -26,7 +26,8 @@ from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way, by_p
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
+from distmm_kernels.tiles import slices
+from distmm_kernels.tiles.hopper_tiles import WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 
@@ -34,8 +35,6 @@ __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 SHORTEST = 256
 
 TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its neighbours lie apart along both axes
-
-MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -126,15 +125,13 @@ class Fp16x3Kernel(GuardedKernel):
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
         """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.
 
-        Only float16 halves: their products do not start from C, and are added to it in order, with the same bits.
+        Only whole ones that go the first way: their parts lie at one distance from each other.
         """
-        if k < 2 * GRANULE:
+        if k < 2 * GRANULE or d.ndim > 2 or ways[0] is not self.first:
             return 1
-        tiles = -(-d.shape[-2] // ROWS) * -(-d.shape[-1] // ROWS)
-        if d.ndim > 2 or 2 * tiles > self.device.multiprocessors or ways[0] is not Way.FP16X3:
-            return 1
-        alike = next((i for i, way in enumerate(ways) if way is not Way.FP16X3), len(ways))
-        return min(alike, k // GRANULE, MOST_AT_ONCE)
+        alike = next((i for i, way in enumerate(ways) if way is not self.first), len(ways))
+        sizes = *d.shape, min(alike, k // GRANULE)
+        return slices.at_once(*sizes, 1, 3, self.device.multiprocessors, WIDEST_OF_TWO)
 
     def _side_by_side(
         self, first: int, count: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array
@@ -142,12 +139,7 @@ class Fp16x3Kernel(GuardedKernel):
         products = self._rows((count, *d.shape), self.accumulator)
         left, right = ((operand.parts, operand.parts.side_by_side(first, count)) for operand in (a, b))
         self._tensor_cores(left, (count,), right, (count,), None, products)
-        for product in products:
-            if c is None:
-                d[...] = product
-            else:
-                self._module.add(c, product, out=d)
-            c = d
+        self._add_slices(products, self._loadable(c), d)
 
     def _tensor_cores(
         self,

@@ -22,7 +22,7 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors
-from distmm_kernels.tiles import hopper_tiles
+from distmm_kernels.tiles import hopper_tiles, slices
 from distmm_kernels.tiles.hopper_tiles import STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
@@ -61,7 +61,8 @@ class HopperOperand:
 class HopperKernel(AlignedKernel):
     """float16 and bfloat16 accumulated in float32, int8 in int32.
 
-    Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions.
+    Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions: of
+    one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`).
     """
 
     name = "hopper"
@@ -121,17 +122,46 @@ class HopperKernel(AlignedKernel):
     def _multiply(
         self, a: HopperOperand, b: HopperOperand, a_stack: Stack, b_stack: Stack, c: Array | None, d: Array
     ) -> None:
-        to = Stack.for_tensor_map(d)
+        to, k, majors = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major)
+        deep = k > STRETCH and self.operand != "int8"
+        if k > STRETCH:
+            sizes = to.rows, to.columns, slices.count(k), to.matrices, 1
+            together = slices.at_once(*sizes, self.device.multiprocessors, WIDEST_OF_TWO if deep else 256)
+            if together > 1:
+                self._in_slices(k, together, majors, (a_stack, b_stack), c, d)
+                return
         added = None if c is None else Stack.for_tensor_map(c)
-        deep = a.shape[-1] > STRETCH and self.operand != "int8"
-        key = to.shape, a.major, b.major, d.dtype, c is not None, deep
+        self._gemm(majors, to, d.dtype, deep, False, c is not None)((a_stack,), (b_stack,), added, to)
+
+    def _gemm(
+        self, majors: tuple[Any, Any], to: Stack, dtype: np.dtype[Any], promotes: bool, sliced: bool, adds: bool
+    ) -> HopperGemm:
+        key = majors, to.shape, dtype, promotes, sliced, adds
         gemm = self._gemms.get(key)
         if gemm is None:
-            widest = WIDEST_OF_TWO if deep else 256
+            widest = WIDEST_OF_TWO if promotes else 256
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
-            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, promotes=deep, adds=c is not None)
+            output: Any = dtype.name
+            tile = HopperTile(self.operand, output, columns, *majors, 1, promotes, sliced, adds)
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
-        gemm((a_stack,), (b_stack,), added, to)
+        return gemm
+
+    def _in_slices(
+        self, k: int, together: int, majors: tuple[Any, Any], stacks: tuple[Stack, Stack], c: Array | None, d: Array
+    ) -> None:
+        """Multiply slices of k at the same time, ``together`` of them in each run, and add their sums in order."""
+        last = slices.count(k)
+        total = d if d.dtype == self.accumulator or together == last else self._rows(d.shape, self.accumulator)
+        for first, after in slices.runs(last, together):
+            left, right = (
+                stack.part(-1 if major == "k" else -2, first * STRETCH, min(after * STRETCH, k))
+                for stack, major in zip(stacks, majors, strict=True)
+            )
+            sums = self._rows((*d.shape[:-2], after - first, *d.shape[-2:]), self.accumulator)
+            to = Stack.for_tensor_map(sums.reshape(-1, *sums.shape[-2:]))
+            self._gemm(majors, to, self.accumulator, False, True, False)((left,), (right,), None, to)
+            self._add_slices(sums, c, d if after == last else total)
+            c = total
 
 
 class HopperTf32Kernel(HopperKernel):

@@ -111,8 +111,8 @@ class ResidueKernel(GuardedKernel):
             high, wide = down.stop - down.start, across.stop - across.start
             pitch = row_pitch(wide, 1)
             to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
-            of_a = left.rows_from(down.start, high)
-            of_b = right.rows_from(across.start, wide)
+            of_a = left.part(-2, down.start, down.stop)
+            of_b = right.part(-2, across.start, across.stop)
             self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
             values = (
                 *(to.address, to.step, pitch, row_factors + 8 * down.start, column_factors + 8 * across.start),

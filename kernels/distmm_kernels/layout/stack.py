@@ -117,10 +117,11 @@ class Stack(NamedTuple):
         """Return the description of matrices that lie in the same way elsewhere."""
         return Stack(address, self.shape, self.strides, self.itemsize)
 
-    def rows_from(self, first: int, count: int) -> Stack:
-        """Describe ``count`` rows of each matrix, from row ``first`` on."""
-        shape = *self.shape[:-2], count, self.columns
-        return Stack(self.address + first * self.pitch, shape, self.strides, self.itemsize)
+    def part(self, axis: int, first: int, after: int) -> Stack:
+        """Describe the rows (axis -2) or columns (-1) of each matrix from ``first`` up to the one before ``after``."""
+        shape = list(self.shape)
+        shape[axis] = after - first
+        return Stack(self.address + first * self.strides[axis], tuple(shape), self.strides, self.itemsize)
 
 
 def address(array: Array) -> int:

@@ -138,9 +138,12 @@ def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | No
 
 def tf32x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 32) -> Float32:
     """Return ``c + a @ b`` as the kernel ``tf32x3`` computes it; the parameters are those of `fp16x3`."""
-    total = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
-    (a_hi, a_lo, _), (b_hi, b_lo, _) = split_tf32(a), split_tf32(b)
-    return _promoted(total, (a_lo, b_hi), (a_hi, b_lo), (a_hi, b_hi), promotion=promotion)
+    d = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
+    for first in range(0, a.shape[1], GRANULE):
+        (a_hi, a_lo, _), (b_hi, b_lo, _) = (split_tf32(x[first : first + GRANULE]) for x in (a.T, b))
+        pairs = (a_lo.T, b_hi), (a_hi.T, b_lo), (a_hi.T, b_hi)
+        d = d + _promoted(np.zeros_like(d), *pairs, promotion=promotion)
+    return d
 
 
 def one_product(a: NDArray[Any], b: NDArray[Any], c: Float32 | None = None, promotion: int | None = STRETCH) -> Float32:

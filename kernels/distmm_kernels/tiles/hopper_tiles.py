@@ -27,6 +27,7 @@ __all__ = [
     "Output",
     "best_columns",
     "box_place",
+    "cost",
     "place",
 ]
 
@@ -83,6 +84,9 @@ class HopperTile:
     promotes
         Whether k may exceed `STRETCH`, in one float product: the sum of each `STRETCH` steps is then taken out, and
         added to float32 totals, which start from C.
+    sliced
+        Whether each `STRETCH` steps of k are a product of their own, which D has a matrix for
+        (`distmm_kernels.tiles.slices`).
     adds
         Whether there is a C of the accumulator's type.
     scaled
@@ -103,6 +107,7 @@ class HopperTile:
     b_major: Literal["k", "n"] = "n"
     products: Literal[1, 3] = 1
     promotes: bool = False
+    sliced: bool = False
     adds: bool = False
     scaled: bool = False
     buffers: int = 2
@@ -113,6 +118,8 @@ class HopperTile:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
         if self.promotes and (self.products == 3 or self.operand == "int8"):
             raise ValueError(f"{self}: three products are taken out each stage, and sums of int8 products are exact")
+        if self.sliced and (self.two_sets or self.adds or self.output != self.accumulator):
+            raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
         if (self.operand == "int8") != (self.output in ("int32", "int8")):
             raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, or reduced; all others float")
         if self.output == "int8" and (self.adds or self.columns % self.box_columns):
@@ -135,7 +142,7 @@ class HopperTile:
     @property
     def starts_from_c(self) -> bool:
         """Whether totals start from C. Otherwise it is added last, rounded to nearest: tensor cores would truncate."""
-        return self.adds and not self.scaled and (self.two_sets or self.accumulator == "int32")
+        return self.adds and (self.promotes or self.accumulator == "int32")
 
     @property
     def itemsize(self) -> int:
@@ -264,10 +271,11 @@ def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int
 
     A wide tile loads less for each multiplication. Narrow ones balance a small product, or the last round, better.
     """
+    widths = (columns for columns in RATES[products] if columns <= widest)
+    return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns))
 
-    def cost(columns: int) -> float:
-        tiles = -(-m // ROWS) * batch * -(-n // columns)
-        return -(-tiles // multiprocessors) * columns / rates[columns]
 
-    rates = {columns: rate for columns, rate in RATES[products].items() if columns <= widest}
-    return min(rates, key=cost)
+def cost(m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int) -> float:
+    """Time of products ``(batch, m, n)`` by tiles of a width, in that of one column of a tile of the best width."""
+    tiles = -(-m // ROWS) * batch * -(-n // columns)
+    return -(-tiles // multiprocessors) * columns / RATES[products][columns]

@@ -17,6 +17,7 @@ from distmm.planning.search import make_plan
 from distmm_kernels.emulation.residues import STRETCH, Layout
 from distmm_kernels.gemm import guarded, residues
 from distmm_kernels.gemm.residues import split_steps
+from distmm_kernels.tiles import slices
 
 F8 = np.dtype("f8")
 SPEC = spec("cuda", [{"kernel": "residues", "threads": 2, "memory": 120 << 30, "granule": 8192}], F8)
@@ -48,7 +49,12 @@ def test_no_operand_has_more_residues_than_the_planner_counts(rows: int, k: int)
 
 def test_plans_count_what_guarded_granules_take() -> None:
     for name in ("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"):
-        assert WORKSPACE[name] == guarded.WORKSPACE
+        assert WORKSPACE[name] == guarded.WORKSPACE > slices.WORKSPACE
+
+
+def test_plans_count_the_sums_of_slices() -> None:
+    for name in ("hopper", "hopper_tf32", "hopper_bf16"):
+        assert WORKSPACE[name] == slices.WORKSPACE
 
 
 def test_plans_of_many_tasks_count_a_workspace_for_each_at_work() -> None:

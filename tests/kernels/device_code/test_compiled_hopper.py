@@ -31,6 +31,9 @@ TILES = [
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
     HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),
+    HopperTile("bfloat16", "float32", sliced=True),
+    HopperTile("float16", "float32", 128, a_major="m", b_major="k", sliced=True),
+    HopperTile("int8", "int32", b_major="k", sliced=True),
 ]
 
 INSTRUCTIONS = {

@@ -203,13 +203,14 @@ def test_the_guarded_granule_alone_goes_another_way(kernel_for, name):
     assert ways(kernel_for(name), a, b) == [first, "IEEE", "TF32X3"]
 
 
-def test_granules_side_by_side_have_the_bits_of_one_after_the_other(kernel_for):
+@NAMES
+def test_granules_side_by_side_have_the_bits_of_one_after_the_other(kernel_for, name):
     a, b, c = (
         on_gpu(normal((300, 4 * GRANULE + 900), 1)),
         on_gpu(normal((4 * GRANULE + 900, 260), 2)),
         normal((300, 260), 3),
     )
-    kernel = kernel_for("fp16x3")
+    kernel = kernel_for(name)
     for order in ("C", "F"):
         x, y = (kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(on_gpu(b, order)))
         for start in (None, on_gpu(c)):

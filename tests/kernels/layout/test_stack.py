@@ -127,7 +127,7 @@ def test_the_tensor_memory_accelerator_loads_aligned_rows_only(address, shape, s
 @given(st.integers(0, 8), st.integers(1, 4))
 def test_rows_of_a_stack_lie_where_those_of_the_array_do(first, count):
     whole = np.zeros((3, 12, 5), np.float32)
-    assert placed(whole).rows_from(first, count) == placed(whole[:, first : first + count])
+    assert placed(whole).part(-2, first, first + count) == placed(whole[:, first : first + count])
 
 
 ROWS = (480, 32, 1)  # strides in elements of (5, 9, 12): C order, Fortran order, neither

@@ -43,7 +43,7 @@ DEEP = [
     for operand, output, columns, adds in itertools.product(
         ("bfloat16", "tfloat32"), ("float32", "float16"), (64, 128, 192), (False, True)
     )
-]
+] + [HopperTile("bfloat16", "float32", columns, sliced=True) for columns in (64, 128, 192, 256)]
 ALL = FLOATS + OTHERS + BYTES + THREE + DEEP
 
 
@@ -87,6 +87,9 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"operand": "tfloat32"}, "contiguous along k"),
         ({"operand": "int8", "output": "int32", "a_major": "m", "b_major": "k"}, "contiguous along k"),
         ({"columns": 192, "products": 3, "buffers": 6}, "1 stage"),
+        ({"sliced": True, "adds": True}, "added to C and to each other later"),
+        ({"sliced": True, "promotes": True, "columns": 192}, "added to C and to each other later"),
+        ({"sliced": True, "output": "float16"}, "sums of the accumulator's type"),
         ({"output": "int8"}, "float16 to int8"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
@@ -124,8 +127,8 @@ def test_the_chosen_width_is_legal_and_wastes_no_more_than_the_narrowest(m, n, b
 @pytest.mark.parametrize("tile", [tile for tile in ALL if tile.accumulator == "float32"], ids=str)
 def test_no_tensor_core_adds_a_float_product_to_c(tile):
     """It would truncate the sum of both, in each of the steps."""
-    adding = dataclasses.replace(tile, adds=True)
-    assert adding.starts_from_c == (adding.two_sets and not adding.scaled), "totals, which threads add to"
+    adding = dataclasses.replace(tile, adds=True, sliced=False)
+    assert adding.starts_from_c == adding.promotes, "totals, which threads add to"
     assert not dataclasses.replace(tile, adds=False).starts_from_c
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma
-from distmm_kernels.device_code.hopper.ring import following, locate
+from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
 
 __all__ = ["load_tiles"]
@@ -27,7 +27,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     start_from_c, add_c = tile.starts_from_c, tile.adds and not tile.starts_from_c
     rows, columns, depth = uint32(ROWS), uint32(tile.columns), uint32(tile.depth)
-    load_stage, load_c, after = _load_stage(tile), _load_c(tile), following(tile)
+    load_stage, load_c, after, own = _load_stage(tile), _load_c(tile), following(tile), slice_of(tile)
 
     def load(ring, grid, t, last, maps, steps):
         stage = uint32(0)
@@ -37,10 +37,11 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
             m0, n0, c_matrix = int32(i * rows), int32(j * columns), int32(z * uint32(steps[2]))
             if start_from_c:
                 stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+            matrix, first, steps_of_k = own(z, last)
             k = uint32(0)
-            while k < last:
+            while k < steps_of_k:
                 barriers.wait(ring.empty + stage * uint32(8), parity)
-                load_stage(ring, stage, maps, m0, n0, int32(k), z, steps)
+                load_stage(ring, stage, maps, m0, n0, int32(first + k), matrix, steps)
                 k += depth
                 stage, parity = after(stage, parity)
             if add_c:

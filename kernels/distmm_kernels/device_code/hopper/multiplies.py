@@ -13,7 +13,7 @@ from typing import Any
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma, wgmma
 from distmm_kernels.device_code.hopper.epilogue import read_c, residue, scale, store_d
-from distmm_kernels.device_code.hopper.ring import following, locate
+from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, STRETCH, WARP_ROWS, HopperTile, box_place
 
 __all__ = ["multiply_tiles"]
@@ -33,7 +33,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
     clear, take_c = wgmma.clear(accumulators), _take_c(tile, added=False)
-    finish, store = _finish(tile), store_d(tile)
+    finish, store, own = _finish(tile), store_d(tile), slice_of(tile)
     multiply = _three_products(tile) if three else _stretches(tile) if tile.promotes else _one_product(tile)
 
     def consume(ring, grid, t, last, n, thread, warpgroup, d, scales):
@@ -57,7 +57,8 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
                 stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
             else:
                 clear(totals)
-            stage, parity = multiply(acc, totals, ring, stage, parity, last, half, lane, mine, other)
+            _, _, steps = own(z, last)
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
             stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
             left = int32(n) - int32(column)
             store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left)

@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers
-from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, HopperTile, place
+from distmm_kernels.tiles import slices
+from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place
 
-__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate"]
+__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate", "slice_of"]
 
 uint32 = types.uint32
 
@@ -81,3 +82,20 @@ def locate(grid, t):
     z = uint32(t // grid.each)
     i, j = _place(uint32(t - z * grid.each), grid.high, grid.wide, uint32(GROUP))
     return z, i, j
+
+
+def slice_of(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Make ``(z, k)``: of matrix ``z`` of D, the matrix of A and B, the first step of k, and how many steps it has.
+
+    The last slice has as many steps as the others: beyond k there are zeros, and a number that is not known to be the
+    same in all threads would take the TMA's loop off the uniform datapath.
+    """
+    if not tile.sliced:
+        return inlined(lambda z, k: (z, uint32(0), k))
+    find, stretch = inlined(slices.place), uint32(STRETCH)
+
+    def sliced(z, k):
+        matrix, first = find(z, k)
+        return matrix, first, stretch
+
+    return inlined(sliced)
