@@ -31,7 +31,7 @@ def add_slices(accumulator: str, output: str, adds: bool) -> Source:
     output
         Type of D. A narrower one is rounded to nearest even at the end.
     adds
-        Whether there is a C.
+        Whether there is a C. Otherwise the total begins at the first sum, not at +0: it is -0 where all sums are.
 
     The kernel's parameters, unsigned and of 64 bits: the address of the sums, bytes from one sum to the next, from one
     matrix to the next and from one row to the next, and how many sums a matrix has; the address of C, bytes from one

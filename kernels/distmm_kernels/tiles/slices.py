@@ -3,6 +3,11 @@
 A multiprocessor needs a tile. Where C has few tiles, the stretches of k, whose sums are added to C one after the other,
 are products of their own, and one more kernel adds their results, in the same order. So the bits are the same, and
 slicing may depend on shape and GPU. Where slices begin depends on k alone: at multiples of the stretch.
+
+The sign of a zero may differ in a product without C. Where one multiprocessor adds slices, its total begins at +0.
+Where they are added later, the total begins at the first sum: it is -0 if all sums are. Tensor cores return -0 for a
+negative sum that float32 cannot hold, such as -1e-60, by the model in `distmm_kernels.reference.twins`; this was not
+tried on a GPU. Three products do the same in both ways: each granule is stored before the next one is added to it.
 """
 
 from __future__ import annotations
