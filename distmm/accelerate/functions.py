@@ -12,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 
+from distmm import config
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
 from distmm.api import einsum as contractions
@@ -22,9 +23,9 @@ __all__ = ["REPLACEMENTS"]
 
 log = logging.getLogger("distmm.accelerate")
 
-# Operations below which a product stays Dask's: 3 ms of a core in float64, where planning takes 2 to 4 ms, and on a
-# cluster a question to all of its workers too.
-MIN_FLOPS = 1e8
+# The setting that says which products are too small, and all that products read.
+MIN_FLOPS = "accelerate.min-flops"
+SETTINGS = ("precision", "kernel", "device", MIN_FLOPS)
 
 Chunks = tuple[tuple[int, ...], ...]
 Label = int | str
@@ -145,7 +146,7 @@ def _kept(c: da.Array, a: da.Array, b: da.Array) -> da.Array:
 
 
 def _check_flops(flops: float) -> None:
-    least = float(dask.config.get("distmm.accelerate.min-flops", MIN_FLOPS))
+    least = float(config.chosen(MIN_FLOPS))
     if flops < least:
         raise StaysDasks(f"{flops:.3g} operations are less than {least:.3g}")
 
@@ -156,6 +157,8 @@ def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]
 
     @wraps(by_dask)
     def chosen(*args: Any, **kwargs: Any) -> Any:
+        for setting in SETTINGS:  # one that cannot be used is an error, and no reason to call Dask's function
+            config.chosen(setting)
         try:
             result = by_distmm(*args, **kwargs)
         except (StaysDasks, InputError) as reason:  # InputError: also what does not fit into the cluster's memory
