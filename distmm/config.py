@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("distmm.yaml"
 
 dask.config.update_defaults({"distmm": DEFAULTS})
 
-# The values that some settings may have.
+# Settings that have one of a few values.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "device": ("auto", "cpu", "gpu"),

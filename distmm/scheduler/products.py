@@ -152,7 +152,7 @@ class Products:
         return arranged
 
     def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
-        """List what the chains of a product make and has not left; nothing if it is not streamed."""
+        """List the blocks of a streamed product that are still to be made, or in memory; none of another product."""
         product = self.products.get(name)
         if product is None or product.slots is None or not product.limits.wave_orders:
             return []
