@@ -133,7 +133,7 @@ def threshold(
     from distmm.job import threshold as job
     from distmm.job.reduction import Threshold
 
-    least = int(t) if t.is_integer() else t
+    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
     product: dict[str, Any] = {
         "transa": transa,
         "transb": transb,

@@ -158,7 +158,7 @@ class _Columns:
             least = _in_order(values[-1:], self.reduction, self.tolerance)[0]
             belongs = truth > least
         else:
-            least, belongs = self.reduction.t, truth >= self.reduction.t
+            least, belongs = float(self.reduction.t), truth >= self.reduction.t
         at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
         found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
         what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
@@ -288,7 +288,9 @@ def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction:
     if isinstance(reduction, TopK):
         falls = values[1:] < values[:-1] if reduction.metric == "euclidean" else values[1:] > values[:-1]
         return f"row {row} is not in the order of its values" if falls.any() else None
-    return f"row {row} has values below the threshold" if (values < reduction.t).any() else None
+    with np.errstate(over="ignore"):  # a threshold beyond the type of the values is infinite
+        below = values < reduction.t
+    return f"row {row} has values below the threshold" if below.any() else None
 
 
 def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:

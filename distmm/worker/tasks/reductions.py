@@ -304,7 +304,8 @@ class Threshold:
         """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
-            found = sortable(block[rows]) >= self.least
+            with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
+                found = sortable(block[rows]) >= self.least
             count += int(library.count_nonzero(found))
             if count <= self.most:
                 places = library.flatnonzero(found)

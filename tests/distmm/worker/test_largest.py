@@ -154,6 +154,7 @@ def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
     assert count == 3
     assert [each.tolist() for each in kept] == [[0, 1, 1], [12, 10, 11], [3.0, 2.0, 2.0]]
     assert tasks.Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
+    assert tasks.Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
 
 
 @pytest.mark.gpu
