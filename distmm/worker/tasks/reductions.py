@@ -23,7 +23,7 @@ import numpy as np
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.gpu_copies import to_host
-from distmm.worker.tasks import largest_on_gpu
+from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.epilogue import Block, flipped
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
@@ -158,8 +158,8 @@ class Largest:
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
         k, metric = min(self.k, block.shape[-1]), self.metric
-        if largest_on_gpu.suits(block, k, metric):
-            values, columns = largest_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
+        if reductions_on_gpu.finds_largest(block, k, metric):
+            values, columns = reductions_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
             return (values, columns + first, *(() if norms is None else norms[:1]))
 
         def best(x: Block, at: tuple[Any, ...]) -> tuple[Block, Block]:
@@ -302,6 +302,9 @@ class Threshold:
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
+        if reductions_on_gpu.finds_above(block, self.least):
+            count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
+            return count, row, None if column is None else column + first, values
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
             with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
