@@ -44,6 +44,10 @@ __all__ = [
     "on_host",
 ]
 
+# Bytes of parts that are merged on a GPU at a time. With their copies and the buffers of sorts, some 60 bytes for 12 of
+# an element, they take no more than `rows.WORKSPACE`.
+MERGED = 1 << 27
+
 Device = Literal["cpu", "cuda"]
 Part = Any  # an array, or a tuple of arrays
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
@@ -136,12 +140,19 @@ def merge(reduction: Reduction, made: list[Any], sides: tuple[int, ...] | None, 
     return reduction.finish(part) if last else part
 
 
-def _combined_on_gpu(reduction: Reduction, parts: list[Part]) -> Part:
+def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
+    """Combine values and indices, some lines at a time; norms of the lines stay as they are."""
     import cupy
 
-    with gpu.working("product"):
-        combined = reduction.combine([tuple(map(cupy.asarray, part)) for part in parts])
-    return on_host(combined)
+    lines, made = parts[0][0].shape[-2], []
+    nbytes = sum(each.nbytes for part in parts for each in part[:2])
+    height = max(1, lines * MERGED // max(1, nbytes))
+    for top in range(0, max(1, lines), height):
+        with gpu.working("product"):
+            some = [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
+            combined = reduction.combine(some)
+        made.append(on_host(combined))
+    return (*(np.concatenate(each, axis=-2) for each in zip(*made, strict=True)), *parts[0][2:])
 
 
 @dataclass(frozen=True)
@@ -307,7 +318,8 @@ class Threshold:
             return count, row, None if column is None else column + first, values
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
-            found = sortable(block[rows]) >= self.least
+            with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
+                found = sortable(block[rows]) >= self.least
             count += int(library.count_nonzero(found))
             if count <= self.most:
                 places = library.flatnonzero(found)
