@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import SUPPORTED
+from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS
 
@@ -33,9 +34,10 @@ def build():
     except Exception as error:  # each library's own error when its file is not there
         pytest.skip(f"the CUDA compiler is not installed: {error}")
 
-    def built(kernel, dtype, architecture, *options):
-        stack = types.Array(from_dtype(dtype), 3, "A")
-        signature = types.void(stack, stack, stack, stack)
+    def built(kernel, dtype, architecture, *options, signature=None):
+        if signature is None:
+            stack = types.Array(from_dtype(dtype), 3, "A")
+            signature = types.void(stack, stack, stack, stack)
         ptx, _ = cuda.compile(kernel, signature, device=False, cc=architecture, output="ptx", abi="numba")
         options = [f"-arch=sm_{architecture[0]}{architecture[1]}", "-verbose", "-Xptxas=-v", *options]
         handle = nvjitlink.create(len(options), options)
@@ -134,6 +136,57 @@ def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(build):
         assert len(re.findall(rf"mma\.sync\.aligned\.m{steps}n8k4\.row\.col\.f64", ptx)) == each
         assert not re.search(r"(fma|add|sub|mul|mad)(\.rn)?\.f64", ptx)
         assert re.search(r"st\.global\.v2\.", ptx)
+
+
+@pytest.mark.parametrize("wide", [True, False])
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize(
+    ("operand", "along_k", "architecture"),
+    [
+        *(("bfloat16", way, (9, 0)) for way in itertools.product((False, True), repeat=2)),
+        *((operand, (True, True), (9, 0)) for operand in ("float16", "int8", "tfloat32")),
+        *((operand, (True, True), gpu) for operand in ("int8", "tfloat32") for gpu in ((8, 6), (12, 0))),
+        *(("bfloat16", (True, False), gpu) for gpu in ((8, 0), (8, 6), (8, 9), (10, 0), (12, 0))),
+    ],
+)
+@pytest.mark.usefixtures("build")  # skips where the compiler is missing
+def test_fragments_stay_in_registers(operand, along_k, architecture, size, wide):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    tiling = dataclasses.replace(fragment_tilings(operand, architecture)[size], along_k=along_k)
+    made = compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+    assert made.shared_bytes in (0, tiling.shared_bytes)
+
+
+@pytest.mark.parametrize(
+    ("operand", "instruction", "reads"),
+    [
+        ("bfloat16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [".trans", ""]),
+        ("float16", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [".trans", ""]),
+        ("int8", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", ["", ""]),
+        ("tfloat32", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", ["", ""]),
+    ],
+)
+def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(build, operand, instruction, reads):
+    from distmm_kernels.device_code.fragments import source
+
+    tiling = fragment_tilings(operand, (9, 0))[0]
+    tiling = dataclasses.replace(tiling, along_k=tuple(not turned for turned in reads))
+    made = source(operand, tiling, tiling.widest)
+    ptx, _ = build(made.function, operand, (9, 0), "-maxrregcount=255", signature=made.signature)
+    steps = tiling.depth // tiling.step
+    assert ptx.count(f"{instruction} ") == steps * (tiling.part[0] // 16) * (tiling.part[1] // 8)
+    expected = {".trans": 0, "": 0}
+    for turned, edge in zip(reads, tiling.part, strict=True):
+        expected[turned] += (steps + 1) * edge // 16  # and once before the loop
+    for turned, count in expected.items():
+        assert ptx.count(f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 ") == count
+    assert "cp.async.cg.shared.global" in ptx
+    assert "st.global.v2." in ptx
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
