@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import dask
 import pytest
@@ -10,13 +11,18 @@ from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 
 from tests import forked
+from tests.apart import Apart, Ended
 
 # No example fails for the time that it takes, and each run draws the same ones.
 settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("distmm")
 
 
+APART = pytest.StashKey[Apart]()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.get_closest_marker("apart") is not None)
     needs = {"gpu": 1, "multigpu": 2}
     marked = [
         (item, max(n for mark, n in needs.items() if item.get_closest_marker(mark)))
@@ -31,6 +37,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item, needed in marked:
         if count < needed:
             item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), {count} usable: {device.why_no_gpu()}"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if not session.config.option.collectonly:
+        session.config.stash[APART] = Apart(session.items)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if APART in session.config.stash:
+        session.config.stash[APART].end()
+
+
+@pytest.fixture
+def ended(request: pytest.FixtureRequest) -> Ended:
+    """What the program of a test has said, and its exit code (`tests/apart.py`)."""
+    return request.config.stash[APART].of[request.node.nodeid].result()
+
+
+@pytest.fixture
+def made(request: pytest.FixtureRequest) -> Any:
+    """What the function of a test has returned in another process (`tests/apart.py`)."""
+    return request.config.stash[APART].of[request.node.nodeid].result()
 
 
 @pytest.fixture(scope="session")

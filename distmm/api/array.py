@@ -83,15 +83,16 @@ def matmul(
     Returns
     -------
     dask.array.Array of shape (..., m, n)
-        Lazy; its chunks are of the operands' kind (NumPy or CuPy). With `out`: that array.
+        Lazy; its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` makes a NumPy array, into which
+        workers of this machine write as they do with `out`. With `out`: that array.
 
     Raises
     ------
     InputError
         If the operands cannot be multiplied, or an argument is none of those above; before any work.
     DoesNotFitError
-        If the workers lack the memory; names the missing figure. Where C could only be read block by block, computing
-        it as a whole raises this error.
+        If the workers lack the memory; names the missing figure. Where C could only be read block by block, this error
+        is raised when C is to stay on the workers (``persist``).
 
     See Also
     --------

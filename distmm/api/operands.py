@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -87,6 +87,17 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
+    def held(self) -> Operand:
+        """Return it as it is at the call, but for elements that are read later.
+
+        ``D[0] = 1`` makes another array of a Dask array `D`. An array whose rows and columns both have gaps is copied.
+        """
+        if isinstance(self.source, da.Array):
+            return replace(self, source=self.source.copy())
+        if isinstance(self.source, np.ndarray) and self.file is None and has_gaps(self.source):
+            return replace(self, source=np.ascontiguousarray(self.source))
+        return self
+
     def blocked(
         self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None = None
     ) -> da.Array:
@@ -97,7 +108,7 @@ class Operand:
         """
         if isinstance(self.source, np.ndarray) and self.file is None:
             # Whatever the size and the cluster: they must not decide when the array is read.
-            source = np.ascontiguousarray(self.source) if has_gaps(self.source) else self.source
+            source = self.held().source
             name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
             shared = share(source, client, name) if client is not None else None

@@ -179,7 +179,7 @@ def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None
         assert client is not None
         leased = replace(to, lease=Lease.begin())
         try:
-            Waves(client, Future.result).run(_written_by_workers(waves, out, ClientOutput(leased), client))
+            Waves(client, _raise_error).run(_written_by_workers(waves, out, ClientOutput(leased), client))
         finally:
             _end_lease(leased, out)
     elif client is None:
@@ -188,7 +188,7 @@ def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None
         _write_here(waves, out, client)
     else:
         counted = CountedTarget(to)
-        Waves(client, Future.result, run=counted.run).run(_written_by_workers(waves, out, counted, client))
+        Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves, out, counted, client))
 
 
 def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
@@ -236,6 +236,12 @@ def _send(
         da.store(part, to, regions=place, lock=False, compute=False) for part, place in zip(parts, places, strict=True)
     ]
     return client.compute(writes), tail
+
+
+def _raise_error(write: Future) -> None:
+    """Raise the error of a task that writes, if it has failed. Its result is None, and is not asked for."""
+    if write.status != "finished":
+        write.result()
 
 
 def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:

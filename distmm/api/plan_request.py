@@ -222,7 +222,8 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
-        return replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+        spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+        return spec if request.kept is None else _with_room_for_parts(spec, request.kept)
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)
     if wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):

@@ -20,6 +20,7 @@ from distmm.api.array_types import check_sendable
 from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
+from distmm.api.product_array import ProductArray
 from distmm.api.scalars import check_held, common_type
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -130,13 +131,13 @@ class Gemm:
         to = out_array.target(out, client) if written else None
         if to is not None:
             out_array.check_unit(out, plan.cluster)
-        product = self
+        product = self._held() if out is None else self
         if in_place and self.c is not None and client is not None:
             # A task that runs again after a failure must not add to what its block has been written to.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         lazy = product._lazy(plan, to, client)
         if out is None:
-            return lazy(None)
+            return product._computable(lazy(None), wishes, plan, client)
         if not written:
             return out_array.become(out, lazy(None))
         if client is None or any(self.vectors) or len(plan.waves) == 1:
@@ -144,6 +145,25 @@ class Gemm:
         else:
             out_array.store(((lazy(wave), plan.blocking.regions(wave)) for wave in plan.waves), out, to, client)
         return out
+
+    def _held(self) -> Gemm:
+        """Return the product of the operands as they are now, for a call that reads them later."""
+        b = self.b if self.symmetry is not None else self.b.held()
+        return replace(self, a=self.a.held(), b=b, c=None if self.c is None else self.c.held())
+
+    def _computable(self, array: da.Array, wishes: Wishes, plan: Plan, client: Client | None) -> da.Array:
+        """Return the lazy product as an array whose `compute` is that of ``out=``, where that pays."""
+        if client is None or self.a.kind == "cupy" or any(self.vectors):
+            return array
+
+        def fill(out: np.ndarray, client: Client) -> bool:
+            # Workers that do not reach `out` send C in one go, if it fits.
+            if out_array.target(out, client) is None and not plan.streamed:
+                return False
+            self.array(wishes, out, client)
+            return True
+
+        return ProductArray.of(array, fill)
 
     def reduced(self, wishes: Wishes, kept: Callable[[Plan], int], client: Client | None, shared: bool = False) -> Plan:
         """Plan the product of which each block is reduced when it is made, and get the cluster ready for it.

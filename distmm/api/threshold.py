@@ -31,7 +31,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.worker import tasks
 
-__all__ = ["Entries", "threshold"]
+__all__ = ["Entries", "bytes_of_entry", "check_threshold", "most_of_block", "threshold"]
 
 # What is kept of a block takes at most this share of the block's own bytes, and of small blocks so many bytes: the plan
 # leaves room for what is kept of two waves.
@@ -116,22 +116,16 @@ def threshold(
     check_ordered(product, "threshold")
     if len(product.shape) != 2:
         raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
-    check_scalars(t=t)
-    if isinstance(t, (complex, np.complexfloating)) or t != t:
-        raise InputError(f"t is {t!r}: give a real number")
-    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
-        raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
+    check_threshold(t, most)
     client = cluster.usable(client)
     if client is None:
         cluster.refuse_asynchronous()
-    each = 2 * np.dtype(np.int64).itemsize + product.dtype.itemsize
+    each = bytes_of_entry(product.dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 
     def of_block(plan: Plan) -> int:
         """Elements that are kept of a block at most."""
-        elements = math.prod(plan.block_shape[::2])
-        nbytes = max(elements * product.dtype.itemsize * SHARE, min(ALWAYS, elements * each))
-        return min(limit, int(nbytes) // each)
+        return min(limit, most_of_block(plan, product.dtype, ALWAYS))
 
     def of_waves(plan: Plan) -> int:
         """Bytes that are kept of the two waves that are under way at a time, at most."""
@@ -141,6 +135,31 @@ def threshold(
     collected = _Collected(product, made, limit)
     _compute(product, made, tasks.Threshold(t, of_block(made)), collected, client)
     return collected.result()
+
+
+def check_threshold(t: Any, most: Any) -> None:
+    """Refuse a threshold that is no real number, and a limit that is no number of elements.
+
+    Raises
+    ------
+    InputError
+    """
+    check_scalars(t=t)
+    if isinstance(t, (complex, np.complexfloating)) or t != t:
+        raise InputError(f"t is {t!r}: give a real number")
+    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
+        raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
+
+
+def bytes_of_entry(dtype: np.dtype[Any]) -> int:
+    """Bytes of the row, the column and the value of an element of this type."""
+    return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
+
+
+def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
+    """Elements of type `dtype` that are kept of a block at most; so many bytes of a small one `always`."""
+    each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
+    return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
 
 
 def _compute(

@@ -64,7 +64,7 @@ class Waves:
     client : distributed.Client
     take : callable
         Called with each future that has ended, in the order in which they end; what it raises ends the loop. It may
-        call `send`, to have a block made again.
+        call `send`, to have a block made again, and `others`, to take several at once.
     beat : callable, optional
         Called before each wave is sent, after each task, and every `BEAT_SECONDS`; what it raises ends the loop.
     run : CountedRun, optional
@@ -88,6 +88,7 @@ class Waves:
         self._sent_of: dict[Any, Sent] = {}  # by key of a task that has not ended
         self._made_early: set[Any] = set()  # keys of tasks that a worker told of before this process knew their futures
         self._news: SimpleQueue[Future | None] = SimpleQueue()  # tasks that have ended; None: a block is made
+        self._taken: list[Future] = []  # with the callback
 
     def run(self, waves: Iterable[Graph]) -> None:
         """Send the waves one after another, and return when all their tasks have been taken.
@@ -152,14 +153,30 @@ class Waves:
                 raise CancelledError("the client was closed while its tasks ran") from None
             return
         if future is not None:
-            sent = self._sent_of.pop(future.key)
-            del sent.pending[future.key]
-            self.sent = [one for one in self.sent if one.pending]
+            self._forget(future)
             try:
                 self.take(future)
             except BaseException:
-                future.release()
+                for one in self._taken:
+                    one.release()
                 raise
+            finally:
+                self._taken.clear()
+
+    def others(self) -> list[Future]:
+        """Return the tasks that have ended besides the one that `take` was called with; it takes these, too."""
+        there = []
+        while not self._news.empty():
+            if (future := self._news.get()) is not None:
+                self._forget(future)
+                there.append(future)
+        return there
+
+    def _forget(self, future: Future) -> None:
+        """Wait no more for a task, which has ended."""
+        del self._sent_of.pop(future.key).pending[future.key]
+        self.sent = [one for one in self.sent if one.pending]
+        self._taken.append(future)
 
     def _wind_up(self) -> bool:
         """End the tasks in flight; return whether the cluster could be told so.

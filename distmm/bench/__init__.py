@@ -5,8 +5,8 @@ figures: as a table, JSON, a picture. The programs: `dask_programs` (distmm, `da
 `cublasxt`, `numpy_product`.
 """
 
-from distmm.bench.cases import Case, Experiment, weak_size
+from distmm.bench.cases import PLACES, Case, Experiment, weak_size
 from distmm.bench.results import Results, Row, efficiency
 from distmm.bench.run import run
 
-__all__ = ["Case", "Experiment", "Results", "Row", "efficiency", "run", "weak_size"]
+__all__ = ["PLACES", "Case", "Experiment", "Results", "Row", "efficiency", "run", "weak_size"]

@@ -14,7 +14,7 @@ from distmm.errors import InputError
 from distmm.planning.grid import Grid
 from distmm.planning.precision import Precision
 
-__all__ = ["KERNEL", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
+__all__ = ["KERNEL", "PLACES", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
 
 Device = Literal["cpu", "gpu"]
 
@@ -26,16 +26,23 @@ KERNEL_EDGE = 16384
 
 TYPES = ("float32", "float64", "bfloat16")
 
+# Places of A, B and C that are measured unless others are asked for. "streamed" is as "resident", but C is made a
+# quarter at a time, and leaves as ``C.sum()`` reads it: as for a C that does not fit.
+PLACES = ("resident", "host")
+
+# What "streamed" sums up, on GPUs too.
+STREAMED_TYPES = ("float32", "float64")
+
 # By device: the programs in their order, where they find their operands, and the types that they multiply.
 PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "gpu": {
-        "distmm": (("resident", "host"), TYPES),
+        "distmm": ((*PLACES, "streamed"), TYPES),
         "dask.array.matmul": (("resident",), ("float32", "float64")),
         "cuBLASXt": (("host",), ("float32",)),
         "JAX": (("resident",), ("float32", "bfloat16")),
     },
     "cpu": {
-        "distmm": (("resident", "host"), TYPES),
+        "distmm": ((*PLACES, "streamed"), TYPES),
         "dask.array.matmul": (("resident",), ("float32", "float64")),
         "NumPy": (("host",), ("float32",)),
     },
@@ -80,8 +87,8 @@ class Case:
     program : str
         Of `PROGRAMS`, or `KERNEL`.
     scaling : {"strong", "weak", "kernel"}
-    place : {"resident", "host"}
-        Where A, B and C are: in the workers' memory, or in that of the host (the client's arrays).
+    place : {"resident", "host", "streamed"}
+        Where A, B and C are: in the workers' memory, or in that of the host (the client's arrays), or see `PLACES`.
     workers : int
         GPUs, or CPU processes with one thread each.
     n, block : int
@@ -154,7 +161,7 @@ class Experiment:
     blocks: int = 4
     programs: Sequence[str] = ()
     scalings: Sequence[str] = ("strong", "weak")
-    places: Sequence[str] = ("resident", "host")
+    places: Sequence[str] = PLACES
     dtypes: Sequence[str] = ("float32",)
     precision: Precision = "highest"
     kernel: str | None = None
@@ -165,7 +172,7 @@ class Experiment:
         known = {
             "programs": tuple(PROGRAMS[self.device]),
             "scalings": ("strong", "weak"),
-            "places": ("resident", "host"),
+            "places": (*PLACES, "streamed"),
             "dtypes": TYPES,
         }
         for what, names in known.items():
@@ -210,6 +217,6 @@ class Experiment:
         }
         for scaling in ("strong", "weak"):
             for place in places:
-                for dtype in dtypes:
+                for dtype in STREAMED_TYPES if place == "streamed" else dtypes:
                     if scaling in self.scalings and place in self.places and dtype in self.dtypes:
                         yield Case(program, scaling, place, dtype, workers, *sizes[scaling])

@@ -168,7 +168,7 @@ class Results:
 
 def _place_in_table(row: Row) -> tuple[Any, ...]:
     case = row.case
-    first = [KERNEL, "strong", "weak", "resident", "host", *TYPES]
+    first = [KERNEL, "strong", "weak", "resident", "host", "streamed", *TYPES]
     return (
         *(first.index(x) for x in (case.scaling, case.place, case.dtype)),
         case.program != "distmm",

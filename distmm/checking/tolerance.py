@@ -6,7 +6,9 @@ For one element of a sum of k products (Higham & Mary, SIAM J. Sci. Comput. 2019
 
 with high probability, u being the unit roundoff of the accumulator. Where the precision allows that operands are
 rounded to fewer digits first, each product has a relative error of at most 2 u_in, and the sum one of 2 u_in |A||B|.
-C is rounded to its own type on top, by u_out of its size.
+C is rounded to its own type on top, by u_out of its size. Tensor cores add 16-bit products without rounding: each
+instruction of 16 steps cuts the sum and its products off, by at most `CUT_OFF` of |A||B|, and after `STRETCH` steps the
+sum is added in float32. These errors have one sign where numbers do. They too count as 2 u_in.
 
 *Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
 accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
@@ -58,6 +60,10 @@ OUTLIER = 15.0
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
 ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
+# What distmm_kernels.tiles.hopper_tiles.STRETCH says of tensor cores.
+STRETCH = 8192
+CUT_OFF = 17 * 2.0**-25 + 2.0**-23
+
 
 @dataclass(frozen=True)
 class Tolerance:
@@ -69,7 +75,8 @@ class Tolerance:
         Of C.
     k : int
     u, u_out, u_in : float
-        Unit roundoffs of the accumulator, of C, and of operands that may be rounded first (0: they may not).
+        Unit roundoffs of the accumulator, of C, and of operands that may be rounded first (0: they may not), or half of
+        what tensor cores cut off.
     eta : float
         Underflow in one element.
     most, most_sum : float
@@ -103,6 +110,8 @@ class Tolerance:
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
         rounded = ROUNDOFF[precision] if single else 0.0
+        if accumulator.dtype == np.float32 and not single:
+            rounded = CUT_OFF * math.ceil(min(k, STRETCH) / 16) / 2
         eta = 2 * (k + 2) * float(accumulator.tiny) + float(out.smallest_subnormal) / 2
         limits = float(out.max), float(accumulator.max)
         return cls(c, max(1, k), u, float(out.eps) / 2, eta, rounded, *limits)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from distmm.cli import bench, demo, info, multiply, plan, resume, status, submit, verify
+from distmm.cli import bench, demo, info, multiply, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 __all__ = ["app"]
@@ -92,8 +92,8 @@ def distmm(
 
 
 for command in (
-    demo.demo, multiply.multiply, resume.resume, status.status, plan.plan, verify.verify, submit.submit,
-    info.info,
+    demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
+    verify.verify, submit.submit, info.info,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.app, name="bench")

@@ -54,7 +54,8 @@ def scaling(
         list[str] | None,
         typer.Option(
             metavar="WHAT",
-            help="Only strong or weak, resident or host; may be given several times.",
+            help="Only strong or weak, resident, host or streamed (C.sum() of a C made a quarter at a time); may "
+            "be given several times. By default all but streamed.",
             show_default=False,
         ),
     ] = None,
@@ -117,9 +118,9 @@ def scaling(
     where: Literal["gpu", "cpu"] = "gpu" if on_gpu else "cpu"
     sizes = (QUICK_SIZES if quick else SIZES)[where]
     kinds = only or []
-    unknown = sorted(set(kinds) - {"strong", "weak", "resident", "host"})
+    unknown = sorted(set(kinds) - {"strong", "weak", "resident", "host", "streamed"})
     if unknown:
-        raise InputError(f"--only {', '.join(unknown)}: give strong or weak, resident or host")
+        raise InputError(f"--only {', '.join(unknown)}: give strong or weak, resident, host or streamed")
     experiment = bench.Experiment(
         device=where,
         counts=gpus or [p for p in (1, 2, 4, 8) if p <= (there or 2)],
@@ -128,7 +129,7 @@ def scaling(
         blocks=blocks,
         programs=program or (),
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
-        places=[name for name in ("resident", "host") if name in kinds] or ("resident", "host"),
+        places=[name for name in ("resident", "host", "streamed") if name in kinds] or bench.PLACES,
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
         precision=precision,
         kernel=kernel,

@@ -30,8 +30,8 @@ def verify(
     """Check that C is A @ B, wherever it was computed: exit code 0 if it is, 1 if not, 4 if the check cannot tell.
 
     With C alone, its certificate names A and B: each block of C is compared with its checksum, and Freivalds' test
-    follows. If A or B has changed or is gone (or there was a C0, or C is boolean), the checksums alone are compared:
-    exit code 4.
+    follows; of a result of **distmm topk** or **threshold**, some rows are computed again over all columns. If A or B
+    has changed or is gone (or there was a C0, or C is boolean), the checksums alone are compared: exit code 4.
 
     Freivalds' test multiplies by random vectors: it reads each matrix once and names the first bad block. The full
     check computes every element in float64 and names the first bad position with both values.
@@ -45,13 +45,15 @@ def verify(
     from distmm.api.verify import verify as verdict_of
     from distmm.cli import session
     from distmm.job import recheck
+    from distmm.job.result import is_reduced
     from distmm.storage import open_matrix
 
     if check is options.Check.none:
         raise typer.BadParameter("there is nothing to verify without a check: use freivalds or full")
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
-    matrices = [open_matrix(path) for path in paths]
+    # A reduced product is several arrays; its certificate says which.
+    matrices = [open_matrix(path) for path in paths if len(paths) == 3 or not is_reduced(path)]
     session.tell_missing(*matrices)
     with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
         verdict = (

@@ -64,8 +64,8 @@ PREPARED = {
 }
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
-# of C, or copies of parts of A and B that dmma cannot read where they lie.
-WORKSPACE = {"residues": 1 << 29, "complex_residues": 1 << 29}
+# of C, or what is made of parts of A and B where a guard is raised.
+WORKSPACE = dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16

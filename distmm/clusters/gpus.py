@@ -7,6 +7,9 @@ import importlib.util
 
 __all__ = ["gpu_count", "missing_for_gpu"]
 
+# The compilers of CUDA 13 know no GPUs of a lower compute capability; those of CUDA 12 do.
+LEAST_FOR_CUDA_13 = (7, 5)
+
 
 def _driver() -> ctypes.CDLL | None:
     """Load the CUDA driver's library, if there is one. Nothing here creates a context: only workers use the GPUs."""
@@ -48,8 +51,20 @@ def missing_for_gpu() -> str | None:
     absent = [name for name in ("dask_cuda", "cupy", "rmm") if importlib.util.find_spec(name) is None]
     if not absent:
         return None
+    return (
+        f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{_extra(count)}]'"
+    )
+
+
+def _extra(count: int) -> str:
+    """Return the extra whose compilers know all GPUs, and whose code the driver loads."""
     driver, version = _driver(), ctypes.c_int(0)
-    if driver is not None:
-        driver.cuDriverGetVersion(ctypes.byref(version))
-    extra = "cuda13" if version.value >= 13000 else "cuda12"
-    return f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{extra}]'"
+    if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < 13000:
+        return "cuda12"
+    found = (ctypes.c_int(0), ctypes.c_int(0))
+    for device in range(count):
+        for number, attribute in zip(found, (75, 76), strict=True):  # major and minor compute capability
+            driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
+        if (found[0].value, found[1].value) < LEAST_FOR_CUDA_13:
+            return "cuda12"
+    return "cuda13"

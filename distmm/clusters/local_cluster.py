@@ -25,7 +25,7 @@ from distmm.submit import dashboard_access
 from distmm.tls import security
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["BLAS_THREADS", "SCHEDULER_CONFIG", "local"]
+__all__ = ["BLAS_THREADS", "LOCAL_CONFIG", "SCHEDULER_CONFIG", "local"]
 
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement where restrictions are loose.

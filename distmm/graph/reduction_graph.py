@@ -94,6 +94,7 @@ class MergeLayer(Layer):  # type: ignore[misc]
                     made,
                     sides[start : start + GROUP] if of_blocks else None,
                     last,
+                    self.plan.cluster.device,
                 )
                 merged.append(key)
             if last:

@@ -39,7 +39,9 @@ __all__ = ["Writer", "write"]
 # disk that hung had 2,505 threads waiting for it; with it, products wait.
 WRITERS = 32
 
-Left = tuple[sketch.Sketch | None, np.ndarray]  # S[i], and the folded checksums of A[i, :] and of each B[:, j]
+# S[i]; the folded checksums of A[i, :] and of each B[:, j]; and, where a reduction asks for them, the squared norms of
+# the rows of A[i, :] and of the columns of each B[:, j].
+Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None]
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Writer:
     folder : Folder
     run : CountedRun
         Of the job. Its id is the token of the lock under which blocks may be written.
-    target : Target
+    target : Target or RowFolder
+        What blocks, or block rows, are written to.
     plan : Plan
     tolerance : Tolerance or None
         None: blocks are not judged.
@@ -80,7 +83,12 @@ class Writer:
     before: Json | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
+        return _shared, (type(self), pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))))
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether blocks of A and B are measured, too."""
+        return False
 
     @property
     def topic(self) -> str:
@@ -120,19 +128,36 @@ class Writer:
         dict
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
-        sketches, sums = left
+        record, on_host = self.judged(where, block, left, position, added, weights)
+        accepted = record.pop("right")
+        if accepted:
+            self._store(on_host, record)
+        return {**record, "written": accepted}
+
+    def judged(
+        self,
+        where: Placement,
+        block: Any,
+        left: Left,
+        position: int,
+        added: np.ndarray | None,
+        weights: dict[int, sketch.Weights] | None,
+        norms: Any = None,
+    ) -> tuple[Json, Any]:
+        """Judge one block; return its record, where ``"right"`` says the outcome, and what is kept of the block."""
+        sketches, sums, _ = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
         if added is not None:
             order = self.orders["C0"]
             inputs["C0"] = f"{checksum_of_input(added, *order):016x}"
         with ThreadPoolExecutor(1) as copying:
-            copied = copying.submit(_copy_and_sum, block)
+            copied = copying.submit(self.kept, where, block, norms)
             judged = None
             if self.tolerance is not None and sketches is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
                 about = self.tolerance, sketches, position, block, x, self.alpha, self.beta, added
                 judged = sketch.judge(*about, by=weights[where.j])
-        on_host, crc = copied.result()
+        kept, crc = copied.result()
         record: Json = {
             "job": self.folder.id,
             "i": where.i,
@@ -143,17 +168,25 @@ class Writer:
             "worker": str(get_worker().name),
             "attempt": self.attempt,
         }
-        accepted = True
+        right = True
         if judged is not None:
-            confirmed = judged.residual <= 1 and self.before is not None and self.before["crc32c"] == crc
-            accepted = judged.ok or confirmed
+            before = self.previous(where.i, where.j)
+            confirmed = judged.residual <= 1 and before is not None and before["crc32c"] == crc
+            right = judged.ok or confirmed
             # JSON has no infinity: an integer that differs has no residual to speak of.
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
-            record["how"] = "sketch" if judged.ok else self._same_bits(record["worker"]) if confirmed else "rejected"
+            record["how"] = "sketch" if judged.ok else _same_bits(before, record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
-        if accepted:
-            self._store(on_host, record)
-        return {**record, "written": accepted}
+        return {**record, "right": right}, kept
+
+    def kept(self, where: Placement, block: Any, norms: Any) -> tuple[Any, int]:
+        """Return a block in host memory, in C order, and its CRC-32C."""
+        on_host = np.ascontiguousarray(to_host(block))
+        return on_host, checksum(on_host)
+
+    def previous(self, i: int, j: int) -> Json | None:
+        """Return the record of a block in the attempt before, if it was rejected then."""
+        return self.before
 
     def _store(self, block: np.ndarray, record: Json) -> None:
         """Write a block, and its marker once it is on the disk, as long as this run goes on and has the lock.
@@ -173,22 +206,17 @@ class Writer:
             Lock.check(self.folder.path, self.run.id)
             write_json(self.folder.marker(i, j), record)
 
-    def _same_bits(self, worker: str) -> str:
-        """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
-        elsewhere = self.before is not None and self.before["worker"] != worker
-        return "same bits on two workers" if elsewhere else "same bits twice on one worker"
+
+def _same_bits(before: Json | None, worker: str) -> str:
+    """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
+    elsewhere = before is not None and before["worker"] != worker
+    return "same bits on two workers" if elsewhere else "same bits twice on one worker"
 
 
 @lru_cache(maxsize=4)
-def _shared(content: bytes) -> Writer:
+def _shared(kind: type[Writer], content: bytes) -> Writer:
     """Return one writer for all tasks of a process that have come with the same: each takes 10 kB of memory."""
-    return Writer(*pickle.loads(content))
-
-
-def _copy_and_sum(block: Any) -> tuple[np.ndarray, int]:
-    """Return a block in host memory, in C order, and its CRC-32C."""
-    on_host = np.ascontiguousarray(to_host(block))
-    return on_host, checksum(on_host)
+    return kind(*pickle.loads(content))
 
 
 def write(where: Placement, writer: Writer, block: Any, *about: Any) -> Json:

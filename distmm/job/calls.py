@@ -13,7 +13,7 @@ from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
 from distmm.job.commit import refuse_twice, same_call, settle
-from distmm.job.folder import Folder, read_json
+from distmm.job.folder import Folder, Json, read_json
 from distmm.job.job import Announce, Job, Progress
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import read_manifest
@@ -22,10 +22,9 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
-from distmm.storage import check_output
 from distmm.telemetry.record import Figures
 
-__all__ = ["multiply", "resume"]
+__all__ = ["begin", "multiply", "resume"]
 
 Path = str | os.PathLike[str]
 
@@ -118,22 +117,32 @@ def multiply(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
         precision=precision, kernel=kernel, check=check,
     )  # fmt: skip
-    asked = spec.files()
-    check_possible(check, spec.problem)
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")
-    replaces = overwrite or (beta != 0 and c is None)
+    job = Job(
+        folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
+        None if plan is None else str(plan),
+    )  # fmt: skip
+    return begin(job, ended, overwrite, client, device, stop, announce, progress)
+
+
+def begin(
+    job: Job, ended: Json | None, overwrite: bool, client: Client | None, device: cluster.Device, stop: Stop | None,
+    announce: Announce | None, progress: Progress | None,
+) -> Summary:  # fmt: skip
+    """Begin a job or go on with it, unless it is complete; `ended` is the certificate of one that was ended now."""
+    folder, spec = job.folder, job.spec
+    check_possible(spec.check, spec.problem)
     if ended is not None and same_call(folder, ended, spec):
         if not overwrite:
             return Summary.of_complete(folder, ended)
         if spec.reads(folder.target):
             refuse_twice(folder, spec)
-    check_output(out, replaces)
+    spec.result.refuse(job.out, job.overwrite)
     if not overwrite and not folder.exists():
         finished = _finished(folder, spec)
         if finished is not None:
             return finished
-    job = Job(folder, os.fspath(out), spec, asked, replaces, blocks, seed, None if plan is None else str(plan))
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
 
 
@@ -146,14 +155,14 @@ def resume(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Continue an unfinished job: compute the blocks of C that are missing.
+    """Continue an unfinished job: compute the blocks of C, or the block rows of a reduced product, that are missing.
 
     What is computed, from which inputs and how it is cut is read from the files beside C.
 
     Parameters
     ----------
     out : str or path
-        Name of C, as it was given to `multiply`.
+        Name of C, as it was given to `multiply`, or of the result of `distmm.job.topk` or `distmm.job.threshold`.
     client, device, stop, announce, progress
         As in `multiply`.
 

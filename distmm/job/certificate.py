@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 
 import dask
 import numpy as np
 from distributed import Client
 
 from distmm.api.verify import verify
-from distmm.checking.checksum import checksum
 from distmm.checking.sketch import VECTORS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
@@ -20,16 +18,24 @@ from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT
+from distmm.job.result import described
+from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
-from distmm.planning.blocks import even_edges, slices
-from distmm.storage import Matrix, open_matrix
+from distmm.storage import open_matrix
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]
 
+WHAT = "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made"
+WHAT_OF_REDUCED = (
+    "reduction of the rows of C = op(A) op(B): each block of C compared with sketches of A and B before it was "
+    "reduced; some rows, chosen at random, computed again from A and all of B and compared with the result"
+)
+
 
 def certificate(
-    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float
-) -> Json:
+    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float,
+    sample: Verdict | None = None,
+) -> Json:  # fmt: skip
     """Compose the certificate of a complete C.
 
     Parameters
@@ -43,6 +49,8 @@ def certificate(
         Blocks that were made again, over all runs.
     seconds : float
         Of the last run.
+    sample : Verdict, optional
+        Of rows of a reduced product that were computed again.
     """
     blocks = sorted(blocks, key=lambda block: (block["i"], block["j"]))
     residuals = [block["residual"] for block in blocks if block.get("residual") is not None]
@@ -58,7 +66,7 @@ def certificate(
     return {
         "format": FORMAT,
         "job": manifest["id"],
-        "what": "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made",
+        "what": WHAT if manifest["spec"].get("reduction") is None else WHAT_OF_REDUCED,
         **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
         "missing": manifest.get("missing", {}),
         "vectors": VECTORS if tolerance is not None else 0,
@@ -67,65 +75,42 @@ def certificate(
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
         "rejected": rejected,
         "seconds": seconds,
+        **({} if sample is None else {"sample": {"outcome": sample.outcome, "message": sample.message}}),
         "done": blocks,
     }
 
 
-@dataclass(frozen=True)
-class _Check:
-    """Compares blocks of a matrix with their checksums. Runs on workers."""
-
-    matrix: Matrix
-
-    def __call__(self, region: tuple[slice, slice], expected: int) -> str | None:
-        """Return what is wrong with one block; None if nothing is."""
-        try:
-            found = checksum(self.matrix[region])
-        except InputError as error:
-            return str(error)
-        return None if found == expected else f"its checksum is {found:08x}, and was {expected:08x} when it was written"
-
-
 def damaged(
-    client: Client | None, matrix: Matrix, edges: tuple[tuple[int, ...], tuple[int, ...]], blocks: Iterable[Json]
+    client: Client | None, check: Callable[[Json], str | None], blocks: Iterable[Json]
 ) -> dict[tuple[int, int], str]:
-    """Read blocks back and name those that are not what was written, with what is wrong.
+    """Read blocks, or block rows, back and name those that are not what was written, with what is wrong.
 
     Parameters
     ----------
     client : distributed.Client or None
         Whose workers read; None: this process does.
-    matrix : Matrix
-        C, or its draft.
-    edges : tuple
-        Block edges along m and n.
+    check : callable
+        Says what is wrong with the block of a marker (`distmm.job.result`).
     blocks : iterable of dict
         Markers.
     """
-    check = _Check(matrix)
-    rows, columns = map(slices, edges)
     blocks = list(blocks)
-    regions = [(rows[block["i"]], columns[block["j"]]) for block in blocks]
-    sums = [block["crc32c"] for block in blocks]
     if client is None:
-        found = [check(region, expected) for region, expected in zip(regions, sums, strict=True)]
+        found = [check(block) for block in blocks]
     else:
-        found = client.gather(client.map(check, regions, sums, pure=False, batch_size=1000))
+        found = client.gather(client.map(check, blocks, pure=False, batch_size=1000))
     return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
 
 
 def holds(path: str, content: Json) -> bool:
     """Whether a file or folder is the C of a certificate: each block is what was written; this process reads them."""
-    output = content["output"]
     if not os.path.lexists(path):
         return False
     try:
-        c = open_matrix(path)
+        check = described(content["spec"]).in_place(path, content)
     except InputError:  # an old C of another kind, or one that is half removed
         return False
-    if [list(c.shape), c.dtype.name] != [output["shape"], output["dtype"]]:
-        return False
-    return not damaged(None, c, _edges(content), content["done"])
+    return check is not None and not damaged(None, check, content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
@@ -154,16 +139,18 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )
     content = read_json(folder.certificate, CERTIFICATE)
-    spec, c = content["spec"], open_matrix(path)
-    edges = _edges(content)
-    bad = damaged(client, c, edges, content["done"])
+    spec = content["spec"]
+    result = described(spec)
+    check = result.in_place(folder.target, content)
+    if check is None:
+        return Verdict("wrong", np.inf, f"{folder.target} is not what the job wrote: its shape, type or kind differs")
+    bad = damaged(client, check, content["done"])
     if bad:
         (i, j), message = next(iter(sorted(bad.items())))
-        return Verdict(
-            "wrong", np.inf, f"{len(bad)} blocks of {c.path} are damaged, the first is C[{i}, {j}]: {message}"
-        )
+        where = f"{len(bad)} {result.name} of {folder.target} are damaged, the first is C[{i}, {j}]"
+        return Verdict("wrong", np.inf, f"{where}: {message}")
     missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
-    kept = f"all {len(content['done'])} blocks are what was written{missing}"
+    kept = f"all {len(content['done'])} {result.name} are what was written{missing}"
     problem = _gone(spec)
     if problem is not None:
         message = (
@@ -172,11 +159,15 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         )
         return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
-    with dask.config.set({} if client is None else {"scheduler": client.get}):
-        verdict = verify(
-            job.a.source, job.b.source, c, seed=content["seed"] + 1 if seed is None else seed, transa=job.a.transposed,
-            transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
-        )  # fmt: skip
+    seed = content["seed"] + 1 if seed is None else seed
+    if job.reduction is not None:
+        verdict = check_sample(client, job, folder.target, content, seed)
+    else:
+        with dask.config.set({} if client is None else {"scheduler": client.get}):
+            verdict = verify(
+                job.a.source, job.b.source, open_matrix(path), seed=seed, transa=job.a.transposed,
+                transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
+            )  # fmt: skip
     return Verdict(verdict.outcome, verdict.residual, f"{kept}; {verdict.message}")
 
 
@@ -199,8 +190,3 @@ def _gone(spec: Json) -> str | None:
         return str(error)
     changed = list(differences(spec, now))
     return f"A or B has changed since ({'; '.join(changed)})" if changed else None
-
-
-def _edges(content: Json) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    (m, n), (edge_m, _, edge_n) = content["output"]["shape"], content["blocks"]
-    return even_edges(m, edge_m), even_edges(n, edge_n)

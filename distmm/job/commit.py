@@ -21,8 +21,9 @@ from distmm.job.certificate import holds
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import read_manifest
+from distmm.job.result import described
 from distmm.job.spec import Spec, differences, lies_in
-from distmm.storage import check_output, fsync
+from distmm.storage import fsync
 from distmm.storage.output import Output
 
 __all__ = ["finish", "refuse_twice", "same_call", "settle"]
@@ -90,7 +91,7 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
             os.unlink(folder.pending_certificate)  # a run that goes on looks at each block
             return None
         Lock.check(folder.path, lock.token)
-        check_output(content["output"]["name"], content["output"]["overwrite"])
+        described(content["spec"]).refuse(content["output"]["name"], content["output"]["overwrite"])
         Output(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     fsync(os.path.dirname(folder.target))
     _clean(folder, content, lock)

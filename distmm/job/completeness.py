@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 
 from distmm.errors import InputError
+from distmm.job.block_rows import RowFolder
 from distmm.job.folder import Folder, Json
 from distmm.job.manifest import read_manifest
 from distmm.storage import Target
@@ -15,7 +16,7 @@ __all__ = ["complete_markers", "refuse_another_draft"]
 Block = tuple[int, int]
 
 
-def refuse_another_draft(folder: Folder, manifest: Json, target: Target) -> None:
+def refuse_another_draft(folder: Folder, manifest: Json, target: Target | RowFolder) -> None:
     """Raise `InputError` if the file or folder that C is written to is not what it was when the job was begun."""
     before, now = manifest["draft"], target.description()
     changed = [f"{name} was {before.get(name)}, is {now[name]}" for name in now if before.get(name) != now[name]]
@@ -26,7 +27,7 @@ def refuse_another_draft(folder: Folder, manifest: Json, target: Target) -> None
         )
 
 
-def complete_markers(folder: Folder, manifest: Json, target: Target, blocks: Iterable[Block]) -> list[Json]:
+def complete_markers(folder: Folder, manifest: Json, target: Target | RowFolder, blocks: Iterable[Block]) -> list[Json]:
     """Return the markers of all blocks, once nothing of C is found missing; elements are not read.
 
     Parameters

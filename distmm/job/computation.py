@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from typing import Any
 from weakref import WeakMethod
 
@@ -19,11 +20,13 @@ from distmm.api.waves import Graph, Waves
 from distmm.errors import Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
+from distmm.job.entries import Entries
 from distmm.job.folder import Json
 from distmm.job.input_checksums import Seen
+from distmm.job.row_writer import RowWriter
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
-from distmm.job.wave_graph import Names, WritingLayer
+from distmm.job.wave_graph import Names, RowLayer, WritingLayer
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
@@ -45,7 +48,7 @@ LONELY_SECONDS = 60.0
 # Times that a block is made before the product is given up as wrong.
 ATTEMPTS = 3
 
-Block = tuple[int, int]
+Unit = tuple[int, int]  # a block of C, or a block row (`distmm.job.result`)
 
 
 class Computation:
@@ -60,6 +63,8 @@ class Computation:
     stop : Stop
     progress : callable
         Called with how far the job is, twice a second.
+    kept : Entries, optional
+        Counts what a threshold keeps, and ends a job that keeps too much.
 
     Attributes
     ----------
@@ -74,10 +79,18 @@ class Computation:
     """
 
     def __init__(
-        self, client: Client, spec: Spec, plan: Plan, writer: Writer, stop: Stop, progress: Callable[[Figures], None]
+        self,
+        client: Client,
+        spec: Spec,
+        plan: Plan,
+        writer: Writer,
+        stop: Stop,
+        progress: Callable[[Figures], None],
+        kept: Entries | None = None,
     ) -> None:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
         self.progress = progress
+        self.kept = kept or Entries(plan)
         self.seen = Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
@@ -96,8 +109,8 @@ class Computation:
         """Telemetry's name for this run."""
         return self.writer.run.id
 
-    def run(self, missing: Iterable[Block]) -> None:
-        """Compute and write the missing blocks.
+    def run(self, missing: Iterable[Unit]) -> None:
+        """Compute and write the missing blocks, or block rows.
 
         Raises
         ------
@@ -109,7 +122,8 @@ class Computation:
             What workers met on the disk.
         """
         missing = set(missing)
-        kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if (i, j) not in missing]
+        unit = self.spec.result.unit
+        kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
         self._event("begin", path=self.writer.folder.target, kept=kept)
         topic = None if self._reads_users_tasks else self.writer.topic
         if topic is not None:
@@ -125,12 +139,13 @@ class Computation:
             # The loop and this object refer to each other: operands would stay in memory until garbage is collected.
             del self.waves
 
-    def _graphs(self, missing: set[Block]) -> Iterator[Graph]:
+    def _graphs(self, missing: set[Unit]) -> Iterator[Graph]:
         """Waves with their missing blocks, without those that are complete."""
-        for wave in self.plan.waves:
-            blocks = tuple((i, j) for _, i, j in self.plan.blocking.c_indices(wave) if (i, j) in missing)
-            if blocks:
-                yield partial(self._send, wave, blocks, self.plan, self.writer)
+        result = self.spec.result
+        for waves in result.together(self.plan):
+            units = missing & {result.unit(i, j) for _, i, j in self.plan.blocking.c_indices(waves[0])}
+            if units:
+                yield partial(self._send, waves, units, self.plan, self.writer)
 
     @property
     def _reads_users_tasks(self) -> bool:
@@ -142,8 +157,10 @@ class Computation:
         operands = self.spec.a, self.spec.b, self.spec.c0
         return any(x is not None and isinstance(x.source, da.Array) and not x.resident for x in operands)
 
-    def _send(self, wave: Wave, blocks: tuple[Block, ...], plan: Plan, writer: Writer) -> tuple[list[Future], float]:
-        """Send the graph of some blocks of a wave to the scheduler.
+    def _send(
+        self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer
+    ) -> tuple[list[Future], float]:
+        """Send the graph of some blocks of a wave, or of some block rows of the waves of their rows, to the scheduler.
 
         Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
         memory for the next one.
@@ -152,38 +169,65 @@ class Computation:
         two waves would share the memory that is planned for one. Later, workers would have nothing to do. Blocks that
         have only to be written are in the plan's memory.
         """
+        product, chains, writing = f"distmm-matmul-{uuid.uuid4().hex}", [], []
+        for wave in waves:
+            names, graph = self._chains(product, wave, plan)
+            indices = plan.blocking.c_indices(wave)
+            blocks = tuple((i, j) for _, i, j in indices if self.spec.result.unit(i, j) in units)
+            chains.append(graph)
+            writing.append(WritingLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
+        graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
+        layers, dependencies = dict(graph.layers), dict(graph.dependencies)
+        last: WritingLayer | RowLayer
+        for last in writing:
+            layers[last.name], dependencies[last.name] = last, last.names.arrays
+        if isinstance(writer, RowWriter):
+            made = tuple((each.name, each.wave.columns) for each in writing)
+            last = RowLayer(f"distmm-row-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
+            layers[last.name], dependencies[last.name] = last, {each.name for each in writing}
+        self._event("wave", product=product)
+        whole = HighLevelGraph(layers, dependencies)
+        futures = self.client.get(whole, [last.key(*unit) for unit in sorted(units)], sync=False)
+        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(units) // 2)
+
+    def _chains(self, product: str, wave: Wave, plan: Plan) -> tuple[Names, HighLevelGraph]:
+        """Return the graph of a wave's blocks of C, and the names of its arrays."""
         spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
-        token = uuid.uuid4().hex
         with dask.config.set(RECHUNK):
             a = spec.a.blocked((blocking.m, blocking.k), device, self.client)
             b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
             c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
-        product = f"distmm-matmul-{token}"
         # On GPUs a block of C stays where it was made, for the task that judges and writes it.
         epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
         choice = product_graph.kernel_choice(plan)
         chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
-        names = Names(a.name, b.name, product, None if c0 is None else c0.name)
-        writing = WritingLayer(f"distmm-write-{token}", names, writer, wave, blocks)
-        reads = {name for name in (names.a, names.b, names.c, names.c0) if name is not None}
-        layers = HighLevelGraph({**chains.layers, writing.name: writing}, {**chains.dependencies, writing.name: reads})
-        self._event("wave", product=product)
-        futures = self.client.get(layers, [writing.key(*block) for block in blocks], sync=False)
-        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(blocks) // 2)
+        return Names(a.name, b.name, product, None if c0 is None else c0.name), chains
 
     def _take(self, future: Future) -> None:
-        """Take what a writing task says; a block that it rejected is made again, on another worker if there is one."""
-        record = future.result()
-        self.seen.add(record)
-        i, j = record["i"], record["j"]
-        if record["written"]:
-            self.written += 1
-            if record.get("residual") is not None:
-                self.residual = max(record["residual"], self.residual or 0.0)
-            if self.writer.tolerance is not None:
-                self._event("certified", i=i, j=j)
-            return
-        self._event("certificate-failure", i=i, j=j)
+        """Take what writing tasks say: that of `future`, and those which have ended meanwhile."""
+        certified: list[Unit] = []
+        try:
+            for record in _results(self.client, [future, *self.waves.others()]):
+                self.seen.add(record)
+                if not record["written"]:
+                    self._make_again(record)
+                    continue
+                self.written += 1
+                if record.get("residual") is not None:
+                    self.residual = max(record["residual"], self.residual or 0.0)
+                columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
+                certified.extend((record["i"], column) for column in columns)
+                self.kept.take(record)
+        finally:
+            if certified and self.writer.tolerance is not None:
+                self._event("certified", blocks=certified)
+
+    def _make_again(self, record: Json) -> None:
+        """Have a block that was rejected made again, on another worker if there is one."""
+        i, j, result = record["i"], record["j"], self.spec.result
+        if "too_many" in record:
+            self.kept.refuse(record)
+        self._event("certificate-failure", blocks=[(i, j)])
         before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (i, j)), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
@@ -194,9 +238,11 @@ class Computation:
         shift = attempt if self.plan.cluster.workers > 1 else 0
         schedule = self.plan.schedule
         plan = replace(self.plan, schedule=replace(schedule, grid=replace(schedule.grid, shift=shift)))
-        wave = next(wave for wave in self.plan.waves if i in wave.rows and j in wave.columns)
+        waves = next(
+            waves for waves in result.together(self.plan) if any(i in w.rows and j in w.columns for w in waves)
+        )
         writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
-        self.waves.send(*self._send(wave, ((i, j),), plan, writer))
+        self.waves.send(*self._send(waves, {result.unit(i, j)}, plan, writer))
 
     def _event(self, event: str, **facts: Any) -> None:
         """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.JOB_TOPIC`)."""
@@ -229,6 +275,18 @@ class Computation:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
         if figures is not None:
             self.progress(figures)
+
+
+def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
+    """Yield the results of tasks that have ended, up to the first that has failed, whose error is raised.
+
+    They come in one message: a message for each takes as long as a small task.
+    """
+    there = list(takewhile(lambda future: future.status == "finished", futures))
+    if there:
+        yield from client.gather(there)
+    for future in futures[len(there) :]:
+        yield future.result()
 
 
 def _wrong(record: Json, before: Json | None) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from distributed import Client
 
+from distmm.job.block_rows import RowFolder
 from distmm.job.certificate import damaged
 from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import misread, unchanged
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
-from distmm.storage import Target, open_matrix
+from distmm.storage import Target
 from distmm.telemetry.events import JOB_TOPIC
 
 __all__ = ["FinishedBlocks"]
@@ -40,22 +41,23 @@ class FinishedBlocks:
             self._drop(marker["i"], marker["j"])
         return len(wrong)
 
-    def trusted(self, target: Target) -> dict[tuple[int, int], Json]:
+    def trusted(self, target: Target | RowFolder) -> dict[tuple[int, int], Json]:
         """Return the markers of those that are still what was written, and remove the other markers."""
         folder, blocking = self.folder, self.plan.blocking
         markers, strays = folder.read_markers()
         for path in strays:
             os.unlink(path)
-        blocks = {(i, j) for _, i, j in blocking.c_indices()}
+        result = self.spec.result
+        blocks = {result.unit(i, j) for _, i, j in blocking.c_indices()}
         bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
         there = [marker for at, marker in markers.items() if at not in bad]
         if there:
-            bad |= damaged(self.client, open_matrix(folder.draft), (blocking.m, blocking.n), there).keys()
+            bad |= damaged(self.client, result.in_draft(folder, blocking), there).keys()
         for i, j in bad:
             self._drop(i, j)
         return {at: marker for at, marker in markers.items() if at not in bad}
 
     def _drop(self, i: int, j: int) -> None:
         """Remove the marker of a block, which is so made again."""
-        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": i, "j": j})
+        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [(i, j)]})
         os.unlink(self.folder.marker(i, j))

@@ -3,7 +3,8 @@
     C.zarr.job/manifest.json          what is computed, from what, how it is cut; one entry for each run
     C.zarr.job/lock.3                 who works on it (see `distmm.job.lock`)
     C.zarr.job/ID/C.zarr              C as far as it is written
-    C.zarr.job/ID/done/2.5.json       block C[2, 5] is written, on the disk, and right
+    C.zarr.job/ID/rows/2.values       where C is reduced: one array of block row 2
+    C.zarr.job/ID/done/2.5.json       block C[2, 5] (or block row 2, as 2.0) is written, on the disk, and right
     C.zarr.job/ID/certificate.json    C is complete, and gets its name
     C.zarr.certificate.json           what is left when C has its name
     C.zarr.report.html                who worked when in the last run, at which rate
@@ -108,6 +109,11 @@ class Folder:
     def draft(self) -> str:
         """Where C is written."""
         return os.path.join(self.work, os.path.basename(self.target))
+
+    @property
+    def block_rows(self) -> str:
+        """The folder of finished block rows, where C is reduced."""
+        return os.path.join(self.work, "rows")
 
     @property
     def done(self) -> str:

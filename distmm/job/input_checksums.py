@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import Client
@@ -25,11 +27,13 @@ from distmm.api.operands import Operand
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.job.folder import Json
-from distmm.job.spec import Spec
 from distmm.planning.blocks import Blocking, slices
 from distmm.storage import Matrix
 
-__all__ = ["Order", "Seen", "fold", "misread", "orders", "stamps", "unchanged"]
+if TYPE_CHECKING:
+    from distmm.job.spec import Spec
+
+__all__ = ["Order", "Seen", "fold", "folded", "misread", "orders", "stamps", "unchanged"]
 
 # Each sum is multiplied by this, modulo 2**64, before the next one is added: an odd number whose bits are mixed.
 FOLD = np.uint64(0x9E3779B97F4A7C15)
@@ -42,6 +46,15 @@ def fold(before: np.ndarray | None, sums: Sequence[int]) -> np.ndarray:
     """Add checksums of the blocks of one more panel to those of the panels before."""
     new = np.array(sums, np.uint64)
     return new if before is None else before * FOLD + new
+
+
+def folded(sums: Sequence[str]) -> str:
+    """Fold the checksums of several columns of B, as markers have them, to one; that of a single column stays."""
+    total: np.ndarray | None = None
+    for one in sums:
+        total = fold(total, [int(one, 16)])
+    assert total is not None
+    return f"{total[0]:016x}"
 
 
 class Seen:
@@ -176,10 +189,13 @@ def _read_again(
 ) -> list[str]:
     """Checksums of rows of blocks of A, or of columns of blocks of B, as they are now."""
     m, k, n = map(slices, (blocking.m, blocking.k, blocking.n))
-    regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in indices]
+    # A block row is made from all columns of B.
+    groups = [[at] if name == "A" else spec.result.columns(at, len(n)) for at in indices]
+    lines = [at for group in groups for at in group]
+    regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]
     task = _ReadAgain(_operands(spec)[name], order)
-    sums: list[str] = client.gather(client.map(task, regions, pure=False, batch_size=1000))
-    return sums
+    sums = iter(client.gather(client.map(task, regions, pure=False, batch_size=1000)))
+    return [folded(list(islice(sums, len(group)))) for group in groups]
 
 
 def _compare(

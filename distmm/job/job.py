@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from distributed import Client
 
 from distmm import clusters
-from distmm.api.plan_request import plan_for
+from distmm.api.threshold import bytes_of_entry
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
-from distmm.checking.verdict import of_tolerance
+from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
-from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
+from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import planning
-from distmm.job.block_writer import Writer
+from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
 from distmm.job.computation import Computation
+from distmm.job.entries import MOST, Entries
 from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
+from distmm.job.reduction import Threshold
+from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.planning.plan import Plan
-from distmm.storage import Target, check_output, create_output, open_matrix, reopen_output
+from distmm.storage import Target, open_matrix
 from distmm.storage.durability import remove
 from distmm.storage.output import Output
 from distmm.telemetry import client as telemetry
@@ -61,8 +67,8 @@ class Job:
     asked : dict
         The files of A, B and C0 as they were when the call began.
     overwrite : bool
-    blocks, seed, plan
-        As the user has given them.
+    blocks, seed, plan, most
+        As the user has given them; `most` is of a threshold, and may be another one when the job goes on.
     """
 
     folder: Folder
@@ -73,6 +79,7 @@ class Job:
     blocks: tuple[int, int, int] | None
     seed: int | None
     plan: str | None = None
+    most: int | None = None
 
     def run(
         self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
@@ -89,7 +96,7 @@ class Job:
             plan = self._plan(client, device, begun)
             plan.validate()
             if begun is None:
-                Output.reserve(folder.target, _bytes(self.spec), self.overwrite)
+                Output.reserve(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
             job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
             try:
                 lock = held.enter_context(locked(folder.path))
@@ -98,7 +105,7 @@ class Job:
                 job = replace(self, folder=folder.of_job(manifest["id"]))
                 return job._go_on(client, plan, manifest, lock, stop, announce, progress)
             except OSError as error:
-                raise job._explained(error, plan.blocking.c_blocks) from error
+                raise job._explained(error, len(self._units(plan))) from error
 
     def _refuse_meanwhile(self, begun: Json | None, anew: bool) -> None:
         """Raise `InputError`, under the lock, if something has changed since this call looked without it."""
@@ -117,7 +124,8 @@ class Job:
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
-        plan = plan_for(planning.request(self.spec, device, self.blocks, manifest, self.plan), client)
+        asked = planning.request(self.spec, device, self.blocks, manifest, self.plan)
+        plan = planning.plan(self.spec, asked, client)
         if manifest is None:
             return plan
         before = manifest["runs"][0]["device"]
@@ -130,7 +138,7 @@ class Job:
 
     def _begin(self, plan: Plan, client: Client, begun: Json | None) -> Json:
         """Write the manifest and the empty draft of a new job, or note one more run of an old one."""
-        folder, (m, _, n) = self.folder, plan.block_shape
+        folder = self.folder
         if begun is not None:
             manifest = begun
             finished = FinishedBlocks(client, folder, self.spec, plan)
@@ -141,10 +149,7 @@ class Job:
             folder = folder.of_job(secrets.token_hex(8))
             try:
                 folder.make()
-                shape = plan.problem.m, plan.problem.n
-                target = create_output(
-                    self.out, shape, self.spec.dtype, (m, n), self.overwrite, folder.draft, folder.id
-                )
+                target = self.spec.result.create(self.out, folder, plan, self.overwrite)
             except BaseException:
                 with suppress(OSError):  # of a job that has not begun nothing is left; the next one clears up too
                     remove(folder.work)
@@ -152,6 +157,7 @@ class Job:
             manifest = new_manifest(
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
             )
+        manifest["most"] = manifest.get("most") if self.most is None else self.most
         manifest["runs"].append(run_of(plan, client))
         write_manifest(folder, manifest)
         return manifest
@@ -161,10 +167,10 @@ class Job:
         progress: Progress,
     ) -> Summary:  # fmt: skip
         """Make the missing blocks, and end the job."""
-        target = reopen_output(self.out, self.folder.draft, self.overwrite)
+        target = self.spec.result.reopen(self.out, self.folder, self.overwrite)
         refuse_another_draft(self.folder, manifest, target)
         made = self._compute(client, plan, manifest, lock, target, stop, announce, progress)
-        return self._finish(plan, manifest, lock, target, made)
+        return self._finish(client, plan, manifest, lock, target, made)
 
     @property
     def _tolerance(self) -> Tolerance | None:
@@ -175,21 +181,22 @@ class Job:
         return Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
 
     def _compute(
-        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target, stop: Stop,
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, stop: Stop,
         announce: Announce | None, progress: Progress,
     ) -> Made:  # fmt: skip
         """Make the missing blocks."""
         folder, spec = self.folder, self.spec
-        blocks = {(i, j) for _, i, j in plan.blocking.c_indices()}
+        blocks = self._units(plan)
         cluster.install(client)
         telemetry.install(client)
         finished = FinishedBlocks(client, folder, spec, plan)
         done = finished.trusted(target)
-        writer = Writer(
+        writer = spec.result.writer(
             folder, CountedRun(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
         )  # fmt: skip
-        computation = Computation(client, spec, plan, writer, stop, progress)
+        kept = Entries(plan, self._most(manifest))
+        computation = Computation(client, spec, plan, writer, stop, progress, kept)
         for marker in done.values():
             computation.seen.add(marker)
         missing = blocks - done.keys()
@@ -201,6 +208,8 @@ class Job:
             announce(plan, flops(len(missing)))
         moved, started = telemetry.bytes_moved(client), time.perf_counter()
         try:
+            for marker in done.values():
+                kept.take(marker)
             computation.run(missing)
             finished.unchanged(manifest["stamps"])
         except DistmmError as error:
@@ -224,15 +233,32 @@ class Job:
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
 
+    def _units(self, plan: Plan) -> set[tuple[int, int]]:
+        """All that gets a marker: blocks of C, or block rows."""
+        return {self.spec.result.unit(i, j) for _, i, j in plan.blocking.c_indices()}
+
+    def _most(self, manifest: Json) -> float:
+        """Elements that a threshold may keep: as many as the user allows, or a part of the free disk holds."""
+        if not isinstance(self.spec.reduction, Threshold):
+            return math.inf
+        if manifest["most"] is not None:
+            return int(manifest["most"])
+        used = sum(entry.stat().st_size for entry in os.scandir(self.folder.block_rows))
+        free = shutil.disk_usage(self.folder.path).free + used
+        return int(free * MOST) // bytes_of_entry(self.spec.dtype)
+
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""
+        what = f"{self.spec.result.name} of C"
         try:
-            done = f"{len(self.folder.markers())} of {total} blocks of C are finished and kept"
+            done = f"{len(self.folder.markers())} of {total} {what} are finished and kept"
         except (OSError, InputError):  # a mount that is gone; the markers are on it
-            done = "the finished blocks of C are kept"
+            done = f"the finished {what} are kept"
         kept = f"{done} in {self.folder.path}; go on with: distmm resume {self.out}"
         if isinstance(error, (Stopped, WrongResultError)):
             return type(error)(f"{error}; {kept}")
+        if isinstance(error, DoesNotFitError) and isinstance(self.spec.reduction, Threshold):
+            return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # the error says what to do
         if not isinstance(error, OSError):
             return InputError(f"{error}; {kept}, once the cause is gone")
         # Not from a file: Dask's word for a connection that is gone.
@@ -240,17 +266,22 @@ class Job:
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
         return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
 
-    def _finish(self, plan: Plan, manifest: Json, lock: Lock, target: Target, made: Made) -> Summary:
+    def _finish(
+        self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, made: Made
+    ) -> Summary:
         """Certify C, if all of it is there, and give it its name."""
-        blocks = [(i, j) for _, i, j in plan.blocking.c_indices()]
+        units, sample = self._units(plan), None
         try:
-            markers = complete_markers(self.folder, manifest, target, blocks)
+            markers = complete_markers(self.folder, manifest, target, units)
+            if isinstance(target, RowFolder):
+                assemble(self.folder, target, markers, self._facts(manifest))
+                sample = self._check_sample(client, manifest, markers, lock)
         except InputError as error:
-            raise self._explained(error, len(blocks)) from error
+            raise self._explained(error, len(units)) from error
         if self.spec.check == "full":
             self._check_fully(lock)
-        content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds)
-        check_output(self.out, self.overwrite)  # something else may be there by now
+        content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
+        self.spec.result.refuse(self.out, self.overwrite)  # something else may be there by now
         finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
 
@@ -261,11 +292,36 @@ class Job:
             transb=spec.b.transposed, alpha=spec.alpha, precision=spec.precision,
         )  # fmt: skip
         if not verdict:
-            Lock.check(folder.path, lock.token)
-            kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
-            folder.clear()
-            error = WrongResultError if verdict.outcome == "wrong" else UndecidedError
-            raise error(f"{verdict.message}; the result is kept as {kept}")
+            self._set_aside(verdict, lock)
+
+    def _check_sample(self, client: Client, manifest: Json, markers: list[Json], lock: Lock) -> Verdict | None:
+        """Compute some rows of a reduced product again; a wrong one ends the job without a result."""
+        if self.spec.check == "none":
+            return None
+        content = {"blocks": manifest["blocks"], "done": markers}
+        verdict = check_sample(client, self.spec, self.folder.draft, content, manifest["seed"])
+        if verdict.outcome == "wrong":
+            self._set_aside(verdict, lock)
+        return verdict
+
+    def _set_aside(self, verdict: Verdict, lock: Lock) -> NoReturn:
+        """End a job whose result is not right: it keeps it under another name."""
+        folder = self.folder
+        Lock.check(folder.path, lock.token)
+        kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
+        folder.clear()
+        error = WrongResultError if verdict.outcome == "wrong" else UndecidedError
+        raise error(f"{verdict.message}; the result is kept as {kept}")
+
+    def _facts(self, manifest: Json) -> Json:
+        """Return what the group of a reduced product says of itself."""
+        spec, output = manifest["spec"], manifest["output"]
+        return {
+            "reduction": spec["reduction"],
+            "shape": output["shape"],
+            "dtype": output["dtype"],
+            "job": manifest["id"],
+        }
 
 
 def _report(client: Client, folder: Folder, made: Computation) -> None:
@@ -284,7 +340,3 @@ def _report(client: Client, folder: Folder, made: Computation) -> None:
                 ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
             ]
             report.write(folder.pending_report, record, title=folder.target, certificate=rows)
-
-
-def _bytes(spec: Spec) -> int:
-    return spec.problem.m * spec.problem.n * spec.dtype.itemsize

@@ -12,6 +12,7 @@ from distmm.job.folder import Folder, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
+from distmm.job.result import described
 from distmm.planning.blocks import even_edges
 from distmm.telemetry import units
 from distmm.telemetry.time_left import Pace
@@ -95,7 +96,8 @@ def status(out: str | os.PathLike[str]) -> Status:
         manifest = read_manifest(folder)
         markers = folder.of_job(manifest["id"]).markers()
         (m, n), (edge_m, _, edge_n) = manifest["output"]["shape"], manifest["blocks"]
-        total = len(even_edges(m, edge_m)) * len(even_edges(n, edge_n))
+        result, columns = described(manifest["spec"]), len(even_edges(n, edge_n))
+        total = len(even_edges(m, edge_m)) * len({result.unit(0, j) for j in range(columns)})
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
         owner = holder(folder.path)
         if owner is None or owner.stale:

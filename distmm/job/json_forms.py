@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["CERTIFICATE", "MANIFEST", "MARKER", "wrong"]
+__all__ = ["CERTIFICATE", "MANIFEST", "MARKER", "ROW", "wrong"]
 
 OPERAND = {"transposed": bool}
 SPEC = {
@@ -15,6 +15,7 @@ SPEC = {
 OUTPUT = {"name": str, "shape": [int], "dtype": str, "overwrite": bool}
 RUN = {"started": (int, float), "device": str}
 MARKER = {"i": int, "j": int, "crc32c": int, "inputs": {"A": str, "B": str}}
+ROW = {"count": int, "sums": dict}  # what the marker of a block row has, too
 COMMON = {"format": int, "spec": SPEC, "output": OUTPUT, "blocks": [int], "layers": int, "plan": str, "seed": int,
           "rejected": int, "runs": [RUN]}  # fmt: skip
 MANIFEST = COMMON

@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 from distributed import Client
 
 from distmm.api.operands import Operand
-from distmm.api.plan_request import FileJob, PlanRequest, Wishes
+from distmm.api.plan_request import FileJob, PlanRequest, Wishes, plan_for
 from distmm.clusters import cluster
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
+from distmm.job.reduction import Reduction
 from distmm.job.spec import Spec
+from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 
-__all__ = ["request"]
+__all__ = ["bytes_of_parts", "plan", "request"]
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
 SPARE = 0.2
+
+# Parts of the memory that are tried for what a reduction keeps of blocks and rows: the first one that is enough. A plan
+# with less memory has smaller waves, of which less is kept.
+ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
 # Bytes/s at which blocks of A and B are read from files that are in memory. A thread of a CPU worker makes their
 # sketches too: 3.8 and 3 ms for 8 MB were measured. The threads of a GPU worker read pieces into pinned memory:
@@ -44,6 +51,32 @@ def request(
     wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job)
+
+
+def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+    """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
+    if spec.reduction is None:
+        return plan_for(asked, client)
+    made = plan_for(replace(asked, kept=0), client)
+    memory = made.cluster.memory if made.cluster.device == "cpu" else made.cluster.host_memory
+    for share in ROOM:
+        if memory is None:
+            break
+        room = int(memory * share) * made.cluster.workers
+        made = plan_for(replace(asked, kept=room), client)
+        if made.shortfall or bytes_of_parts(spec.reduction, spec, made) <= room:
+            return made
+    return plan_for(replace(asked, kept=bytes_of_parts(spec.reduction, spec, made)), client)
+
+
+def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
+    """Bytes of what the blocks of a wave leave, of what their rows have so far, and of rows that are put together now.
+
+    A task that does so has the new part of its row, and may have the arrays that it writes.
+    """
+    of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
+    largest, cluster = max(plan.waves, key=lambda wave: wave.c_blocks), plan.cluster
+    return largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:

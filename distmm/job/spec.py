@@ -17,6 +17,8 @@ from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.scalars import check_held, common_type
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
+from distmm.job.reduction import Reduction, element_type, from_json
+from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.storage import Matrix, open_matrix
@@ -44,6 +46,8 @@ class Spec:
         Of C.
     precision, kernel, check
         As in `distmm.multiply`.
+    reduction : TopK or Threshold or None
+        What is kept of each row of C; None: all of C.
     """
 
     a: Operand
@@ -55,6 +59,7 @@ class Spec:
     precision: Precision
     kernel: str | None
     check: Check
+    reduction: Reduction | None = None
 
     @classmethod
     def of(
@@ -71,6 +76,7 @@ class Spec:
         precision: Precision = "highest",
         kernel: str | None = None,
         check: Check = "freivalds",
+        reduction: Reduction | None = None,
     ) -> Spec:
         """Open the matrices that are given as paths, and check shapes, types and scalars."""
         left, right = _operand(a, "A", transa), _operand(b, "B", transb)
@@ -89,7 +95,14 @@ class Spec:
                 f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
             )
         check_held(kept, alpha=alpha, beta=beta)
-        return cls(left, right, added, alpha, beta, kept, check_precision(precision), kernel, check)
+        if reduction is not None:
+            _check_reduced(reduction, left, right, check)
+        return cls(left, right, added, alpha, beta, kept, check_precision(precision), kernel, check, reduction)
+
+    @property
+    def result(self) -> Result:
+        """What the job leaves on the disk."""
+        return result_of(self.reduction, self.dtype)
 
     @property
     def problem(self) -> Problem:
@@ -114,6 +127,7 @@ class Spec:
             "precision": self.precision,
             "kernel": self.kernel,
             "check": self.check,
+            "reduction": None if self.reduction is None else self.reduction.json(),
         }
 
     def files(self, again: bool = False) -> Json:
@@ -153,16 +167,32 @@ class Spec:
             one = content[name]
             if one is not None and "path" not in one:
                 raise InputError(
-                    f"{name} of this job was an array in a Python program, not a file: go on by calling "
-                    f"distmm.multiply there again, with the same arguments"
+                    f"{name} of this job was an array in a Python program, not a file: go on by making "
+                    f"the same call there again"
                 )
             sources[name] = None if one is None else one["path"]
         return cls.of(
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
-            alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=_dtype(content["dtype"]),
+            alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=element_type(content["dtype"]),
             precision=check_precision(content["precision"]), kernel=content["kernel"], check=content["check"],
+            reduction=from_json(content.get("reduction")),
         )  # fmt: skip
+
+
+def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -> None:
+    """Refuse what cannot be reduced."""
+    for x in (a, b):
+        if x.dtype.kind == "c":
+            raise InputError(f"{x.name} is {x.dtype}, and complex numbers have no order: nothing can be chosen by it")
+        if isinstance(x.source, da.Array):
+            raise InputError(
+                f"{x.name} is a Dask array, and a block row of a reduced product reads all of B: store {x.name} "
+                f"(x.to_zarr), and give its path"
+            )
+    if check == "full":
+        raise InputError("a full check compares all elements of C, which a reduction does not keep: use freivalds")
+    reduction.check(a, b)
 
 
 def lies_in(matrix: str, path: str) -> bool:
@@ -208,9 +238,3 @@ def _number(value: complex) -> Any:
 
 def _scalar(value: Any) -> complex:
     return complex(*value) if isinstance(value, list) else value
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    import ml_dtypes
-
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

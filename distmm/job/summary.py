@@ -10,6 +10,7 @@ import numpy as np
 
 from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
+from distmm.job.reduction import element_type
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
 from distmm.telemetry import units
@@ -47,7 +48,7 @@ class Summary:
     bytes_moved : int
         Bytes that workers received from one another meanwhile.
     blocks, kept : int
-        Blocks of C in all, and those that an earlier run had finished.
+        Blocks of C in all, and those that an earlier run had finished; where C is reduced, block rows.
     recomputed : int
         Blocks that failed their test in this run and were made again.
     residual : float or None
@@ -58,6 +59,8 @@ class Summary:
         Where the report of this run is; None where it had nothing to do.
     missing : dict
         By path of an input: what of it was not there when the job began, and was read as the fill value.
+    entries : int or None
+        Elements of C that are kept, where C is reduced; None where all of it is kept.
     """
 
     path: str
@@ -74,6 +77,7 @@ class Summary:
     certificate: str | None
     report: str | None
     missing: dict[str, str]
+    entries: int | None = None
 
     @property
     def flops_per_second(self) -> float:
@@ -83,15 +87,20 @@ class Summary:
     def rows(self) -> list[tuple[str, str]]:
         """Return the summary as a table of label and value."""
         planned = "" if self.plan is None else f", {units.size(self.plan.bytes_moved)} planned for all of C"
+        m, n = self.shape
+        kept = "" if self.entries is None else f"{self.entries:,} elements of "
         again = f", {self.recomputed} made again" if self.recomputed else ""
         return [
             ("time", f"{units.duration(self.seconds)}, reading and writing included"),
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
-            ("blocks", f"{self.blocks}, {self.kept} of them finished before{again}"),
+            (
+                "blocks" if self.entries is None else "block rows",
+                f"{self.blocks}, {self.kept} of them finished before{again}",
+            ),
             ("error", "not checked" if self.residual is None else f"at most {of_tolerance(self.residual)}"),
             *[("input", f"{path}: {what}") for path, what in self.missing.items()],
-            ("C", f"{self.path} ({self.shape[0]} x {self.shape[1]}, {self.dtype})"),
+            ("C" if self.entries is None else "result", f"{self.path} ({kept}{m} x {n}, {self.dtype})"),
             *([] if self.certificate is None else [("certificate", self.certificate)]),
             *([] if self.report is None else [("report", self.report)]),
         ]
@@ -99,12 +108,21 @@ class Summary:
     @classmethod
     def of(cls, folder: Folder, certificate: Json, plan: Plan | None, made: Made) -> Summary:
         """Summarise a complete C, and the run that completed it."""
-        c = open_matrix(certificate["output"]["name"])
+        spec, output = certificate["spec"], certificate["output"]
+        entries = None
+        if spec.get("reduction") is None:
+            c = open_matrix(output["name"])
+            shape, dtype = c.shape, c.dtype
+        else:
+            (rows, columns), dtype = output["shape"], element_type(spec["dtype"])
+            shape = rows, columns
+            entries = sum(marker["count"] for marker in certificate["done"]) * spec["reduction"].get("k", 1)
         checked = certificate["spec"]["check"] != "none"
         return cls(
             path=folder.target,
-            shape=c.shape,
-            dtype=c.dtype,
+            shape=shape,
+            dtype=dtype,
+            entries=entries,
             plan=plan,
             blocks=len(certificate["done"]),
             residual=certificate["largest_residual"] or 0.0 if checked else None,

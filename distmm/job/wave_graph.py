@@ -1,5 +1,7 @@
 """The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
 
+Where C is reduced, W[i,j] judges and reduces C[i,j], and `RowLayer` puts the parts of each row together.
+
 The chains are those of `distmm.graph.product_graph.ProductLayer`. This layer adds the tasks below. Each runs on the
 worker that holds its block::
 
@@ -25,17 +27,20 @@ from dask.highlevelgraph import Layer
 
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
-from distmm.graph.dask_tasks import List, PlacedTask, TaskRef
+from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.placement import Placement
 from distmm.job.block_writer import Left, Writer, write
 from distmm.job.input_checksums import Order, fold
+from distmm.job.row_writer import RowWriter, gather, reduce
 from distmm.planning.blocks import Wave
+from distmm.worker import tasks
 
-__all__ = ["Names", "WritingLayer"]
+__all__ = ["Names", "RowLayer", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
-Right = tuple[list[sketch.Sketch], list[int]]  # sketches of blocks of B, and their checksums
+# Sketches of blocks of B; their checksums; and, where a reduction asks for them, the squared norms of their columns.
+Right = tuple[list[sketch.Sketch], list[int], list[np.ndarray]]
 
 
 def _of_b(
@@ -46,24 +51,35 @@ def _of_b(
     columns: tuple[int, ...],
     work: np.dtype | None,
     weights: dict[int, sketch.Weights] | None,
+    measure: bool = False,
 ) -> Right:
     """Return checksums of the blocks of a panel of B at one home and, if blocks of C are judged, their sketches."""
     sums = [checksum_of_input(block, *order) for block in blocks]
+    norms = [tasks.squared_norms(block.T) for block in blocks] if measure else []
     if work is None or weights is None:
-        return [], sums
-    return sketch.of_b(where, blocks, seed, columns, work, weights), sums
+        return [], sums, norms
+    return sketch.of_b(where, blocks, seed, columns, work, weights), sums, norms
 
 
 def _of_a(
-    where: object, order: Order, before: Left | None, block: Any, right: list[Right], work: np.dtype | None
+    where: object,
+    order: Order,
+    before: Left | None,
+    block: Any,
+    right: list[Right],
+    work: np.dtype | None,
+    measure: bool = False,
 ) -> Left:
     """Add the checksums of a panel to those before and, if blocks of C are judged, the sketch of its block of A."""
-    sketches, sums = before or (None, None)
-    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b in right)
+    sketches, sums, norms = before or (None, None, None)
+    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b, _ in right)
     sums = fold(sums, new)
+    if measure:
+        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b for _, _, of_b in right)]
+        norms = squares if norms is None else [*map(np.add, norms, squares)]
     if work is None:
-        return None, sums
-    return sketch.of_a(where, sketches, block, [made for made, _ in right], work), sums
+        return None, sums, norms
+    return sketch.of_a(where, sketches, block, [made for made, _, _ in right], work), sums, norms
 
 
 @dataclass(frozen=True)
@@ -74,6 +90,11 @@ class Names:
     b: str
     c: str
     c0: str | None
+
+    @property
+    def arrays(self) -> set[str]:
+        """All of them."""
+        return {name for name in (self.a, self.b, self.c, self.c0) if name is not None}
 
 
 class WritingLayer(Layer):  # type: ignore[misc]
@@ -158,6 +179,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
                     columns,
                     work,
                     TaskRef(weights) if work is not None else None,
+                    writer.needs_norms,
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in sorted({i for i, _ in self.blocks}):
@@ -171,6 +193,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
                     TaskRef((names.a, i, p)),
                     right,
                     work,
+                    writer.needs_norms,
                 )
 
     def _writing(self) -> Iterator[PlacedTask]:
@@ -180,7 +203,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
         for i, j in self.blocks:
             yield PlacedTask(
                 self.key(i, j),
-                write,
+                reduce if isinstance(self.writer, RowWriter) else write,
                 self._place(i, j, 0),  # the priority of the wave's first step, since a written block frees memory
                 self.writer,
                 TaskRef((self.names.c, i, j)),
@@ -189,3 +212,57 @@ class WritingLayer(Layer):  # type: ignore[misc]
                 TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
                 weights[j] if judged else None,
             )
+
+
+class RowLayer(Layer):  # type: ignore[misc]
+    """Tasks that put the parts of each row of blocks together, wave by wave, and write the block row at last.
+
+    Parameters
+    ----------
+    name : str
+    writer : RowWriter
+    rows : tuple of int
+    made : tuple of (str, range)
+        For each wave, name of its `WritingLayer`, and its columns of blocks.
+    """
+
+    def __init__(self, name: str, writer: RowWriter, rows: tuple[int, ...], made: tuple[tuple[str, range], ...]):
+        super().__init__()
+        self.name, self.writer, self.rows, self.waves = name, writer, rows, made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.name, self.writer, self.rows, self.waves)
+
+    def is_materialized(self) -> bool:
+        """Whether the tasks have been made."""
+        return "made" in self.__dict__
+
+    def get_output_keys(self) -> set[Key]:
+        """Keys of the tasks that write block rows."""
+        return {self.key(i, 0) for i in self.rows}
+
+    def key(self, i: int, j: int) -> Key:
+        """Key of the task that writes a block row."""
+        return (self.name, i, j)
+
+    def __len__(self) -> int:
+        return len(self.rows) * len(self.waves)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self.made)
+
+    def __getitem__(self, key: Key) -> Task:
+        return self.made[key]
+
+    @cached_property
+    def made(self) -> dict[Key, Task]:
+        """The tasks."""
+        return {task.key: task for i in self.rows for task in self._row(i)}
+
+    def _row(self, i: int) -> Iterator[Task]:
+        before: list[TaskRef] = []
+        for number, (parts, columns) in enumerate(self.waves, 1):
+            last = number == len(self.waves)
+            key = self.key(i, 0) if last else (f"{self.name}-parts", i, number)
+            yield Task(key, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
+            before = [TaskRef(key)]

@@ -12,7 +12,7 @@ __all__ = ["JOB_TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Sampl
 
 # Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
 # "job". "begin" ("path", and "kept": blocks on disk) and "wave" ("product") say which products belong to a job;
-# "certified" and "certificate-failure" ("i", "j") are the results of checks.
+# "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks.
 JOB_TOPIC = "distmm-job"
 
 

@@ -177,11 +177,12 @@ class Telemetry(SchedulerPlugin):
                 self.past["distmm_resumes"] += bool(msg["kept"])
             case {"event": "wave", "job": job, "product": product}:
                 self.jobs[product] = job
-            case {"event": "certified" | "certificate-failure" as event, "job": job, "i": i, "j": j}:
+            case {"event": "certified" | "certificate-failure" as event, "job": job, "blocks": blocks}:
                 if record := self.records.get(job):
-                    record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
+                    for i, j in blocks:
+                        record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
                 elif event == "certificate-failure":  # a block on disk, found before the job goes on
-                    self.past["distmm_certificate_failures"] += 1
+                    self.past["distmm_certificate_failures"] += len(blocks)
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
         """Take what a worker says of itself into the records of the products under way.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
+from distmm_kernels.tiles.hopper_tiles import COORDINATES, STRETCH
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
@@ -39,6 +40,8 @@ class Candidate:
         them in their measured rates; thin products have more of them for an operation.
     side_by_side
         Whether it works on the matrices of a batch at the same time; else each takes as long as it does alone.
+    sizes_below
+        Sizes that its coordinates can count; None: any.
     by_name_only
         True for what is never chosen unasked: a peer that we measure ourselves against.
     """
@@ -56,6 +59,7 @@ class Candidate:
     worth_it: frozenset[tuple[int, int]] | None = None
     passes: tuple[int, int] = (0, 0)
     side_by_side: bool = True
+    sizes_below: int | None = None
     by_name_only: bool = False
 
     def __post_init__(self) -> None:
@@ -95,9 +99,10 @@ CANDIDATES = (
         "operands rounded to bfloat16, on tensor cores",
         FLOAT32,
         "medium",
-        granule=64,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
     ),
     Candidate(
         "hopper_tf32",
@@ -106,9 +111,10 @@ CANDIDATES = (
         "operands rounded to TF32, on tensor cores",
         FLOAT32,
         "high",
-        granule=32,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
     ),
     Candidate(
         "hopper",
@@ -117,9 +123,10 @@ CANDIDATES = (
         "tensor cores fed by the tensor memory accelerator",
         frozenset(dtype.name for dtype in NARROW),
         "highest",
-        granule=64,
+        granule=STRETCH,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
     ),
     Candidate(
         "fp16x3",
@@ -131,6 +138,7 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
     ),
     Candidate(
         "tf32x3",
@@ -142,6 +150,7 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
     ),
     Candidate(
         "dmma",
@@ -166,6 +175,7 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES,
         passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
         side_by_side=False,
     ),
@@ -179,6 +189,7 @@ CANDIDATES = (
         granule=4096,
         tile=(128, 64),
         capabilities=HOPPER,
+        sizes_below=COORDINATES // 2,
         passes=(44, 0),  # A: 8 in, 8 out; B: 8 in, 16 out, two times 16 in, 16 out
     ),
     Candidate(
@@ -191,6 +202,7 @@ CANDIDATES = (
         granule=8192,
         tile=(128, 128),
         capabilities=HOPPER,
+        sizes_below=COORDINATES // 2,
         passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
         side_by_side=False,
     ),

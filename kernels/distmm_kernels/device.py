@@ -16,6 +16,11 @@ from typing import Any, Literal
 
 __all__ = ["Device", "cpu", "current", "gpus", "why_no_gpu"]
 
+# The driver lists the kernels of a library since CUDA 12.4 (cuLibraryEnumerateKernels).
+LEAST_DRIVER = 12040
+# The compilers of CUDA 13 know no older GPUs; those of CUDA 12 do.
+LEAST_FOR_CUDA_13 = (7, 5)
+
 
 @dataclass(frozen=True)
 class Device:
@@ -88,13 +93,21 @@ class _Search:
 def _found() -> _Search:
     """Search once a process: neither the hardware nor CUDA_VISIBLE_DEVICES changes after the driver is initialised."""
     try:
-        devices, cuda_major = _driver_devices()
+        devices, cuda = _driver_devices()
     except _NoGpuError as error:
         return _Search((), str(error))
-    missing = _missing_library()
+    oldest = min(devices, key=lambda device: device.compute_capability or (0, 0))
+    if cuda < LEAST_DRIVER:
+        needed = f"{LEAST_DRIVER // 1000}.{LEAST_DRIVER % 1000 // 10}"
+        return _Search(
+            (),
+            f"GPU found ({oldest.name}), but its driver supports CUDA {cuda // 1000}.{cuda % 1000 // 10}, and the "
+            f"kernels need {needed}: install the NVIDIA driver 550 or a later one",
+        )
+    missing = _missing_library(oldest)
     if missing is not None:
-        found = f"GPU found ({devices[0].name}), but {missing}"
-        return _Search((), f"{found}: type pip install 'distmm[cuda{max(12, min(cuda_major, 13))}]'")
+        extra = "cuda13" if cuda >= 13000 and not _needs_cuda_12(oldest) else "cuda12"
+        return _Search((), f"GPU found ({oldest.name}), but {missing}: type pip install 'distmm[{extra}]'")
     # The simulator replaces Numba's CUDA with Python threads: a kernel there would refuse CuPy's arrays.
     if _simulated():
         return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
@@ -106,7 +119,7 @@ class _NoGpuError(Exception):
 
 
 def _driver_devices() -> tuple[tuple[Device, ...], int]:
-    """Ask the driver: its devices, and the major version of CUDA that it supports."""
+    """Ask the driver: its devices, and the version of CUDA that it supports, 12040 for 12.4."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -142,7 +155,7 @@ def _driver_devices() -> tuple[tuple[Device, ...], int]:
         )
     if not devices:
         raise _NoGpuError("the NVIDIA driver answers but shows no GPU: is CUDA_VISIBLE_DEVICES empty?")
-    return tuple(devices), ask(driver.cuDriverGetVersion) // 1000
+    return tuple(devices), int(ask(driver.cuDriverGetVersion))
 
 
 def _simulated() -> bool:
@@ -153,8 +166,12 @@ def _simulated() -> bool:
     return bool(numba.config.ENABLE_CUDASIM)
 
 
-def _missing_library() -> str | None:
-    """Name the first library that the GPU kernels need and that does not work here."""
+def _needs_cuda_12(device: Device) -> bool:
+    return (device.compute_capability or LEAST_FOR_CUDA_13) < LEAST_FOR_CUDA_13
+
+
+def _missing_library(device: Device) -> str | None:
+    """Name the first library that the GPU kernels need and that does not work here, or not for this device."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is missing"
     try:
@@ -166,9 +183,13 @@ def _missing_library() -> str | None:
     if importlib.util.find_spec("numba_cuda") is None:
         return "numba-cuda is missing"
     try:
-        from cuda.bindings import nvvm
+        from cuda.bindings import nvjitlink, nvvm
 
         nvvm.version()
+        linker, _ = nvjitlink.version()
     except Exception as error:  # the loader's own kinds, as above
-        return f"the CUDA compiler library NVVM cannot be used ({error})"
+        return f"the CUDA compiler libraries NVVM and nvJitLink cannot be used ({error})"
+    if linker >= 13 and _needs_cuda_12(device):
+        major, minor = device.compute_capability or (0, 0)
+        return f"the compilers of CUDA {linker} do not know its compute capability {major}.{minor}"
     return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 
 from distmm_kernels.candidates import CANDIDATES, Candidate
 from distmm_kernels.config import PRECISIONS, Problem
@@ -36,6 +37,9 @@ def why_not(
     if device.compute_capability is not None and not least <= device.compute_capability <= greatest:
         needs = "{}.{}".format(*least) if greatest == least else "{}.{} or more".format(*least)
         return f"it needs compute capability {needs}, and {device} has {'{}.{}'.format(*device.compute_capability)}"
+    largest = max(problem.m, problem.k, problem.n, math.prod(problem.batch))
+    if candidate.sizes_below is not None and largest >= candidate.sizes_below:
+        return f"it counts to 2^{candidate.sizes_below.bit_length() - 1} along an axis, and a size is {largest:,}"
     if problem.accumulator.kind != "i" and STRICTNESS[candidate.precision] < STRICTNESS[precision]:
         return f"its products are of precision {candidate.precision!r}"
     if reproducible and candidate.granule is None and problem.accumulator.kind != "i":

@@ -83,14 +83,14 @@ def run_client(file: str, folder: str, out: str) -> None:
     from distmm.planning.plan import Plan
 
     quiet()
-    one_run: Any = importlib.import_module("distmm.job.job")
-    plan_for = one_run.plan_for
+    planning: Any = importlib.import_module("distmm.job.planning")
+    plan_for = planning.plan_for
 
     def in_rows(*arguments: Any) -> Plan:
         plan: Plan = plan_for(*arguments)
         return replace(plan, schedule=replace(plan.schedule, wave_cuts=(1, 5, 1)))
 
-    one_run.plan_for = in_rows  # a wave is a row of blocks
+    planning.plan_for = in_rows  # a wave is a row of blocks
     try:
         client = Client(scheduler_file=file, timeout=10)
         client.wait_for_workers(2, timeout=60)

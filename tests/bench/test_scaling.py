@@ -24,6 +24,7 @@ from distmm.bench.measuring_process import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
 from distmm.errors import InputError
+from tests.apart import Ended
 
 
 def case(**changes: object) -> Case:
@@ -238,19 +239,20 @@ def test_a_child_and_its_workers_end_with_their_parent() -> None:
 # The command
 
 
+def small_scaling(folder: Path) -> tuple[list[str], dict[str, str]]:
+    arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong"]
+    arguments += ["--program", "distmm", "--program", "NumPy"]
+    arguments += ["--json", str(folder / "all.json"), "--plot", str(folder / "all.png")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
+    return [sys.executable, "-m", "distmm", "bench", "scaling", *arguments], environment
+
+
 @pytest.mark.slow
-def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Path) -> None:
-    result = CliRunner().invoke(
-        app,
-        [
-            "bench", "scaling", "--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong",
-            "--program", "distmm", "--program", "NumPy",
-            "--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png"),
-        ],
-    )  # fmt: skip
-    assert result.exit_code == 0, result.output
-    assert sorted(os.listdir(tmp_path)) == ["all.json", "all.png", "all.svg"]
-    facts = json.loads((tmp_path / "all.json").read_text())
+@pytest.mark.apart(program=small_scaling)
+def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(ended: Ended) -> None:
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert sorted(os.listdir(ended.folder)) == ["all.json", "all.png", "all.svg"]
+    facts = json.loads((ended.folder / "all.json").read_text())
     rows = facts["rows"]
     assert [row["failure"] for row in rows] == [None] * 7
     assert {(row["program"], row["place"], row["workers"]) for row in rows} == {
@@ -267,7 +269,7 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
             x for x in rows if x["workers"] == 1 and (x["program"], x["place"]) == (row["program"], row["place"])
         )
         assert row["efficiency"] == pytest.approx(alone["seconds"] / row["seconds"] / row["workers"])
-        assert f"{row['efficiency']:.3f}" in result.output
+        assert f"{row['efficiency']:.3f}" in ended.stdout
         assert (row["ok"], row["n"]) == (True, 128)
         assert row["residual"] <= 1
     alone, both = (row for row in rows if (row["program"], row["place"]) == ("distmm", "resident"))
@@ -275,6 +277,23 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
     assert (alone["moved"], both["moved"]) == (alone["bound"], both["bound"]) == (0, 128 * 128 * 4)
     assert both["predicted"] > 0
     assert both["note"].startswith("g")
+
+
+def test_sums_of_streamed_products_are_measured_beside_the_product() -> None:
+    both = ["resident", "streamed"]
+    kernel, *rows = settled(
+        Experiment("cpu", (2,), 256, 64, programs=["distmm"], scalings=["strong"], places=both, dtypes=TYPES[:1])
+    )
+    assert kernel.case.program == KERNEL
+    assert [(row.case.place, row.ok, row.failure) for row in rows] == [(place, True, None) for place in both]
+    assert " w2x2 " in rows[1].note
+    assert rows[1].moved is not None
+
+
+def test_streamed_products_are_measured_in_types_that_can_be_summed_up() -> None:
+    groups = Experiment("gpu", (1,), 256, 64, scalings=["strong"], places=["streamed"], dtypes=TYPES).groups()
+    (ours,) = (group for group in groups if group.program == "distmm")
+    assert [c.dtype for c in ours.cases if c.program == "distmm"] == ["float32", "float64"]
 
 
 def test_dasks_own_product_is_measured_on_the_same_cluster() -> None:

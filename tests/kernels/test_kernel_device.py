@@ -17,6 +17,7 @@ def fresh_search(monkeypatch):
 
 
 H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
+V100 = device.Device("cuda", "Tesla V100", 1, 32 << 30, (7, 0), 80)
 
 
 def test_cpu_has_memory_and_cores():
@@ -42,12 +43,51 @@ def test_without_a_driver_the_reason_is_one_sentence(fresh_search):
     assert device.current() == device.cpu()
 
 
-@pytest.mark.parametrize(("driver", "extra"), [(12, "cuda12"), (13, "cuda13"), (14, "cuda13"), (11, "cuda12")])
-def test_a_gpu_without_cupy_says_what_to_type(fresh_search, driver, extra):
-    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), driver))
+@pytest.mark.parametrize(
+    ("gpus", "driver", "extra"),
+    [
+        ((H200,), 12040, "cuda12"),
+        ((H200,), 13000, "cuda13"),
+        ((H200,), 14010, "cuda13"),
+        ((V100,), 12080, "cuda12"),
+        ((V100,), 13000, "cuda12"),
+        ((H200, V100), 13000, "cuda12"),
+    ],
+)
+def test_a_gpu_without_cupy_says_what_to_type(fresh_search, gpus, driver, extra):
+    fresh_search.setattr(device, "_driver_devices", lambda: (gpus, driver))
     fresh_search.setattr(device.importlib.util, "find_spec", lambda name: None)
     assert device.gpus() == ()
-    assert device.why_no_gpu() == (f"GPU found (NVIDIA H200), but CuPy is missing: type pip install 'distmm[{extra}]'")
+    named = gpus[-1].name  # the oldest
+    assert device.why_no_gpu() == f"GPU found ({named}), but CuPy is missing: type pip install 'distmm[{extra}]'"
+
+
+@pytest.mark.parametrize(("driver", "said"), [(12030, "12.3"), (11080, "11.8"), (12020, "12.2")])
+def test_a_driver_that_cannot_list_kernels_is_refused_before_any_product(fresh_search, driver, said):
+    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), driver))
+    fresh_search.setattr(device, "_missing_library", lambda oldest: None)
+    assert device.gpus() == ()
+    assert f"supports CUDA {said}, and the kernels need 12.4" in device.why_no_gpu()
+    assert "driver 550 or a later one" in device.why_no_gpu()
+
+
+@pytest.mark.parametrize(("gpu", "linker", "refused"), [(V100, 13, True), (V100, 12, False), (H200, 13, False)])
+def test_a_gpu_that_the_compilers_do_not_know_is_refused_with_the_extra_that_does(fresh_search, gpu, linker, refused):
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=types.SimpleNamespace(getDeviceCount=lambda: 1)))
+    bindings = types.ModuleType("cuda.bindings")
+    bindings.nvvm = types.SimpleNamespace(version=lambda: (2, 0))
+    bindings.nvjitlink = types.SimpleNamespace(version=lambda: (linker, 0))
+    fresh_search.setattr(device, "_driver_devices", lambda: ((gpu,), 13000))
+    fresh_search.setattr(device, "_simulated", lambda: False)
+    fresh_search.setattr(device.importlib.util, "find_spec", lambda name: object())
+    fresh_search.setitem(sys.modules, "cupy", cupy)
+    fresh_search.setitem(sys.modules, "cuda.bindings", bindings)
+    assert (device.gpus() == ()) == refused
+    if refused:
+        assert device.why_no_gpu() == (
+            "GPU found (Tesla V100), but the compilers of CUDA 13 do not know its compute capability 7.0: "
+            "type pip install 'distmm[cuda12]'"
+        )
 
 
 def test_cupy_that_does_not_work_is_reported_with_its_own_words(fresh_search):
@@ -56,7 +96,7 @@ def test_cupy_that_does_not_work_is_reported_with_its_own_words(fresh_search):
 
     runtime = types.SimpleNamespace(getDeviceCount=broken)
     cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
-    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), 13))
+    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), 13000))
     fresh_search.setattr(device.importlib.util, "find_spec", lambda name: object())
     fresh_search.setitem(sys.modules, "cupy", cupy)
     assert "CuPy cannot use it (libcublas.so.13 not found)" in device.why_no_gpu()
@@ -65,8 +105,8 @@ def test_cupy_that_does_not_work_is_reported_with_its_own_words(fresh_search):
 def test_the_simulator_is_not_taken_for_a_gpu(fresh_search):
     from numba import config
 
-    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), 13))
-    fresh_search.setattr(device, "_missing_library", lambda: None)
+    fresh_search.setattr(device, "_driver_devices", lambda: ((H200,), 13000))
+    fresh_search.setattr(device, "_missing_library", lambda oldest: None)
     assert device.gpus() == (H200,)
     device._found.cache_clear()
     fresh_search.setattr(config, "ENABLE_CUDASIM", 1)
@@ -91,9 +131,9 @@ def test_driver_answers_become_devices(fresh_search):
     driver.cuDeviceGetAttribute = lambda attribute, handle: (ok, attribute)
     driver.cuDriverGetVersion = lambda: (ok, 13020)
     fresh_search.setattr("cuda.bindings.driver", driver)
-    found, major = device._driver_devices()
+    found, version = device._driver_devices()
     assert found == (H200, device.Device("cuda", "NVIDIA H200", 1, 140 << 30, (9, 0), 132))
-    assert major == 13
+    assert version == 13020
 
     driver.cuInit = lambda flags: (types.SimpleNamespace(name="CUDA_ERROR_NO_DEVICE"),)
     with pytest.raises(device._NoGpuError, match=r"no usable NVIDIA GPU here: .* answered CUDA_ERROR_NO_DEVICE"):

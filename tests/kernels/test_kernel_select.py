@@ -252,3 +252,18 @@ def test_explain_gives_a_reason_for_every_candidate():
     assert "runs on cpu devices" in reasons["cpu"]
     assert "expected, register_tiled takes" in reasons["tiled"]
     assert "does not multiply int64" in explain(problem("int64"), H200)
+
+
+@pytest.mark.parametrize("name", [c.name for c in CANDIDATES if c.capabilities == ((9, 0), (9, 0))])
+def test_kernels_that_count_in_32_bits_refuse_larger_sizes_and_others_take_their_place(name):
+    candidate = BY_NAME[name]
+    limit = 2**30 if name.startswith("complex") else 2**31  # a complex row is two real numbers an element
+    dtype = np.dtype(min(candidate.dtypes))
+    for sizes in ((limit, 8, 8), (8, limit, 8), (8, 8, limit)):
+        assert "along an axis" in why_not(candidate, Problem(*sizes, dtype), H200)
+        below = (min(size, limit - 1) for size in sizes)
+        assert why_not(candidate, Problem(*below, dtype), H200) is None
+        assert chosen(Problem(*sizes, dtype), H200, "medium", reproducible=True) in ("register_tiled", "dmma")
+    assert "along an axis" in why_not(candidate, Problem(8, 8, 8, dtype, (2, limit // 2)), H200)
+    with pytest.raises(ValueError, match=r"along an axis, and a size is"):
+        select(Problem(limit, 8, 8, dtype), H200, name=name)

@@ -8,7 +8,6 @@ would then count a product twice.
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
-from distmm.worker.tasks.largest import WORKSPACE
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
@@ -25,6 +24,7 @@ from distmm.worker.tasks.reductions import (
     Threshold,
     merge,
 )
+from distmm.worker.tasks.rows import WORKSPACE
 from distmm.worker.tasks.tall_qr import block_qr, rows_times
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 

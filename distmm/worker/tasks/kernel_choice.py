@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distmm.planning.precision import Precision
+from distmm.planning.problem import accumulator_dtype
 
 if TYPE_CHECKING:
     from distmm_kernels.candidates import Candidate
@@ -71,4 +72,5 @@ def kernel_facts(choice: KernelChoice, absent: tuple[str, tuple[int, int]] | Non
         kernel = kernel_for(choice, *large, ()) if absent is None else _candidate_for(choice, *large, *absent)
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    return {"kernel": kernel.name, "granule": kernel.granule}
+    exact = accumulator_dtype(choice.dtype).kind == "i"  # then any cuts of k leave the bits
+    return {"kernel": kernel.name, "granule": 1 if exact else kernel.granule}

@@ -5,30 +5,21 @@ first pass finds a value that at least k elements of the row reach: the k-th lar
 groups of columns. The second one picks what reaches it, a few more than k elements, and only these are sorted.
 
 The order is NumPy's: NaN is larger than any number, and -0.0 equals 0.0. The result follows from the elements alone,
-however the matrix was cut.
+however the matrix was cut. Where `largest_on_gpu` suits, a kernel does it in one read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from distmm.worker import gpu
+from distmm.worker.tasks import largest_on_gpu
+from distmm.worker.tasks.rows import Block
 
-__all__ = ["WORKSPACE", "Block", "by_rows", "largest", "pieces", "sortable"]
-
-Block = Any  # a NumPy or CuPy array
-
-# Elements that are reduced at a time. On CPUs they stay in the second-level cache from the first pass to the last. On
-# GPUs a call costs some ten launches.
-PIECE = {"numpy": 1 << 18, "cupy": 1 << 24}
-
-# Bytes of a GPU's memory that a reduction takes beside the block: where all elements of a piece are candidates, their
-# indices, their order and the buffers of two sorts are some 60 bytes each.
-WORKSPACE = 64 * PIECE["cupy"]
+__all__ = ["largest", "sortable"]
 
 # Groups of columns for each of the k. With fewer, more elements reach the k-th largest of their maxima: with 16, it is
 # half an element of a row too many for k = 15.
@@ -45,44 +36,6 @@ def sortable(x: Block) -> Block:
     return x.astype(np.float32) if x.dtype in (np.float16, ml_dtypes.bfloat16) else x
 
 
-def by_rows(block: Block, make: Callable[[Block, tuple[Any, ...]], tuple[Block, ...]]) -> tuple[Block, ...]:
-    """Reduce the rows of a block ``(*batch, m, n)`` in pieces, and put the results together.
-
-    Parameters
-    ----------
-    block : array
-    make : callable
-        Given some rows ``(r, n)`` of one matrix, contiguous, and their index in the block; returns arrays ``(r, ...)``.
-
-    Returns
-    -------
-    tuple of arrays ``(*batch, m, ...)``
-    """
-    library = gpu.namespace(block)
-    made = [make(_contiguous(library, block[index]), index) for index in pieces(block)]
-    return tuple(_joined(library, each, block.shape[:-1]) for each in zip(*made, strict=True))
-
-
-def pieces(block: Block) -> Iterator[tuple[Any, ...]]:
-    """Yield the index of each piece of rows of a block, of one at least: also where there are no elements."""
-    *batch, m, n = block.shape
-    height = max(1, PIECE[gpu.namespace(block).__name__] // max(1, n))
-    for index in np.ndindex(*batch):
-        for top in range(0, max(1, m), height):
-            yield *index, slice(top, min(m, top + height))
-
-
-def _contiguous(library: Any, x: Block) -> Block:
-    """Return rows in C order. Columns of a block are copied into the cache, and turned there: in half of the time."""
-    turned = library is np and x.strides[0] < x.strides[1]
-    return library.ascontiguousarray(np.ascontiguousarray(x.T).T if turned else x)
-
-
-def _joined(library: Any, pieces: tuple[Block, ...], lines: tuple[int, ...]) -> Block:
-    whole = pieces[0] if len(pieces) == 1 else library.concatenate(pieces)
-    return whole.reshape(*lines, *whole.shape[1:])
-
-
 def largest(x: Block, k: int) -> tuple[Block, Block]:
     """Return the k largest elements of each row, and their columns.
 
@@ -97,6 +50,8 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
     values, columns : arrays ``(r, k)``, of the type of `x` and int64
         In descending order.
     """
+    if largest_on_gpu.suits(x, k, None):
+        return largest_on_gpu.largest(x, k, None, None)
     library = gpu.namespace(x)
     rows, n = x.shape
     if 2 * k >= n:

@@ -16,8 +16,9 @@ from typing import Any, Literal
 import numpy as np
 
 from distmm.worker import gpu
+from distmm.worker.tasks.rows import by_rows
 
-__all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of"]
+__all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of", "weighing"]
 
 Metric = Literal["inner", "cosine", "euclidean"]
 
@@ -28,14 +29,15 @@ Block = Any  # a NumPy or CuPy array
 
 def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.ndarray:
     """Return the squared Euclidean norm of each row of a block ``(m, n)``, as float64 in host memory, ``(m, 1)``."""
-    library = gpu.namespace(block)
-    if library is np:
-        wide = block.astype(np.float64)
-        of_rows: np.ndarray = (wide * wide).sum(axis=1, keepdims=True)
-        return of_rows
+
+    def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+        wide = x.astype(np.float64)
+        return ((wide * wide).sum(axis=1, keepdims=True),)
+
+    if gpu.namespace(block) is np:
+        return np.asarray(by_rows(block, squares)[0])
     with gpu.working("product"):
-        wide = block.astype(np.float64)
-        norms = library.multiply(wide, wide, out=wide).sum(axis=1, keepdims=True)
+        norms = by_rows(block, squares)[0]
     host: np.ndarray = norms.get()
     return host
 
@@ -47,24 +49,42 @@ def score_dtype(metric: Metric, dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float64 if dtype.kind in "iub" or dtype.itemsize > 4 else np.float32)
 
 
+def weighing(metric: Metric, squares: Any, work: np.dtype[Any]) -> tuple[Literal["plain", "times", "minus"], Any]:
+    """Return what is done to inner products for their scores, and the weights ``(n,)`` that it is done with.
+
+    Parameters
+    ----------
+    metric : {"inner", "cosine", "euclidean"}
+    squares : array ``(n,)``
+        Squared norms of the rows of Y; None for "inner".
+    work : dtype
+        Type of the weights.
+    """
+    if metric == "cosine":
+        return "times", (1 / _lengths(squares)).astype(work)
+    if metric == "euclidean":
+        return "minus", (squares / 2).astype(work)
+    return "plain", None
+
+
 def scores(products: Block, metric: Metric, squares: Any) -> Block:
     """Return the score of each inner product ``(r, n)``; a NaN, which is near nothing, counts as minus infinity.
 
     Parameters
     ----------
     products : array
-    metric : {"inner", "cosine", "euclidean"}
-    squares : array ``(n,)``
-        Squared norms of the rows of Y; None for "inner".
+    metric, squares
+        As in `weighing`.
     """
     library = gpu.namespace(products)
     work = score_dtype(metric, products.dtype)
     made = products.astype(work)
     with np.errstate(invalid="ignore", over="ignore"):  # of infinite products and norms
-        if metric == "cosine":
-            made *= (1 / _lengths(squares)).astype(work)
-        elif metric == "euclidean":
-            made -= (squares / 2).astype(work)
+        how, weights = weighing(metric, squares, work)
+        if how == "times":
+            made *= weights
+        elif how == "minus":
+            made -= weights
     if work.kind == "f":
         made[library.isnan(made)] = -np.inf
     return made

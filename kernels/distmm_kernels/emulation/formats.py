@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy import uint32
 
-__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "granules", "warps_of"]
+__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "granules", "tf32_bits", "warps_of"]
 
 GRANULE = 8192  # the registers of one thread block hold a row of a granule; blocks of a matrix are rarely deeper
 
@@ -86,3 +87,15 @@ def granules(k: int) -> int:
 def warps_of(k: int) -> int:
     """Return how many warps share a row, so that their registers hold a granule of it, or all of it if that is less."""
     return next(warps for warps in (1, 2, 4, 8) if warps * (GRANULE // 8) >= min(k, GRANULE))
+
+
+def tf32_bits(bits: Any) -> Any:
+    """Round the bits of float32 numbers to TF32: to nearest, ties to even, as the tensor memory accelerator does.
+
+    So a product has the same bits whether the accelerator rounds an operand or a copy of it was rounded before. NaN
+    becomes a quiet one, since its bits beyond TF32's are not read. All integers are unsigned, of 32 bits, or arrays of
+    them: kernels call this function too.
+    """
+    nan = uint32((bits & uint32(0x7FFFFFFF)) > uint32(0x7F800000))
+    half = uint32(0xFFF) + (bits >> uint32(13) & uint32(1))
+    return (bits + (uint32(1) - nan) * half | nan << uint32(22)) & uint32(0xFFFFE000)

@@ -21,8 +21,8 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
-from distmm_kernels.emulation.splits import Found, Parts, Piece, as_stack, splitter
-from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
+from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
+from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack
@@ -33,37 +33,35 @@ __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 # A shorter chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
 SHORTEST = 256
 
+TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its neighbours lie apart along both axes
+
 MOST_AT_ONCE = 64  # granules of a small product that are multiplied at the same time
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitOperand(GuardedOperand):
-    """A prepared operand: itself, and its halves."""
+    """A prepared operand: itself, and its halves.
+
+    Attributes
+    ----------
+    by_tf32
+        Whether TF32 halves hold a granule, of those for which this was asked.
+    """
 
     parts: Parts
-    pieces: dict[tuple[str, int], tuple[Parts, Piece, Found]] = field(default_factory=dict)
+    by_tf32: dict[int, bool] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory, those of the operand itself included."""
         return int(self.matrices.nbytes) + self.parts.nbytes
 
-    def piece(self, index: int, form: Format, device: Device) -> tuple[Parts, Piece, Found]:
-        """Return one granule in a format, and what was found in it; split at the first call if not by `prepare`."""
-        key = form.name, index
-        if key not in self.pieces:
-            if form is self.parts.format:
-                self.pieces[key] = self.parts, self.parts.piece(index), self.found
-            else:
-                parts, found = splitter(form, device)(as_stack(self.granule(index)))
-                self.pieces[key] = parts, parts.piece(0), found
-        return self.pieces[key]
-
 
 class Fp16x3Kernel(GuardedKernel):
     """Halves in float16, where the operands allow it."""
 
     name = "fp16x3"
+    shortest = SHORTEST
     form: ClassVar[Format] = FP16_PAIR
     first: ClassVar[Way] = Way.FP16X3
 
@@ -73,8 +71,7 @@ class Fp16x3Kernel(GuardedKernel):
         self._gemms: dict[tuple[Any, ...], HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> SplitOperand:
-        block = block.astype(self.dtype, copy=False)
-        matrices = block if operand == "A" else block.swapaxes(-1, -2)
+        matrices = self._matrices(block, operand)
         parts, found = self._split(as_stack(matrices))
         return SplitOperand(shape=block.shape, matrices=matrices, found=found, parts=parts)
 
@@ -88,11 +85,17 @@ class Fp16x3Kernel(GuardedKernel):
     def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
         if not (a.found.guards[index] or b.found.guards[index]):
             return self.first
-        if self.first is Way.FP16X3:
-            found = [operand.piece(index, TF32_PAIR, self.device)[2] for operand in (a, b)]
-            if not any(one.guards[0] for one in found):
-                return Way.TF32X3
+        if self.first is Way.FP16X3 and all(self._fits_tf32(operand, index) for operand in (a, b)):
+            return Way.TF32X3
         return Way.IEEE
+
+    def _fits_tf32(self, operand: SplitOperand, index: int) -> bool:
+        """Whether TF32 halves hold a granule: they are made and looked at, and made again where they are multiplied."""
+        if index not in operand.by_tf32:
+            granule, split = operand.granule(index), splitter(TF32_PAIR, self.device)
+            some = by_parts(granule, granule[..., :1, :], None, granule[..., :1], TF32_BYTES)  # against one column
+            operand.by_tf32[index] = not any(split(as_stack(rows))[1].raised for rows, *_ in some)
+        return operand.by_tf32[index]
 
     def _chain(self, ways: tuple[Way, ...], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
         index = 0
@@ -102,12 +105,23 @@ class Fp16x3Kernel(GuardedKernel):
                 self._side_by_side(index, count, a, b, c, d)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
+            elif way is self.first:
+                left, right = ((operand.parts, operand.parts.piece(index)) for operand in (a, b))
+                self._tensor_cores(left, a.matrices.shape[:-2], right, b.matrices.shape[:-2], c, d)
             else:
-                form = FP16_PAIR if way is Way.FP16X3 else TF32_PAIR
-                left, right = (operand.piece(index, form, self.device)[:2] for operand in (a, b))
-                self._tensor_cores(left, a.shape[:-2], right, b.shape[:-2], c, d)
+                self._by_tf32_halves(index, a, b, c, d)
             index += count
             c = d
+
+    def _by_tf32_halves(self, index: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
+        """Add one granule that float16 halves do not hold."""
+        for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
+            self._tf32_product(left, right, added, to)  # which frees its halves before the next ones are made
+
+    def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> None:
+        halves = [splitter(TF32_PAIR, self.device)(as_stack(x))[0] for x in (left, right)]
+        a, b = ((parts, parts.piece(0)) for parts in halves)
+        self._tensor_cores(a, left.shape[:-2], b, right.shape[:-2], c, d)
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
         """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.

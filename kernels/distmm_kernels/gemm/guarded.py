@@ -1,14 +1,20 @@
 """Products that multiply each granule of k in a fast way, or in an accurate one where a guard of it is raised.
 
 A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
+
+What another way makes of a guarded granule is not kept, and made for parts of C: plans count `WORKSPACE` bytes for it.
 """
 
 from __future__ import annotations
 
 import enum
+import math
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
+
+import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
@@ -16,9 +22,14 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.splits import Found
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
+from distmm_kernels.layout.stack import distinct
+from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.select import select
+from distmm_kernels.tiles.hopper_tiles import ROWS
 
-__all__ = ["GuardedKernel", "GuardedOperand", "Way"]
+__all__ = ["WORKSPACE", "GuardedKernel", "GuardedOperand", "Way", "by_parts", "parts"]
+
+WORKSPACE = 1 << 29  # bytes that a product takes at a time beside operands and C
 
 
 class Way(enum.Enum):
@@ -39,7 +50,8 @@ class GuardedOperand:
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     matrices
-        The operand itself, ``(*batch, rows, k)``: A, or B transposed. Kept for granules that take another way.
+        The operand itself, ``(*batch, rows, k)``: A, or B transposed; of matrices that a broadcast repeats, one. Kept
+        for granules that take another way.
     found
         What the guards of its granules found.
     """
@@ -54,9 +66,16 @@ class GuardedOperand:
 
 
 class GuardedKernel(AlignedKernel):
-    """A subclass says which way it expects, which one a guarded granule takes, and how granules are added."""
+    """A subclass says which way it expects, which one a guarded granule takes, and how granules are added.
+
+    Attributes
+    ----------
+    shortest
+        Fewer steps of k are multiply-adds, guarded or not.
+    """
 
     granule = GRANULE
+    shortest: ClassVar[int]
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -88,6 +107,49 @@ class GuardedKernel(AlignedKernel):
         if not begun or ways != expected:
             self._chain(ways, a, b, c, d)
 
+    def _matrices(self, block: Array, operand: str) -> Array:
+        """Return what `GuardedOperand.matrices` says."""
+        own = distinct(block).astype(self.dtype, copy=False)
+        return own if operand == "A" else own.swapaxes(-1, -2)
+
     def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
-        """Add one granule by a chain of multiply-adds in the operands' own type."""
-        self._ieee._accumulate(a.granule(index), b.granule(index).swapaxes(-1, -2), c, d)
+        """Add one granule by a chain of multiply-adds in the operands' own type, which may need copies of them."""
+        left, right = a.granule(index), b.granule(index)
+        if left.shape[-1] < self.shortest:  # small, and usual: all matrices of a batch in one launch
+            self._ieee._accumulate(left, right.swapaxes(-1, -2), c, d)
+            return
+        for x, y, added, to in by_parts(left, right, c, d, d.itemsize):
+            self._ieee._accumulate(x, y.swapaxes(-1, -2), added, to)
+
+
+def by_parts(
+    left: Array, right: Array, c: Array | None, d: Array, each: int
+) -> Iterator[tuple[Array, Array, Array | None, Array]]:
+    """Cut a product into those of parts of D, if copies of both operands would take more than `WORKSPACE`.
+
+    Parameters
+    ----------
+    left, right
+        ``(*batch, m, k)`` and ``(*batch, n, k)``.
+    each
+        Bytes that copies take for an element.
+    """
+    row = row_pitch(left.shape[-1], each) * each
+    if row * (math.prod(left.shape[:-1]) + math.prod(right.shape[:-1])) <= WORKSPACE:
+        yield left, right, c, d
+        return
+    edge = max(ROWS, WORKSPACE // (2 * row) // ROWS * ROWS)
+    batch, (m, n) = d.shape[:-2], d.shape[-2:]
+    # numpy's function hands CuPy arrays on to CuPy's
+    left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
+    for place in np.ndindex(batch):
+        for down, across in parts(m, n, min(m, edge), min(n, edge)):
+            added = None if c is None else c[place][down, across]
+            yield left[place][down], right[place][across], added, d[place][down, across]
+
+
+def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
+    """Cut C into parts of ``rows`` by ``columns``; the last ones are smaller."""
+    for down in range(0, m, rows):
+        for across in range(0, n, columns):
+            yield slice(down, min(m, down + rows)), slice(across, min(n, across + columns))

@@ -18,7 +18,7 @@ from distmm_kernels.gemm.block_kernel import current_stream, stacks, view
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 
-__all__ = ["GuvectorizedKernel"]
+__all__ = ["GuvectorizedKernel", "row_times_b"]
 
 
 class GuvectorizedKernel(CudaKernel):
@@ -34,14 +34,12 @@ class GuvectorizedKernel(CudaKernel):
                 rows_times_b(*map(view, operands), stream=stream)
 
 
-@functools.cache
-def _compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Callable[..., Any]:
-    """Compile the ufunc for one type, once a process and architecture."""
-    del compute_capability  # a key of the cache; Numba compiles for the current device
+def row_times_b(dtype: np.dtype[Any]) -> tuple[Callable[..., None], Any]:
+    """Make the function ``(a, b, c, d)`` of a row of A, all of B, and rows of C and D; return it and its signature."""
     fma = multiply_add(dtype)
     vector, matrix = (types.Array(from_dtype(dtype), dimensions, "A") for dimensions in (1, 2))
 
-    def row_times_b(a, b, c, d):
+    def multiply_row(a, b, c, d):
         for j in range(b.shape[1]):
             acc = c[j]
             k = 0
@@ -50,6 +48,13 @@ def _compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Call
                 k += 1
             d[j] = acc
 
-    signature = types.void(vector, matrix, vector, vector)
-    ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(row_times_b)
+    return multiply_row, types.void(vector, matrix, vector, vector)
+
+
+@functools.cache
+def _compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Callable[..., Any]:
+    """Compile the ufunc for one type, once a process and architecture."""
+    del compute_capability  # a key of the cache; Numba compiles for the current device
+    function, signature = row_times_b(dtype)
+    ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(function)
     return ufunc

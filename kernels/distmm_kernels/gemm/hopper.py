@@ -20,10 +20,10 @@ from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors
 from distmm_kernels.tiles import hopper_tiles
-from distmm_kernels.tiles.hopper_tiles import HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
@@ -39,7 +39,7 @@ class HopperOperand:
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     array
-        The same matrices, or their transposes, with contiguous rows.
+        The same matrices, or their transposes, with contiguous rows; of those that a broadcast repeats, one.
     major
         The axis that is contiguous.
     stack
@@ -59,11 +59,14 @@ class HopperOperand:
 
 
 class HopperKernel(AlignedKernel):
-    """float16 and bfloat16 accumulated in float32, int8 in int32."""
+    """float16 and bfloat16 accumulated in float32, int8 in int32.
+
+    Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions.
+    """
 
     name = "hopper"
     takes_narrow = True
-    granule = 64  # a stage; int32 sums are exact, so int8 could be cut anywhere
+    granule = STRETCH  # int32 sums are exact, so int8 could be cut anywhere
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
         "float16": "float16",
         "bfloat16": "bfloat16",
@@ -78,8 +81,7 @@ class HopperKernel(AlignedKernel):
     def _format(self, block: Array, operand: str) -> HopperOperand:
         own, other = ("k", "m") if operand == "A" else ("n", "k")
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
-        array = self._converted(block)
-        shape = array.shape
+        shape, array = block.shape, self._converted(distinct(block))
         if must_be in (None, own) and Stack.of(array).loadable():
             return self._operand(shape, array, own)
         other_way = array.swapaxes(-1, -2)
@@ -121,11 +123,13 @@ class HopperKernel(AlignedKernel):
     ) -> None:
         to = Stack.for_tensor_map(d)
         added = None if c is None else Stack.for_tensor_map(c)
-        key = to.shape, a.major, b.major, d.dtype, c is not None
+        deep = a.shape[-1] > STRETCH and self.operand != "int8"
+        key = to.shape, a.major, b.major, d.dtype, c is not None, deep
         gemm = self._gemms.get(key)
         if gemm is None:
-            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors)
-            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, adds=c is not None)
+            widest = WIDEST_OF_TWO if deep else 256
+            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
+            tile = HopperTile(self.operand, d.dtype.name, columns, a.major, b.major, promotes=deep, adds=c is not None)
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         gemm((a_stack,), (b_stack,), added, to)
 
@@ -134,7 +138,6 @@ class HopperTf32Kernel(HopperKernel):
     """float32 operands, which the load rounds to nearest to 11 significant bits (TF32)."""
 
     name = "hopper_tf32"
-    granule = 32
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "tfloat32"}
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -143,7 +146,8 @@ class HopperTf32Kernel(HopperKernel):
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
-        rows = self._converted(block if operand == "A" else block.swapaxes(-1, -2))
+        own = distinct(block)
+        rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
         if Stack.of(rows).loadable():
             return self._operand(block.shape, rows, "k")
         parts, _ = self._split(as_stack(rows))

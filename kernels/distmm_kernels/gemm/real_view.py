@@ -18,6 +18,7 @@ from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
+from distmm_kernels.layout.stack import distinct
 
 __all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
 
@@ -49,8 +50,8 @@ class RealViewKernel(AlignedKernel):
         """Return the kernel that multiplies real numbers."""
 
     def _format(self, block: Array, operand: str) -> ComplexOperand:
-        block = block.astype(self.dtype, copy=False)
-        real = as_real(in_rows(block, self.device)) if operand == "A" else doubled(block, self.device)
+        own = distinct(block).astype(self.dtype, copy=False)
+        real = as_real(in_rows(own, self.device)) if operand == "A" else doubled(own, self.device)
         return ComplexOperand(block.shape, self._real._format(real, operand))
 
     def _check(self, operand: Any, name: str) -> None:

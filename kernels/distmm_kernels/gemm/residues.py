@@ -5,15 +5,14 @@ as one batch, and reduces its sums as it stores them: a byte for each modulus an
 integer, which is rounded once, scaled, and added to C. Its error is less than that of a chain of float64
 multiply-adds. A granule is such a chain where a guard says that the error might be larger, and where it is short.
 
-C is computed in parts, which bounds the memory of its residues, and of copies of operands that a chain of multiply-adds
-cannot read in place. Granules that are always chains have no residues.
+C is computed in parts, which bounds the memory of its residues: `WORKSPACE` is that of 100 tiles for each
+multiprocessor. Granules that are always chains have no residues.
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, FORMS, SHORTEST, THREADS, Residues, splitter
 from distmm_kernels.emulation.splits import as_stack
-from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
@@ -34,9 +33,7 @@ from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
-__all__ = ["WORKSPACE", "ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "parts", "split_steps", "strip"]
-
-WORKSPACE = 1 << 29  # bytes of residues of C at a time: 100 tiles for each multiprocessor
+__all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_steps", "strip"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -63,6 +60,7 @@ class ResidueKernel(GuardedKernel):
     """
 
     name = "residues"
+    shortest = SHORTEST
     parts: ClassVar[int] = 1
     reconstruction: ClassVar[str] = "distmm_kernels.device_code.reconstruct:reconstruct"
 
@@ -72,8 +70,7 @@ class ResidueKernel(GuardedKernel):
         self._gemms: dict[tuple[int, int], HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> ResidueOperand:
-        block = block.astype(self.dtype, copy=False)
-        matrices = block if operand == "A" else block.swapaxes(-1, -2)
+        matrices = self._matrices(block, operand)
         residues, found = self._split(as_stack(matrices[..., : split_steps(matrices.shape[-1])]))
         return ResidueOperand(shape=block.shape, matrices=matrices, found=found, residues=residues)
 
@@ -93,7 +90,7 @@ class ResidueKernel(GuardedKernel):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             else:
-                numbers = [_numbers(operand.shape[:-2], d.shape[:-2]) for operand in (a, b)]
+                numbers = [_numbers(operand.matrices.shape[:-2], d.shape[:-2]) for operand in (a, b)]
                 for place in np.ndindex(d.shape[:-2]):
                     mine, yours = (int(number[place]) for number in numbers)
                     self._by_residues(index, a, mine, b, yours, None if c is None else c[place], d[place])
@@ -124,20 +121,6 @@ class ResidueKernel(GuardedKernel):
                 *(high, wide),
             )
             kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
-
-    def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
-        left, right = a.granule(index), b.granule(index).swapaxes(-1, -2)
-        depth = left.shape[-1]
-        if depth < SHORTEST:  # copies take less than the residues that it would have
-            super()._by_multiply_adds(index, a, b, c, d)
-            return
-        batch, (m, n) = d.shape[:-2], d.shape[-2:]
-        edge = max(ROWS, WORKSPACE // (2 * row_pitch(depth, d.itemsize) * d.itemsize) // ROWS * ROWS)
-        left, right = (self._module.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
-        for place in np.ndindex(batch):
-            for down, across in parts(m, n, min(m, edge), min(n, edge)):
-                added = None if c is None else c[place][down, across]
-                self._ieee._accumulate(left[place][down], right[place][:, across], added, d[place][down, across])
 
     def _gemm(self, m: int, n: int) -> HopperGemm:
         if (m, n) not in self._gemms:
@@ -174,13 +157,6 @@ def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
     columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
     rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
     return min(m, max(rows, ROWS)), columns
-
-
-def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:
-    """Cut C into parts of ``rows`` by ``columns``; the last ones are smaller."""
-    for down in range(0, m, rows):
-        for across in range(0, n, columns):
-            yield slice(down, min(m, down + rows)), slice(across, min(n, across + columns))
 
 
 def _numbers(own: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:

@@ -12,7 +12,7 @@ import hashlib
 import importlib
 import json
 import os
-import tempfile
+import uuid
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,9 +103,10 @@ def _write(path: Path, made: Binary) -> None:
     content = json.dumps(facts).encode() + b"\n" + made.cubin
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent)
+        name = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
-            with os.fdopen(handle, "wb") as file:
+            # tempfile's files have mode 0600; in a folder that users share, others must read these: the umask decides
+            with open(name, "xb") as file:
                 file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             os.replace(name, path)
         except BaseException:

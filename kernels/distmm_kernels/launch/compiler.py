@@ -30,6 +30,9 @@ class Source:
         How many must fit on one multiprocessor at the same time; this bounds the registers of a thread.
     shared_bytes
         Dynamic shared memory of one block.
+    specific
+        Whether it has instructions of one architecture alone, such as wgmma. Machine code for such a target runs on
+        that compute capability only; other code runs on later ones of the same major number too.
     """
 
     function: Callable[..., None]
@@ -37,6 +40,7 @@ class Source:
     threads: int
     blocks: int = 1
     shared_bytes: int = 0
+    specific: bool = False
 
 
 @dataclass(frozen=True)
@@ -57,10 +61,10 @@ class Binary:
     log: str
 
 
-def architecture(compute_capability: tuple[int, int]) -> str:
-    """Return the name of the target; ``sm_90a`` and later ones include instructions of that architecture alone."""
+def architecture(compute_capability: tuple[int, int], specific: bool = False) -> str:
+    """Return the name of the target: ``sm_90``, or ``sm_90a`` with the instructions of that architecture alone."""
     major, minor = compute_capability
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    return f"sm_{major}{minor}{'a' if specific else ''}"
 
 
 def versions() -> str:
@@ -77,8 +81,8 @@ def build(source: Source, compute_capability: tuple[int, int]) -> Binary:
     """Compile and link a kernel (0.3 to 5 seconds)."""
     from distmm_kernels.device_code import emit
 
-    target = architecture(compute_capability)
-    numba_target = (*compute_capability, "a") if target.endswith("a") else compute_capability
+    target = architecture(compute_capability, source.specific)
+    numba_target = (*compute_capability, "a") if source.specific else compute_capability
     code = emit.compile_to_ltoir(source.function, source.signature, numba_target, source.threads, source.blocks)
     cubin, log = _link(code, source.function.__name__, target)
     return Binary(cubin, source.threads, source.shared_bytes, log)

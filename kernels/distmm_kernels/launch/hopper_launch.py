@@ -10,7 +10,7 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import ParameterBlock, loaded
 from distmm_kernels.launch.tensor_map import TensorMap, tensor_map
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, ROWS, WARP_ROWS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, COORDINATES, ROWS, WARP_ROWS, HopperTile
 
 __all__ = ["HopperGemm", "Scales", "hopper_gemm"]
 
@@ -87,6 +87,11 @@ class HopperGemm:
             ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
         d
             ``(m, n)``. C and D are aligned as A and B are.
+
+        Raises
+        ------
+        ValueError
+            If a size exceeds what coordinates can count: parts of D would never be written.
         """
         kept = self._kept(a, b, c, d, scales)
         self._kernel.launch_with(kept.grid, kept.parameters)
@@ -101,6 +106,11 @@ class HopperGemm:
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
         k = a[0].columns if tile.a_major == "k" else a[0].rows
+        if max(m, n, k, matrices) >= COORDINATES:
+            raise ValueError(
+                f"{matrices} products ({m}, {k}) @ ({k}, {n}): Hopper kernels count to 2^31 along each axis; "
+                "multiply parts of them, or name another kernel"
+            )
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
         b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
         d_map = tensor_map(d, tile.output, *self._d_box)

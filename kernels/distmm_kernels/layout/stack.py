@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from distmm_kernels.tiles.tiling import VECTOR_BYTES
 
-__all__ = ["VECTOR_BYTES", "Stack", "address"]
+__all__ = ["VECTOR_BYTES", "Stack", "address", "distinct"]
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
@@ -127,3 +127,14 @@ def address(array: Array) -> int:
     """Return where the first element of a CuPy array lies."""
     pointer: int = array.data.ptr
     return pointer
+
+
+def distinct(array: Array) -> Array:
+    """Return matrices without those that a broadcast repeats: axes of the batch with stride 0 have one element.
+
+    What is made of the result broadcasts to the batch as the array itself does.
+    """
+    if array.ndim == 2:
+        return array
+    batch = zip(array.shape[:-2], array.strides[:-2], strict=True)
+    return array[tuple(slice(0, 1 if stride == 0 and size > 1 else size) for size, stride in batch)]

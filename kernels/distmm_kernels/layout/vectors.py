@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 
+import numpy as np
+
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import driver
@@ -11,7 +13,7 @@ from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout import stack
 from distmm_kernels.layout.copies import CHUNK, WARPS, Copy, choose
-from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, distinct
 
 __all__ = ["has_vectors", "in_vectors", "row_pitch"]
 
@@ -27,13 +29,15 @@ def has_vectors(array: Array, axis: int) -> bool:
 def in_vectors(rows: Array, device: Device) -> Array:
     """Copy to rows that `has_vectors`, completed to whole vectors with zeros.
 
-    Long ones begin at lines of the cache: the rows of a tile, each of 128 bytes, are then read as whole lines.
+    Long ones begin at lines of the cache: the rows of a tile, each of 128 bytes, are then read as whole lines. A matrix
+    that a broadcast repeats is copied once.
 
     Parameters
     ----------
     rows
         ``(*batch, m, n)`` on the device, with any strides.
     """
+    shape, rows = rows.shape, distinct(rows)
     *others, m, length = rows.shape
     itemsize = rows.itemsize
     whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's and CuPy's: memory as it is
@@ -48,7 +52,8 @@ def in_vectors(rows: Array, device: Device) -> Array:
             else:
                 given = Stack.of(source).at(0), Stack.of(target).at(0)
                 _transposition(copy, recipes[0], *given, filled, device)(stack.address(source), stack.address(target))
-    return whole if whole.shape[-1] == length else whole[..., :length]
+    made = whole if whole.shape[-1] == length else whole[..., :length]
+    return made if made.shape == shape else np.broadcast_to(made, shape)  # which hands CuPy's arrays on to CuPy
 
 
 def row_pitch(columns: int, itemsize: int) -> int:

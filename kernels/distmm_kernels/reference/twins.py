@@ -23,14 +23,26 @@ from distmm_kernels.emulation.formats import (
     TF32_SMALLEST_EXPONENT,
     TOP,
     Guard,
+    tf32_bits,
 )
+from distmm_kernels.tiles.hopper_tiles import STRETCH
 
-__all__ = ["fma_chain", "fp16x3", "round_tf32", "split_fp16", "split_tf32", "tf32x1", "tf32x3", "wgmma"]
+__all__ = [
+    "fma_chain",
+    "fp16x3",
+    "nearest_tf32",
+    "one_product",
+    "round_tf32",
+    "split_fp16",
+    "split_tf32",
+    "tf32x3",
+    "wgmma",
+]
 
 Float32 = NDArray[np.float32]
 
 KEPT = 25  # bits below the largest exponent that the tensor core adds
-STEPS = {"float16": 16, "float32": 8}  # k of one instruction; float32 stands for TF32
+STEPS = {"float16": 16, "bfloat16": 16, "float32": 8}  # k of one instruction; float32 stands for TF32
 
 
 def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Float32, Guard]:
@@ -82,11 +94,17 @@ def round_tf32(x: Float32) -> Float32:
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 
 
+def nearest_tf32(x: Float32) -> Float32:
+    """Round to 10 bits behind the first, halves to even, as one TF32 product does with its operands."""
+    rounded: Float32 = tf32_bits(np.ascontiguousarray(x, np.float32).view(np.uint32)).view(np.float32)
+    return rounded
+
+
 def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any]) -> Float32:
     """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
 
-    The operands are float16, or float32 of which TF32's bits are read (the lower 13 are ignored). The exponent of a
-    product is the sum of its factors' exponents, before normalisation.
+    The operands are float16, bfloat16, or float32 of which TF32's bits are read (the lower 13 are ignored). The
+    exponent of a product is the sum of its factors' exponents, before normalisation.
     """
     a, b = _as_read(a), _as_read(b)
     products = a[:, :, None] * b[None, :, :]  # exact in float64
@@ -125,11 +143,15 @@ def tf32x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | No
     return _promoted(total, (a_lo, b_hi), (a_hi, b_lo), (a_hi, b_hi), promotion=promotion)
 
 
-def tf32x1(a: Float32, b: Float32, promotion: int | None = None) -> Float32:
-    """Return ``a @ b`` of operands rounded to TF32."""
-    return _promoted(
-        np.zeros((a.shape[0], b.shape[1]), np.float32), (round_tf32(a), round_tf32(b)), promotion=promotion
-    )
+def one_product(a: NDArray[Any], b: NDArray[Any], c: Float32 | None = None, promotion: int | None = STRETCH) -> Float32:
+    """Return ``c + a @ b`` as the kernels of one product compute it: float16, bfloat16, or float32, rounded to TF32.
+
+    The parameters are those of `fp16x3`.
+    """
+    if a.dtype == np.float32:
+        a, b = nearest_tf32(a), nearest_tf32(b)
+    total = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
+    return _promoted(total, (a, b), promotion=promotion)
 
 
 def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:

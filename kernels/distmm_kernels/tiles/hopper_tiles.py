@@ -14,11 +14,14 @@ from typing import Any, Literal, TypeAlias
 from numpy import uint32
 
 __all__ = [
+    "COORDINATES",
     "C_BOX_BYTES",
     "C_BOX_COLUMNS",
     "GROUP",
     "MOST_C_STAGES",
     "ROWS",
+    "STRETCH",
+    "WIDEST_OF_TWO",
     "HopperTile",
     "OperandFormat",
     "Output",
@@ -38,6 +41,15 @@ THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
 BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
 MOST_STAGES = 8
+WIDEST_OF_TWO = 192  # columns of which two sets of accumulators fit in registers
+
+# Steps of k whose sum float products leave to the tensor cores. An instruction, of 16 steps or of TF32's 8, cuts each
+# product and the sum off 25 bits below the largest, and the result to 24 bits, which adds up: where all numbers are
+# positive, to 0.6 % at k = 2^20. In so many steps it is 3.2e-4 of |A||B| at most in 16 bits, and 4.0e-4 in TF32; where
+# numbers are from U(0, 1), 4.9e-5 and 5.6e-5 (`distmm_kernels.reference.twins`). Rounding TF32 operands takes 4.9e-4.
+STRETCH = 8192
+
+COORDINATES = 2**31  # of an element along each axis of a matrix, and of a matrix in a batch: signed numbers of 32 bits
 
 C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
 C_BOX_BYTES = ROWS * SPAN
@@ -68,8 +80,11 @@ class HopperTile:
     products
         1, or 3: A and B each come as a high and a low part, and D is ``A_low B_high + A_high B_low + A_high B_high``.
         Their sum is added to float32 totals after each stage: the tensor cores' own sum is truncated, not rounded.
+    promotes
+        Whether k may exceed `STRETCH`, in one float product: the sum of each `STRETCH` steps is then taken out, and
+        added to float32 totals, which start from C.
     adds
-        Whether there is a C of the accumulator's type. The sum of products starts from it.
+        Whether there is a C of the accumulator's type.
     scaled
         Whether rows and columns of the product are multiplied by given powers of two; C is added after that.
     buffers
@@ -87,14 +102,17 @@ class HopperTile:
     a_major: Literal["k", "m"] = "k"
     b_major: Literal["k", "n"] = "n"
     products: Literal[1, 3] = 1
+    promotes: bool = False
     adds: bool = False
     scaled: bool = False
     buffers: int = 2
 
     def __post_init__(self) -> None:
-        widest = 192 if self.products == 3 else 256  # two sets of accumulators do not fit in registers beyond 192
+        widest = WIDEST_OF_TWO if self.two_sets else 256
         if self.columns % 64 or not 64 <= self.columns <= widest:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
+        if self.promotes and (self.products == 3 or self.operand == "int8"):
+            raise ValueError(f"{self}: three products are taken out each stage, and sums of int8 products are exact")
         if (self.operand == "int8") != (self.output in ("int32", "int8")):
             raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, or reduced; all others float")
         if self.output == "int8" and (self.adds or self.columns % self.box_columns):
@@ -110,13 +128,23 @@ class HopperTile:
         return "int32" if self.operand == "int8" else "float32"
 
     @property
+    def two_sets(self) -> bool:
+        """Whether there are totals beside the tensor cores' sums."""
+        return self.products == 3 or self.promotes
+
+    @property
+    def starts_from_c(self) -> bool:
+        """Whether totals start from C. Otherwise it is added last, rounded to nearest: tensor cores would truncate."""
+        return self.adds and not self.scaled and (self.two_sets or self.accumulator == "int32")
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an operand's element."""
         return _BITS[self.operand] // 8
 
     @property
     def depth(self) -> int:
-        """Steps of k in a stage: also the granule at which a cut of k leaves the bits of a product as they are."""
+        """Steps of k in a stage."""
         return SPAN // self.itemsize
 
     @property
@@ -183,7 +211,7 @@ class HopperTile:
     @property
     def registers(self) -> tuple[int, int]:
         """Registers of a loading and of a multiplying thread. All together have 3 x 168 at the launch."""
-        return (24, 240) if self.products == 3 else (40, 232)
+        return (24, 240) if self.two_sets else (40, 232)
 
 
 def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
@@ -231,8 +259,8 @@ RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 
 
 
 @functools.lru_cache(maxsize=1024)
-def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int) -> int:
-    """Return how wide tiles should be for products ``(batch, m, n)``.
+def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256) -> int:
+    """Return how wide tiles should be for products ``(batch, m, n)``, up to the widest.
 
     A wide tile loads less for each multiplication. Narrow ones balance a small product, or the last round, better.
     """
@@ -241,5 +269,5 @@ def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int
         tiles = -(-m // ROWS) * batch * -(-n // columns)
         return -(-tiles // multiprocessors) * columns / rates[columns]
 
-    rates = RATES[products]
+    rates = {columns: rate for columns, rate in RATES[products].items() if columns <= widest}
     return min(rates, key=cost)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -18,11 +17,7 @@ from distmm.errors import InputError
 from tests.distmm.api.symmetric import mirrored, truth
 from tests.exact_sums import whole_numbers
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
 def square(size: int, dtype: str, batch: tuple[int, ...] = (), hermitian: bool = True) -> np.ndarray:

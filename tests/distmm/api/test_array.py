@@ -3,7 +3,6 @@ from __future__ import annotations
 import pickle
 import re
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -14,11 +13,7 @@ from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from distmm import DoesNotFitError, InputError, gemm, matmul, plan
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> object:
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
 def random(shape: tuple[int, ...], dtype: str = "f8", seed: int = 0) -> np.ndarray:

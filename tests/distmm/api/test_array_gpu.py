@@ -64,6 +64,21 @@ def test_gpu_result_types_follow_numpy(dtype: str) -> None:
 
 
 @pytest.mark.gpu
+def test_compute_of_numpy_arrays_has_gpu_workers_fill_an_array_of_this_process(gpus: Client) -> None:
+    import cupy
+
+    a, b = (np.random.default_rng(seed).integers(-9, 9, (1200, 1200)).astype("f4") for seed in range(2))
+    with gpus.as_current():
+        C = distmm.matmul(a, b, blocks=(400, 600, 400))
+        for product in (C, C.persist()):
+            value = product.compute()
+            assert (type(value), value.flags.owndata, value.flags.writeable) == (np.ndarray, True, True)
+            np.testing.assert_array_equal(value, a @ b)
+        A = da.from_array(cupy.asarray(a), chunks=400, asarray=False)
+        assert type(distmm.matmul(A, A)) is da.Array  # computed by Dask: its blocks are CuPy's
+
+
+@pytest.mark.gpu
 def test_numpy_and_cupy_are_not_mixed() -> None:
     import cupy
 

@@ -30,7 +30,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have their ba
 client = Client(sys.argv[1])
 matrices = (da.random.default_rng(s).random((768, 768), chunks=64) for s in (1, 2))
 A, B = (M.map_blocks(wait, sys.argv[2], dtype="f8", meta=np.empty((0, 0))) for M in matrices)
-C = distmm.matmul(A, np.ones((768, 768)), client=client) + distmm.matmul(A, B, client=client)
+C = distmm.matmul(A, B, client=client)  # written into memory of this process
+if sys.argv[3] == "sum":  # sent by the scheduler
+    C = distmm.matmul(A, np.ones((768, 768)), client=client) + C
 print("ready", flush=True)
 try:
     C.compute()
@@ -48,12 +50,15 @@ def running(client: Client) -> int:
     return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
 
 
+@pytest.mark.parametrize("what", ["product", "sum"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_client_that_goes_leaves_no_work_behind(client: Client, how: signal.Signals, tmp_path: Path) -> None:
+def test_a_client_that_goes_leaves_no_work_behind(
+    client: Client, how: signal.Signals, what: str, tmp_path: Path
+) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     others, gate = known(client), tmp_path / "gate"
     with subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", PROGRAM, client.scheduler.address, gate],
+        [sys.executable, "-W", "ignore", "-c", PROGRAM, client.scheduler.address, gate, what],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

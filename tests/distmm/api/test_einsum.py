@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -24,25 +23,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.transfer import has_gaps
 from tests.exact_sums import whole_numbers
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
-
-
-@pytest.fixture
-def products(monkeypatch: pytest.MonkeyPatch) -> list[Gemm]:
-    """The matrix products that are planned."""
-    seen: list[Gemm] = []
-    array = Gemm.array
-
-    def noting(self: Gemm, *args: Any, **kwargs: Any) -> Any:
-        seen.append(self)
-        return array(self, *args, **kwargs)
-
-    monkeypatch.setattr(Gemm, "array", noting)
-    return seen
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
 @st.composite

@@ -81,7 +81,7 @@ def test_blocks_chunks_and_shards_of_any_shape(
     client: Client, m: int, n: int, unit: tuple[int, int], block: tuple[int, int], sharded: bool, waves: int
 ) -> None:
     a, b = operands(m, 6, n)
-    block = max(block[0], m // 5), max(block[1], n // 5)  # a few blocks: tasks take 10 ms
+    block = max(block[0], m // 4), max(block[1], n // 4)  # a few blocks: tasks take 10 ms
     how = {"chunks": (1, 1), "shards": unit} if sharded else {"chunks": unit}
     text = f"g2x2x1 b{block[0]}x6x{block[1]} p1 w{waves} l2"
     with tempfile.TemporaryDirectory() as folder:
@@ -102,7 +102,7 @@ def test_blocks_chunks_and_shards_of_any_shape(
 def test_symmetric_products_in_chunks_of_any_shape(
     client: Client, m: int, unit: tuple[int, int], block: int, waves: int
 ) -> None:
-    a, block = operands(m, 6, m)[0], max(block, m // 5)
+    a, block = operands(m, 6, m)[0], max(block, m // 4)
     with tempfile.TemporaryDirectory() as folder:
         watched = Watched(folder, (m, m), unit)
         distmm.gram(a, out=watched, client=client, plan=f"g2x2x1 b{block}x6x{block} p1 w{waves} l2")
@@ -196,7 +196,7 @@ def test_one_process_writes_what_others_cannot(client: Client, tmp_path: Path) -
             zarr.create_array(zarr.storage.LoggingStore(zarr.storage.MemoryStore(), log_level="ERROR"), **like),
             Plain(),
         ):
-            for cluster, text in ((client, "g2x2x1 b10x10x10 p1 w2 l2"), (None, None)):
+            for cluster, text in ((client, "g2x2x1 b20x10x20 p1 w2 l2"), (None, None)):
                 distmm.matmul(a, b, out=out, client=cluster, plan=text)
                 np.testing.assert_array_equal(out[...], a @ b)
 

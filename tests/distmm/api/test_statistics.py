@@ -20,11 +20,7 @@ import distmm
 from distmm.errors import InputError
 from distmm.graph.dask_tasks import ProductTask
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
 def observed(shape: tuple[int, ...], dtype: str = "f8", seed: int = 0) -> np.ndarray:

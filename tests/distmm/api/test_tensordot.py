@@ -6,7 +6,6 @@ import itertools
 import math
 from typing import Any
 
-import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -20,25 +19,12 @@ from distmm.api.product import Gemm
 from distmm.errors import InputError
 from tests.exact_sums import whole_numbers
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> Any:
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
-@pytest.fixture
-def operands(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What the products multiply: A and B of each."""
-    seen: list[Any] = []
-    array = Gemm.array
-
-    def noting(self: Gemm, *args: Any, **kwargs: Any) -> Any:
-        seen.extend((self.a.source, self.b.source))
-        return array(self, *args, **kwargs)
-
-    monkeypatch.setattr(Gemm, "array", noting)
-    return seen
+def operands(products: list[Gemm]) -> list[Any]:
+    """What products multiply: A and B of each."""
+    return [operand.source for product in products for operand in (product.a, product.b)]
 
 
 @settings(max_examples=40)
@@ -85,18 +71,18 @@ def test_axes_that_do_not_fit_are_refused(axes: Any, message: str) -> None:
         distmm.tensordot(np.ones((3, 4)), np.ones((4, 3, 2)), axes)
 
 
-def test_arrays_in_memory_are_multiplied_where_they_lie(operands: list[Any]) -> None:
+def test_arrays_in_memory_are_multiplied_where_they_lie(products: list[Gemm]) -> None:
     a, b = whole_numbers((4, 5, 6, 7), "f8"), whole_numbers((7, 6, 3), "f8", 1)
     # k is one run of A's memory; B has it backwards, and so it is B that is copied.
     C = distmm.tensordot(a, b, ([2, 3], [1, 0]))
-    assert [(x.shape, np.shares_memory(x, of)) for x, of in zip(operands, (a, b), strict=True)] == [
+    assert [(x.shape, np.shares_memory(x, of)) for x, of in zip(operands(products), (a, b), strict=True)] == [
         ((20, 42), True), ((42, 3), False),
     ]  # fmt: skip
     np.testing.assert_array_equal(C.compute(), np.tensordot(a, b, ([2, 3], [1, 0])))
-    operands.clear()
+    products.clear()
     fortran = np.asfortranarray(a)
     C = distmm.tensordot(fortran, a, ([0, 1], [0, 1]))  # both dimensions, from the last: one run in Fortran's order
-    assert [np.shares_memory(x, of) for x, of in zip(operands, (fortran, a), strict=True)] == [True, False]
+    assert [np.shares_memory(x, of) for x, of in zip(operands(products), (fortran, a), strict=True)] == [True, False]
     np.testing.assert_array_equal(C.compute(), np.tensordot(a, a, ([0, 1], [0, 1])))
 
 
@@ -119,14 +105,15 @@ def test_other_chunks_of_the_smaller_array_follow_the_larger_one() -> None:
     np.testing.assert_array_equal(C.compute(), np.tensordot(a, b))
 
 
-def test_beside_an_array_in_memory_it_is_the_dask_array_that_is_cut_anew(operands: list[Any]) -> None:
+def test_beside_an_array_in_memory_it_is_the_dask_array_that_is_cut_anew(products: list[Gemm]) -> None:
     a, b = whole_numbers((9, 6, 4), "i8"), whole_numbers((6, 4, 2), "i8", 1)
     for chunks, cut in (((3, 2, 2), ((1,) * 6, (4,), (2,))), ((3, 4, 2), ((3, 3), (4,), (2,)))):
         C = distmm.tensordot(a, da.from_array(b, chunks=chunks))
-        assert np.shares_memory(operands[0], a)  # it is lent to the workers as it is, whatever its size
-        assert operands[1].chunks[0] == tuple(math.prod(box) for box in itertools.product(*cut[:2]))
+        lent, cut_anew = operands(products)
+        assert np.shares_memory(lent, a)  # as it is, whatever its size
+        assert cut_anew.chunks[0] == tuple(math.prod(box) for box in itertools.product(*cut[:2]))
         np.testing.assert_array_equal(C.compute(), np.tensordot(a, b))
-        operands.clear()
+        products.clear()
 
 
 def test_out_is_filled(tmp_path: Any) -> None:
@@ -152,12 +139,12 @@ def test_out_that_overlaps_an_operand_is_refused() -> None:
         distmm.tensordot(np.ones((4, 4)), a, 1, out=np.zeros((4, 4)))
 
 
-def test_a_cluster_writes_the_matrix_that_out_is(client: Client, operands: list[Any]) -> None:
+def test_a_cluster_writes_the_matrix_that_out_is(client: Client, products: list[Gemm]) -> None:
     a, b = whole_numbers((20, 100, 256), "f4"), whole_numbers((256, 50, 40), "f4", 1)
     expected, out = np.tensordot(a, b, 1), np.zeros((20, 100, 50, 40), "f4")
     assert distmm.tensordot(a, b, 1, out=out, client=client) is out
     np.testing.assert_array_equal(out, expected)
-    assert [np.shares_memory(x, of) for x, of in zip(operands, (a, b), strict=True)] == [True, True]
+    assert [np.shares_memory(x, of) for x, of in zip(operands(products), (a, b), strict=True)] == [True, True]
     C = distmm.tensordot(a, b, 1, client=client)
     assert C.chunks == ((10, 10), (100,), (25, 25), (40,))  # boxes within the blocks of 1024 that the planner chooses
     assert not [name for name in C.dask.layers if "rechunk" in name]

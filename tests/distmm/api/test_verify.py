@@ -10,11 +10,7 @@ import pytest
 from distmm import InputError, WrongResultError, verify
 from distmm.errors import UndecidedError
 
-
-@pytest.fixture(autouse=True)
-def synchronous() -> object:
-    with dask.config.set(scheduler="synchronous"):
-        yield
+pytestmark = pytest.mark.usefixtures("synchronous")
 
 
 def normal(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:

@@ -10,6 +10,7 @@ from distmm.checking import sketch
 from distmm.checking.scaling import widened
 from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu_copies
+from distmm_kernels.reference import twins
 from tests.distmm.checking.sketched import K, M, N, element, judged, matrices
 
 TYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8", "int32", "uint64"]
@@ -198,6 +199,19 @@ def test_operands_may_be_rounded_where_the_precision_says_so() -> None:
         tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K, precision)
         left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, {0: None})], tolerance.work)
         assert (sketch.judge(tolerance, left, 0, c, x).residual <= 1) is right
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_sums_of_16_bit_products_may_be_cut_off_as_tensor_cores_do(name: str) -> None:
+    k, rng, dtype = 8192, np.random.default_rng(0), element(name)
+    a, b = rng.random((20, k)).astype(dtype), rng.random((k, 40)).astype(dtype)  # of one sign: what is cut off adds up
+    c = twins.one_product(a, b)
+    tolerance = Tolerance.of(dtype, dtype, c.dtype, k)
+    left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, {0: None})], tolerance.work)
+    x = sketch.vectors(0, 0, 40, False)
+    assert sketch.judge(tolerance, left, 0, c, x).residual < 0.5
+    c[3, 5] *= 1.01
+    assert sketch.judge(tolerance, left, 0, c, x).residual > 1
 
 
 @pytest.mark.parametrize("width", [30, 3000])

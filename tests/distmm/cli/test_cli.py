@@ -98,6 +98,24 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
     assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
 
 
+def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[str]) -> None:
+    command = ["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where]
+    stopped = run(*command, "--deadline", "0s")
+    assert (stopped.exit_code, "the deadline of 0 s has come; 0 of" in stopped.output) == (75, True), stopped.output
+    result = run(*command)
+    assert (result.exit_code, "Plan" in result.output, "block rows" in result.output) == (0, True, True), result.output
+    c = np.load("P.npy")
+    values = np.asarray(zarr.open_group("T.zarr", mode="r")["values"])
+    np.testing.assert_allclose(values, -np.sort(-c, axis=1)[:, :3], atol=1e-4)
+    right = run("verify", "T.zarr", *where)
+    assert (right.exit_code, "block rows are what was written" in right.output) == (0, True), right.output
+    assert run("status", "T.zarr").output.count("complete") == 1
+    above = run("threshold", "A.npy", "B.npy", "-t", "0", "--most", "5", "-o", "S.zarr", *where)
+    assert (above.exit_code, "elements seen so far, of" in above.output) == (2, True), above.output
+    assert run("threshold", "A.npy", "B.npy", "-t", "0", "--most", "5000", "-o", "S.zarr", *where).exit_code == 0
+    assert len(np.asarray(zarr.open_group("S.zarr", mode="r")["rows"])) == np.count_nonzero(c >= 0)
+
+
 def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> None:
     assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
     np.save("A.npy", np.load("A.npy") + 1)
@@ -197,6 +215,10 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
         (["verify", "A.npy", "B.npy", "A.npy"], "(60, 40)"),
         (["verify", "A.npy", "B.npy", "P.npy", "--check", "none"], "nothing to verify"),
         (["verify", "P.npy"], "there is no certificate"),
+        (["topk", "A.npy", "B.npy", "-k", "0", "-o", "T.zarr"], "k is 0"),
+        (["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.npy"], "name it"),
+        (["topk", "A.npy", "A.npy", "-k", "3", "-o", "T.zarr"], "must equal"),
+        (["threshold", "A.npy", "B.npy", "-t", "nan", "-o", "T.zarr"], "t is nan"),
         (["verify", "A.npy", "B.npy"], "give C"),
         (["resume", "P.npy"], "no unfinished job"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),
@@ -220,6 +242,8 @@ def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: st
         ["nonsense"],
         ["multiply", "A.npy"],
         ["multiply", "A.npy", "B.npy"],
+        ["topk", "A.npy", "B.npy", "-o", "T.zarr"],
+        ["topk", "A.npy", "B.npy", "-k", "3", "--metric", "near", "-o", "T.zarr"],
         ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--blocks", "12xx"],
         ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--blocks", "0"],
         ["multiply", "A.npy", "B.npy", "-o", "C.npy", "--precision", "lowest"],
@@ -277,7 +301,19 @@ def test_bench_prints_a_table_and_writes_json_and_pictures(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "command",
-    [[], ["multiply"], ["resume"], ["status"], ["plan"], ["verify"], ["demo"], ["info"], ["bench", "kernels"]],
+    [
+        [],
+        ["multiply"],
+        ["topk"],
+        ["threshold"],
+        ["resume"],
+        ["status"],
+        ["plan"],
+        ["verify"],
+        ["demo"],
+        ["info"],
+        ["bench", "kernels"],
+    ],
 )
 def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     result = run(*command, "--help")

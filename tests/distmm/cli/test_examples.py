@@ -21,6 +21,7 @@ SMALL = {
     "cosine_similarity": 'rows, features, topics, best, plan = 1200, 64, 20, 5, "g2x1x1 b120x64x120 p1 w5 l2"',
     "covariance": "rows, features = 4000, 60",
     "tensor_network": "sites, bond, levels = 4, 12, 2",
+    "genomic_relationship": "individuals, markers, families = 160, 3000, 50",
     "randomised_svd": "rows, columns, rank = 1600, 80, 3",
 }
 

@@ -210,8 +210,12 @@ def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.Monk
 class Driver:
     """Stands for libcuda where there is no GPU: two devices, and a version."""
 
-    def __init__(self, version: int, initialises: int = 0) -> None:
-        self.version, self.initialises = version, initialises
+    def __init__(self, version: int, initialises: int = 0, second: tuple[int, int] = (9, 0)) -> None:
+        self.version, self.initialises, self.capabilities = version, initialises, [(9, 0), second]
+
+    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:  # noqa: N802
+        out._obj.value = self.capabilities[device][attribute - 75]  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+        return 0
 
     def cuInit(self, flags: int) -> int:  # noqa: N802
         return self.initialises
@@ -225,11 +229,19 @@ class Driver:
         return 0
 
 
-@pytest.mark.parametrize(("version", "extra"), [(12080, "cuda12"), (13010, "cuda13")])
+@pytest.mark.parametrize(
+    ("version", "second", "extra"),
+    [
+        (12080, (9, 0), "cuda12"),
+        (13010, (9, 0), "cuda13"),
+        (13010, (7, 5), "cuda13"),
+        (13010, (7, 0), "cuda12"),  # the compilers of CUDA 13 know no V100
+    ],
+)
 def test_a_gpu_without_the_extra_names_the_command_to_type(
-    version: int, extra: str, monkeypatch: pytest.MonkeyPatch
+    version: int, second: tuple[int, int], extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_driver", lambda: Driver(version))
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(version, second=second))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert clusters.missing_for_gpu() == (
         f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install 'distmm[{extra}]'"

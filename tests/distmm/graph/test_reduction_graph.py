@@ -44,7 +44,7 @@ def test_each_line_takes_each_part_once_and_in_the_order_of_blocks(
     def parts(key: Any) -> list[tuple[int, int]]:
         """Rows and columns of C whose parts a task has, in the order in which it takes them."""
         task = merge[key]
-        _, made, sides, _ = task.args
+        _, made, sides, *_ = task.args
         keys = [ref.key for ref in made.args]
         assert len(keys) <= GROUP
         if sides is None:

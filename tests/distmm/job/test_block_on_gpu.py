@@ -22,15 +22,19 @@ from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
 from distmm.job import block_writer, computation
+from distmm.job.block_rows import RowFolder
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, locked
+from distmm.job.reduction import Reduction, Threshold, TopK
+from distmm.job.row_writer import RowWriter
 from distmm.job.spec import Spec
 from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
+from distmm.worker.tasks import largest_on_gpu, squared_norms
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 
@@ -74,6 +78,7 @@ class Cupy(types.ModuleType):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Cupy]]:
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
+    monkeypatch.setattr(largest_on_gpu, "suits", lambda *args: False)  # kernels do not run on such arrays
     Block.to_host.clear()
     Cupy.to_device.clear()
     yield Cupy
@@ -100,7 +105,7 @@ class OneBlock:
         tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
         weights = sketch.weigh(None, [self.b], (0,), tolerance.work)
         right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.work, weights)]
-        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64)
+        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64), None
         with locked(folder.path) as lock:
             folder.make()
             target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
@@ -160,6 +165,33 @@ def test_a_gpu_reads_the_c_that_is_added_too(tmp_path: Path, monkeypatch: pytest
     ]
 
 
+@pytest.mark.usefixtures("alone", "cupy")
+@pytest.mark.parametrize("reduction", [TopK(3), TopK(3, "cosine"), Threshold(20.0)])
+def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction, tmp_path: Path) -> None:
+    a, b, c = matrices("float32")
+    plan = distmm.plan(a, b, blocks=(M, K, N))
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
+    weights = sketch.weigh(None, [b], (0,), tolerance.work)
+    right = [sketch.of_b(None, [b], 5, (0,), tolerance.work, weights)]
+    norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
+    left = sketch.of_a(None, None, a, right, tolerance.work), np.zeros(2, np.uint64), norms
+    target: Any = RowFolder(str(tmp_path), reduction, c.dtype)
+    folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
+    writer = RowWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
+    where = Placement("C", Grid(1, 1), (), 0, 0, 0, 0)
+    (expected,), on_cpu = writer.part(where, c, left, 0, None, weights)
+    Block.to_host.clear()
+    (record,), on_gpu = writer.part(where, c.view(Block), left, 0, None, weights)
+    assert (record["right"], expected["right"]) == (True, True)
+    for one, other in zip(on_gpu, on_cpu, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert max(Block.to_host) < c.nbytes
+    wrong = c.copy()
+    wrong[17, 30] = 1000
+    (record,), part = writer.part(where, wrong.view(Block), left, 0, None, weights)
+    assert (record["right"], record["row"], part) == (False, 17, None)
+
+
 @pytest.mark.parametrize(("device", "kind"), [("cuda", "cupy"), ("cpu", "numpy")])
 def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     device: Any, kind: str, client: Client, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +209,7 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
     monkeypatch.setattr(computation.product_graph, "build", build)
     with pytest.raises(BuiltError, match=kind):
-        made._send(plan.waves[0], ((0, 0),), plan, writer)
+        made._send((plan.waves[0],), {(0, 0)}, plan, writer)
 
 
 # On a real GPU

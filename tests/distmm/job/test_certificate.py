@@ -26,6 +26,7 @@ from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
+from distmm.job.result import result_of
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from tests.distmm.checking.sketched import K, M, N, matrices
@@ -180,7 +181,8 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
     unused: Any = None
     plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"), blocks=(20, 100, 20))
     writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
-    computation = Computation(unused, unused, plan, writer, unused, unused)
+    spec: Any = Mock(result=result_of(None, np.dtype("f4")))
+    computation = Computation(unused, spec, plan, writer, unused, unused)
     again: list[Writer] = []
     monkeypatch.setattr(computation, "_send", lambda wave, blocks, plan, writer: ([], again.append(writer)))
     monkeypatch.setattr(computation, "_event", lambda event, **facts: None)
@@ -210,7 +212,8 @@ def test_a_flipped_bit_costs_one_block_that_another_worker_makes_again(kind: str
     assert certificate["rejected"] == 1
     assert [block["attempt"] for block in certificate["done"]].count(1) == 1
     assert job.status("C.npy").rejected == 1
-    events = [event["event"] for _, event in client.get_events(job.computation.JOB_TOPIC)]
+    told = [event for _, event in client.get_events(job.computation.JOB_TOPIC)]
+    events = [event["event"] for event in told for _ in event.get("blocks", [None])]
     events = events[len(events) - events[::-1].index("begin") :]  # those of this job
     assert events.count("certificate-failure") == 1
     assert events.count("certified") == len(certificate["done"])

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.apart import Ended
+
 CASES = Path(__file__).with_name("mount_cases.py")
 
 NAMESPACES = (["unshare", "--map-root-user", "--mount"], ["unshare", "--mount"])
@@ -34,11 +36,14 @@ def namespace(folder: Path) -> list[str]:
     pytest.skip(f"mounting is not permitted here: {'; '.join(refused)}")
 
 
-@pytest.mark.slow
-def test_full_and_vanished_disks(tmp_path: Path) -> None:
+def program(folder: Path) -> tuple[list[str], dict[str, str]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", tmp_path / "cases"]
-    command = [*namespace(tmp_path), sys.executable, "-m", "pytest", *options, CASES]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", str(folder / "cases")]
+    return [*namespace(folder), sys.executable, "-m", "pytest", *options, str(CASES)], environment
+
+
+@pytest.mark.slow
+@pytest.mark.apart(program=program)
+def test_full_and_vanished_disks(ended: Ended) -> None:
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "5 passed" in ended.stdout

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 from distributed import Client, LocalCluster
 
 from distmm import job
@@ -95,4 +96,32 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
         assert message is None or "is already the result of this very call" in message, name
         assert right(), name
         assert job.recheck(path).outcome == ("cannot tell" if "beta" in options else "right"), name
+        assert not os.path.exists(f"{path}.job"), name
+
+
+@pytest.mark.slow
+def test_after_a_loss_of_power_a_reduced_product_is_right_once_it_is_there(here: Client, tmp_path: Path) -> None:
+    np.save(tmp_path / "A.npy", A)
+    np.save(tmp_path / "B.npy", B)
+    disk = Disk(tmp_path / "disk")
+    disk.root.mkdir()
+    path, c = disk.root / "out.zarr", A @ B
+
+    def threshold() -> job.Summary:
+        return job.threshold(tmp_path / "A.npy", tmp_path / "B.npy", 10, path, client=here, plan=PLAN)
+
+    def right() -> bool:
+        return bool((np.asarray(zarr.open_group(path, mode="r")["values"]) == c[c >= 10]).all())
+
+    with disk.noted():
+        threshold()
+    assert len(disk.states) > 20
+    for name, state in disk.states:
+        disk.become(state)
+        message = refusal(lambda: job.resume(path, client=here))
+        assert message is None or "there is no unfinished job" in message, name
+        assert message is None or not os.path.lexists(path) or right(), name
+        assert refusal(threshold) is None, name
+        assert right(), name
+        assert job.recheck(path).outcome == "right", name
         assert not os.path.exists(f"{path}.job"), name

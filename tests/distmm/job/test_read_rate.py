@@ -74,7 +74,7 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> list[Plan]:
         plans.append(plan_for(*args))
         return plans[-1]
 
-    monkeypatch.setattr("distmm.job.job.plan_for", noted)
+    monkeypatch.setattr("distmm.job.planning.plan_for", noted)
     return plans
 
 

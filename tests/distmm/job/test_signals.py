@@ -95,7 +95,7 @@ def test_signals_that_do_not_cease_lose_nothing(
         until(lambda: not list((folder / "C.zarr.job").glob("lock.*")))
     while process.poll() is None:
         process.send_signal(number)
-        time.sleep(0.002)
+        time.sleep(0.02)
     assert half_way.finished >= before
     said = half_way.ended(client)
     assert f"stopped: {number.name} was received" in said

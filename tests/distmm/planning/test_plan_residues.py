@@ -15,7 +15,7 @@ from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm_kernels.emulation.residues import STRETCH, Layout
-from distmm_kernels.gemm import residues
+from distmm_kernels.gemm import guarded, residues
 from distmm_kernels.gemm.residues import split_steps
 
 F8 = np.dtype("f8")
@@ -44,6 +44,11 @@ def test_no_operand_has_more_residues_than_the_planner_counts(rows: int, k: int)
     takes = Layout.of(1, rows, steps).end + 8 * rows * -(-steps // STRETCH)
     # the factors lie at a multiple of 256 bytes, and without residues there are a factor and a weight for each row
     assert takes <= planned + 256 + 12 * rows * (steps == 0)
+
+
+def test_plans_count_what_guarded_granules_take() -> None:
+    for name in ("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"):
+        assert WORKSPACE[name] == guarded.WORKSPACE
 
 
 def test_plans_of_many_tasks_count_a_workspace_for_each_at_work() -> None:

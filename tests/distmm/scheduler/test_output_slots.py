@@ -99,8 +99,8 @@ def test_products_end_though_they_wait_for_blocks_that_leave_late(
     client: Client, tmp_path: Path, cut: str, symmetric: bool
 ) -> None:
     rng = np.random.default_rng(5)
-    a, b = rng.random((96, 64), dtype="f4"), rng.random((64, 96), dtype="f4")
-    out, text = Late(tmp_path / "c.npy", (96, 96)), f"g2x2x1 b8x16x8 {cut}"
+    a, b = rng.random((80, 64), dtype="f4"), rng.random((64, 80), dtype="f4")
+    out, text = Late(tmp_path / "c.npy", (80, 80)), f"g2x2x1 b8x16x8 {cut}"
     if symmetric:
         gram(a, plan=text, out=out, client=client)
     else:
@@ -127,12 +127,12 @@ def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -
 
 
 def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_for_him(client: Client) -> None:
-    A, B = (da.random.default_rng(seed).random((1024, 1024), chunks=256) for seed in (9, 10))
-    text = "g2x2x1 b256x256x256 p1 w1x2 l2"
-    assert plan(A, B, plan=text, client=client, out=np.empty((1024, 1024))).peak.output_slots == 3  # a wave has two
+    A, B = (da.random.default_rng(seed).random((256, 256), chunks=64) for seed in (9, 10))
+    text = "g2x2x1 b64x64x64 p1 w1x2 l2"
+    assert plan(A, B, plan=text, client=client, out=np.empty((256, 256))).peak.output_slots == 3  # a wave has two
     cluster.install(client)
     with lockstep.gate(client), ThreadPoolExecutor(2) as pool:
-        shelves = [lockstep.Shelf((1024, 1024), A.dtype) for _ in range(2)]
+        shelves = [lockstep.Shelf((256, 256), A.dtype) for _ in range(2)]
         first = pool.submit(matmul, A, B, plan=text, out=shelves[0], client=client)
         while not client.run_on_scheduler(first_wave_has_left):
             client.run(lockstep.permit_one, "leaving")
@@ -144,7 +144,7 @@ def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_
 
 
 def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(client: Client) -> None:
-    edge, size, text = 256, 1024, "g2x2x1 b256x256x256 p1 w1x2 l2"
+    edge, size, text = 64, 256, "g2x2x1 b64x64x64 p1 w1x2 l2"
     shelf = lockstep.Shelf((size, size), np.dtype("f8"))
     p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
     assert (len(p.waves), p.peak.output_slots) == (2, 3)

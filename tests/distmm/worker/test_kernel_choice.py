@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import ml_dtypes
 import numpy as np
+import pytest
 from dask.base import tokenize
 
 from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import Epilogue, multiply
+from distmm.worker.tasks import Epilogue, KernelChoice, kernel_facts, multiply
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)
@@ -36,3 +39,12 @@ def test_tasks_on_gpus_know_their_budget() -> None:
     names = ("a", "b", None)
     tasks = product_graph.ProductLayer("c-1", plan, names, product_graph.kernel_choice(plan), Epilogue(F4, "numpy"))
     assert {task.kwargs["prepared"] for task in tasks.values() if task.func is multiply} == {plan.peak.prepared}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kernel", "granule"),
+    [("int8", "hopper", 1), ("f2", "hopper", 8192), (ml_dtypes.bfloat16, "hopper", 8192), ("f4", "fp16x3", 8192)],
+)
+def test_plans_cut_k_where_the_bits_of_floats_stay_and_integers_anywhere(dtype: Any, kernel: str, granule: int) -> None:
+    facts = kernel_facts(KernelChoice("cuda", np.dtype(dtype)), ("NVIDIA H200", (9, 0)))
+    assert facts == {"kernel": kernel, "granule": granule}

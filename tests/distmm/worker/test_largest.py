@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.worker import tasks
-from distmm.worker.tasks import largest as module
-from distmm.worker.tasks import metrics
-from distmm.worker.tasks.largest import by_rows, largest, pieces, sortable
+from distmm.worker.tasks import metrics, rows
+from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.reductions import on_host
+from distmm.worker.tasks.rows import by_rows, pieces
 
 TYPES = ["f4", "f8", "f2", "i1", "u8", "?"]
 
@@ -63,7 +63,7 @@ def test_bfloat16_is_ordered_like_float32() -> None:
 def test_pieces_of_rows_make_up_the_block(batch: int, m: int, n: int, piece: int) -> None:
     block = np.arange(batch * m * n).reshape(batch, m, n)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(module.PIECE, "numpy", piece)
+        patch.setitem(rows.PIECE, "numpy", piece)
         assert all(block[index].size <= max(n, piece) for index in pieces(block))
         doubled, first = by_rows(block, lambda x, at: (2 * x, block[at][:, 0]))
     np.testing.assert_array_equal(doubled, 2 * block)
@@ -82,8 +82,8 @@ def parts_of(reduction: tasks.Reduction, x: np.ndarray, cuts: list[int], norms: 
 def reduced(reduction: tasks.Reduction, parts: list[Any], group: int) -> tuple[np.ndarray, ...]:
     """Results of parts that are merged in groups."""
     while len(parts) > 1:
-        parts = [tasks.merge(reduction, parts[a : a + group], None, False) for a in range(0, len(parts), group)]
-    return tasks.merge(reduction, parts, None, True)
+        parts = [tasks.merge(reduction, parts[a : a + group], None, False, "cpu") for a in range(0, len(parts), group)]
+    return tasks.merge(reduction, parts, None, True, "cpu")
 
 
 @given(st.integers(1, 120), st.lists(st.integers(0, 120), max_size=6), st.sampled_from(TYPES), st.integers(0, 99))
@@ -164,13 +164,35 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
     x = few_values((40, 3000), dtype, 5, 1000)
     edges = tuple(np.arange(-9.0, 10.0).tolist())
     reductions = [tasks.Largest(k, x.dtype) for k in (1, 15, 200, 2000)]
-    for reduction in (*reductions, tasks.Sum(x.sum(axis=1).dtype), tasks.Histogram(edges), tasks.Threshold(3, 10**6)):
+    for reduction in (*reductions, tasks.Histogram(edges), tasks.Threshold(3, 10**6)):
         for turned in (False, True):
             host, device = (each.T if turned else each for each in (x, cupy.asarray(x)))
             found = in_host_memory(reduction.chunk(device, 7, None))
             expected = in_host_memory(reduction.chunk(host, 7, None))
             for mine, own in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(mine, own)
+    numbers = x if x.dtype.kind != "f" else np.where(np.isfinite(x), x, 0)
+    (sums,) = in_host_memory(tasks.Sum(numbers.sum(axis=1).dtype).chunk(cupy.asarray(numbers), 0, None))
+    np.testing.assert_array_equal(sums, numbers.sum(axis=1))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("metric", [None, *metrics.METRICS])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4"])
+def test_gpus_merge_parts_to_what_cpus_do(dtype: str, metric: metrics.Metric | None) -> None:
+    import cupy
+
+    rng = np.random.default_rng(6)
+    x = rng.integers(-999, 999, (50, 2000)).astype(dtype)
+    if x.dtype.kind == "f":
+        x[rng.random(x.shape) < 0.05] = np.nan
+    squares = None if metric in (None, "inner") else [rng.integers(1, 9, n).astype("f8") ** 2 for n in x.shape]
+    there = None if squares is None else [cupy.asarray(each) for each in squares]
+    reduction = tasks.Largest(15, metrics.score_dtype(metric or "inner", x.dtype), metric)
+    expected = reduced(reduction, parts_of(reduction, x, [700, 1500], squares), 3)
+    parts = [on_host(part) for part in parts_of(reduction, cupy.asarray(x), [700, 1500], there)]
+    for mine, own in zip(tasks.merge(reduction, parts, None, True, "cuda"), expected, strict=True):
+        np.testing.assert_array_equal(mine, own)
 
 
 def in_host_memory(part: Any) -> tuple[Any, ...]:

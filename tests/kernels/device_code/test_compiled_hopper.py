@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from distmm_kernels.tiles.hopper_tiles import HopperTile
+from tests.kernels.device_code import builds
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
 
 # each operand type, each way an operand may lie, C given and not, each width, both kinds of boxes
 TILES = [
@@ -21,6 +22,9 @@ TILES = [
     HopperTile("float16", "float16", 192, adds=True),
     HopperTile("float16", "float32", 64, b_major="k"),
     HopperTile("tfloat32", "float32", b_major="k", adds=True),
+    HopperTile("bfloat16", "bfloat16", 192, promotes=True),
+    HopperTile("float16", "float32", 192, a_major="m", b_major="k", promotes=True, adds=True),
+    HopperTile("tfloat32", "float32", 192, b_major="k", promotes=True, adds=True),
     HopperTile("int8", "int32", b_major="k", adds=True),
     HopperTile("int8", "int8", b_major="k"),
     HopperTile("int8", "int8", 128, b_major="k"),
@@ -37,24 +41,6 @@ INSTRUCTIONS = {
 }
 
 
-@pytest.fixture(scope="module")
-def build():
-    """A function from a tile to its machine code."""
-    from numba import config
-
-    from distmm_kernels.launch import compiler
-
-    if config.ENABLE_CUDASIM:
-        pytest.skip("the simulator compiles nothing")
-    try:
-        compiler.versions()
-    except Exception as error:  # each library's own error when its file is not there
-        pytest.skip(f"the CUDA compiler is not installed: {error}")
-    from distmm_kernels.device_code.hopper.hopper_gemm import hopper_gemm
-
-    return lambda tile: compiler.build(hopper_gemm(tile), (9, 0))
-
-
 def disassembled(cubin: bytes, folder: Path) -> str | None:
     """What nvdisasm makes of it; None where there is no nvdisasm."""
     wheel = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin", "nvdisasm")
@@ -67,8 +53,8 @@ def disassembled(cubin: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(build, tile, tmp_path):
-    made = build(tile)
+@pytest.mark.apart(function=builds.hopper)
+def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(made, tile, tmp_path):
     # C7504: registers not moved between warpgroups; C7508 to C7515: wgmma serialised
     assert not re.search(r"C75\d\d", made.log)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log

@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, granules, warps_of
+from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, granules, tf32_bits, warps_of
 from distmm_kernels.emulation.splits import Layout, Parts
 
 
@@ -45,3 +47,49 @@ def test_pieces_tile_the_memory_of_an_operand(form, batch, rows, k, by_rows):
             assert scales + (batch - 1) * scales_step + 4 * (rows + 256) <= (1 << 20) + at.maxima
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
     assert at.lo <= at.scales <= at.maxima <= at.weights <= at.end
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_rounding_to_tf32_is_to_nearest_and_ties_go_to_even(number):
+    given = np.float32(number)
+    rounded = tf32_bits(given.view(np.uint32))
+    fraction, exponent = np.frexp(np.float64(given))
+    least = max(int(exponent) - 11, -136)  # the last of 11 bits; subnormal numbers have fewer
+    expected = np.ldexp(np.rint(np.ldexp(fraction, int(exponent) - least)), least)
+    if abs(expected) < 2.0**128:
+        assert rounded.view(np.float32) == expected
+    else:
+        assert np.isinf(rounded.view(np.float32))
+    assert np.signbit(rounded.view(np.float32)) == np.signbit(given)
+
+
+def test_ties_infinities_and_every_kind_of_nan_are_rounded_to_tf32_as_they_must():
+    ties = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11], np.float32)
+    assert (tf32_bits(ties.view(np.uint32)).view(np.float32) == [1, 1 + 2.0**-9, -1]).all()
+    ends = np.array([np.inf, -np.inf, np.finfo(np.float32).max, 0.0, -0.0], np.float32)
+    assert (tf32_bits(ends.view(np.uint32)).view(np.float32) == [np.inf, -np.inf, np.inf, 0, 0]).all()
+    # the last of NaN's bits alone, all of them, NumPy's, and negative ones
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0xFF801000], np.uint32)
+    kept = tf32_bits(nans)
+    assert np.isnan(kept.view(np.float32)).all()
+    assert not (kept & 0x1FFF).any(), "tensor cores do not read these"
+
+
+@pytest.mark.compile
+def test_the_kernels_that_round_to_tf32_do_it_in_no_other_way():
+    """``cvt.rna`` rounds ties away from zero, and the accelerator to even: bits would depend on alignment."""
+    from numba import config, cuda
+
+    if config.ENABLE_CUDASIM:
+        pytest.skip("the simulator compiles nothing")
+    try:
+        from cuda.bindings import nvvm
+
+        nvvm.version()
+    except Exception as error:  # each library's own error when its file is not there
+        pytest.skip(f"the CUDA compiler is not installed: {error}")
+    from distmm_kernels.device_code.copies.prepass import split_rows, split_transposed
+
+    for source in (split_rows(TF32, True, 1), split_transposed(TF32)):
+        ptx, _ = cuda.compile(source.function, source.signature, device=False, cc=(8, 0), output="ptx", abi="numba")
+        assert "cvt.rna" not in ptx

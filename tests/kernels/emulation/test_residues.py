@@ -25,7 +25,8 @@ from distmm_kernels.emulation.moduli import (
     start,
 )
 from distmm_kernels.emulation.residues import SHORTEST, Layout, Residues, smallest
-from distmm_kernels.gemm.residues import WORKSPACE, parts, split_steps, strip
+from distmm_kernels.gemm.guarded import WORKSPACE, parts
+from distmm_kernels.gemm.residues import split_steps, strip
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reference import accuracy, residue_twin
 

@@ -60,7 +60,7 @@ def expected(matrix, form):
     if form is TF32_PAIR:
         hi, lo, guard = twins.split_tf32(matrix)
         return hi, lo, None, guard
-    return twins.round_tf32(matrix), None, None, Guard(0)
+    return twins.nearest_tf32(matrix), None, None, Guard(0)
 
 
 def same_bits(got, want):

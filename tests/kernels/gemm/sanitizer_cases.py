@@ -21,7 +21,7 @@ from distmm_kernels.select import select, why_not
 
 REAL = ("float32", "float64", "int64", "float16", "int8", ml_dtypes.bfloat16)
 TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128")]
-SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70)]
+SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70), (20, 8208, 70)]
 TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
 
 

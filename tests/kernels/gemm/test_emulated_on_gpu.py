@@ -250,3 +250,47 @@ def test_neither_c_nor_the_operands_are_written(kernel_for, name):
     before = [x.copy() for x in (a, b, c)]
     multiply(kernel_for(name), a, b, c)
     assert all((x == y).all() for x, y in zip((a, b, c), before, strict=True))
+
+
+def wide(shape, seed):
+    """Numbers that float16 halves do not hold, and TF32 halves do."""
+    values = normal(shape, seed)
+    values[:, ::2] *= np.float32(2.0**-25)
+    return values
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_parts_of_guarded_granules_do_not_change_the_bits(kernel_for, monkeypatch, batch):
+    from distmm_kernels.gemm import guarded
+
+    kernel, k = kernel_for("fp16x3"), GRANULE + 700
+    a = np.stack([wide((300, k), i) for i in range(3)])[: batch[0] if batch else 1].reshape(*batch, 300, k)
+    b, c = on_gpu(normal((k, 277), 2)), on_gpu(normal((*batch, 300, 277), 3))
+    assert ways(kernel, a, b) == ["TF32X3", "TF32X3"]
+    whole = multiply(kernel, a, b, c)
+    a[..., 5, 3] = np.inf
+    with_infinity = multiply(kernel, a, b, c)
+    monkeypatch.setattr(guarded, "WORKSPACE", 1)
+    assert bool((multiply(kernel, a, b, c)[..., 6:, :] == with_infinity[..., 6:, :]).all())
+    a[..., 5, 3] = wide((300, k), 0)[5, 3]
+    if not batch:
+        assert bool((multiply(kernel, a, b, c) == whole).all())
+
+
+def test_guarded_granules_take_no_more_than_the_workspace_and_leave_nothing(kernel_for, live_memory, monkeypatch):
+    import cupy
+
+    from distmm_kernels.gemm import guarded
+
+    (m, k, n), workspace = (1500, 3 * GRANULE, 1201), 1 << 26
+    kernel, a, b = kernel_for("fp16x3"), on_gpu(wide((m, k), 1)), on_gpu(normal((k, n), 2))
+    multiply(kernel, a, b)  # loads the kernels
+    monkeypatch.setattr(guarded, "WORKSPACE", workspace)  # TF32 halves of a whole granule would take 3 times as much
+    with live_memory() as live:
+        left, right = kernel.prepare_a(a), kernel.prepare_b(b)
+        before = live.now
+        d = kernel.multiply(left, right, None)
+        after = live.now
+    cupy.cuda.Device().synchronize()
+    assert after - before <= 1.02 * d.nbytes + (1 << 16)
+    assert live.peak - before <= 1.02 * d.nbytes + workspace + (1 << 20)

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
+from distmm_kernels.reference import twins
 from distmm_kernels.reference.matrices import STRIDES, on_gpu
+from distmm_kernels.tiles.hopper_tiles import STRETCH
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
@@ -16,7 +18,7 @@ CASES = ["float16", "bfloat16", "int8", "tf32", "bf16 of float32"]
 # around a tile of 128 x 256 and a stage of 32 to 128 steps of k
 SHAPES = [
     (1, 1, 1), (1, 33, 1), (127, 63, 255), (128, 64, 256), (129, 65, 257), (128, 128, 64), (3, 500, 2), (200, 3, 1),
-    (300, 129, 520), (64, 31, 1000), (513, 1025, 77),
+    (300, 129, 520), (64, 31, 1000), (513, 1025, 77), (200, 8192, 264), (200, 8193, 264), (130, 16385, 70),
 ]  # fmt: skip
 
 
@@ -60,11 +62,11 @@ def poisoned(kernel, monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_every_tile_of_a_large_c_is_added(kernel_for, case):
+@pytest.mark.parametrize(("case", "k"), [*((case, 512) for case in CASES), ("bfloat16", STRETCH + 64), ("tf32", 8232)])
+def test_every_tile_of_a_large_c_is_added(kernel_for, case, k):
     """Each block has 15 tiles or more: C of the next one comes while this one's is read (tests above have 1 or 2)."""
     kernel = kernel_for(case)
-    m, k, n = 8192, 512, 8188
+    m, n = 8192, 8188
     a, b = (on_gpu(integers(shape, i), dtype=kernel.dtype) for i, shape in enumerate(((m, k), (k, n))))
     a_, b_, c = kernel.prepare_a(a), kernel.prepare_b(b), on_gpu(integers((m, n), 3), dtype=kernel.accumulator)
     want = kernel.multiply(a_, b_, None) + c
@@ -127,7 +129,7 @@ def normal(shape, seed):
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("shape", [(300, 1000, 500), (130, 2048, 66)])
+@pytest.mark.parametrize("shape", [(300, 2 * STRETCH + 1000, 500), (130, 3 * STRETCH, 66), (1100, STRETCH + 8, 900)])
 def test_bits_do_not_depend_on_how_k_is_cut_nor_on_the_run(kernel_for, case, shape):
     m, k, n = shape
     kernel = kernel_for(case)
@@ -135,27 +137,39 @@ def test_bits_do_not_depend_on_how_k_is_cut_nor_on_the_run(kernel_for, case, sha
     a, b = ((factor * normal(s, i)).astype(kernel.dtype) for i, s in enumerate(((m, k), (k, n))))
     whole = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
     assert (kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None) == whole).all()
-    for cuts in ([kernel.granule], [7 * kernel.granule, 12 * kernel.granule]):
+    granule = 64 if case == "int8" else kernel.granule  # a stage, and exact
+    for cuts in ([granule], list(range(granule, k, granule))[:30]):
         d = None
         for first, last in zip([0, *cuts], [*cuts, k], strict=True):
             d = kernel.multiply(kernel.prepare_a(a[:, first:last]), kernel.prepare_b(b[first:last]), d)
         assert (d == whole).all()
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_errors_are_those_of_the_operands_type_and_a_truncated_sum(kernel_for, case):
-    """Products are exact and each of K / 8 sums is truncated to float32 at worst (MMA-Sim, arXiv 2511.10909)."""
+@pytest.mark.parametrize("k", [4096, 2**17 + 40])
+@pytest.mark.parametrize("case", ["float16", "bfloat16", "tf32", "bf16 of float32"])
+def test_errors_are_those_of_the_operands_type_and_of_a_truncated_stretch(kernel_for, case, k):
+    """Products are exact, and each of K / 8 sums of a stretch is cut off (MMA-Sim, arXiv 2511.10909)."""
     kernel = kernel_for(case)
-    if case == "int8":
-        pytest.skip("exact, which the integers show")
-    k = 4096
-    a, b = (np.abs(normal(s, i)) for i, s in enumerate(((256, k), (k, 300))))  # positive: truncation adds up
+    a, b = (np.abs(normal(s, i)) for i, s in enumerate(((130, k), (k, 300))))  # positive: truncation adds up
     a, b = a.astype(kernel.dtype), b.astype(kernel.dtype)
-    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get()
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    d = kernel.multiply(a_, b_, None).get()
     exact = a.astype("f8") @ b.astype("f8")
     rounding = {"tf32": 2.0**-11, "bf16 of float32": 2.0**-9}.get(case, 0.0)
-    bound = (2 * rounding + rounding**2 + k / 8 * 2.0**-23) * exact  # a and b are positive: |A||B| = AB
+    cut_off = min(k, STRETCH) / 8 * 2.0**-23 + -(-k // STRETCH) * 2.0**-24
+    bound = (2 * rounding + rounding**2 + cut_off) * exact  # a and b are positive: |A||B| = AB
     assert (np.abs(d - exact) <= bound).all()
+    added = kernel.multiply(a_, b_, on_gpu(d)).get()
+    assert (np.abs(added - exact - d) <= bound + 2.0**-24 * (d + exact)).all()
+
+
+@pytest.mark.parametrize("case", ["float16", "bfloat16", "tf32"])
+@pytest.mark.parametrize("adds", [False, True])
+def test_bits_are_those_of_the_twin(kernel_for, case, adds):
+    kernel, k = kernel_for(case), 2 * STRETCH + 328
+    a, b, c = normal((17, k), 1).astype(kernel.dtype), normal((k, 24), 2).astype(kernel.dtype), normal((17, 24), 3)
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), on_gpu(c) if adds else None)
+    np.testing.assert_array_equal(d.get(), twins.one_product(a, b, c if adds else None))
 
 
 @pytest.mark.parametrize("case", ["float16", "bfloat16", "tf32"])
@@ -181,6 +195,42 @@ def test_infinities_and_nan_go_where_they_belong(kernel_for):
     a[1, 3], a[2, 69], a[3, 0] = np.inf, np.nan, 65504
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get()
     np.testing.assert_array_equal(d, np.array([70, np.inf, np.nan, 65504 + 69])[:, None] * np.ones((4, 5)))
+
+
+# aligned rows are rounded by the accelerator, those that begin anywhere, and columns, by the copy
+TF32_LAYOUTS = ("C", "offset", "F", "every other")
+
+
+def test_tf32_operands_are_rounded_alike_however_they_lie(kernel_for):
+    """Halves between two TF32 numbers, which ``cvt.rna`` and the accelerator round to different sides."""
+    kernel = kernel_for("tf32")
+    rng = np.random.default_rng(1)
+    a = (rng.integers(1 << 10, 1 << 11, (130, 96)) + 0.5).astype("f4") * rng.choice([-1, 1], (130, 96)).astype("f4")
+    one = np.eye(96, dtype="f4")
+    expected = twins.nearest_tf32(a)
+    assert (expected != twins.round_tf32(a)).mean() > 0.4
+    for order in TF32_LAYOUTS:
+        left = kernel.multiply(kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(one), None)
+        np.testing.assert_array_equal(left.get(), expected)
+        right = kernel.multiply(kernel.prepare_a(one), kernel.prepare_b(on_gpu(a.T, order)), None)
+        np.testing.assert_array_equal(right.get(), expected.T)
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF801000, 0x7FC00000, 0x7F800000, 0x7F7FFFFF])
+@pytest.mark.parametrize("order", TF32_LAYOUTS)
+def test_every_nan_and_what_rounds_to_infinity_stay_so_in_tf32(kernel_for, order, bits):
+    """Rounding the bits as an integer would make the GPU's own NaN, 0x7FFFFFFF, a zero, and 0x7F800001 infinity."""
+    kernel = kernel_for("tf32")
+    a = np.ones((140, 72), "f4")
+    a.view("u4")[3, 5] = bits
+    for swap in (False, True):
+        left, right = kernel.prepare_a(np.ones((9, 72), "f4")), kernel.prepare_b(on_gpu(a.T, order))
+        if not swap:
+            left, right = kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(np.ones((72, 9), "f4"))
+        d = kernel.multiply(left, right, None).get()
+        d = d.T if swap else d
+        np.testing.assert_array_equal(d[3], np.full(9, np.nan if bits & 0x7FFFFFFF > 0x7F800000 else np.inf))
+        np.testing.assert_array_equal(np.delete(d, 3, 0), np.full((139, 9), 72))
 
 
 def test_legal_operands_are_not_copied(kernel_for):

@@ -174,40 +174,33 @@ def test_strips_do_not_change_the_bits(kernel, monkeypatch):
 
 @pytest.mark.parametrize("k", [700, GRANULE + 1])
 def test_parts_of_guarded_granules_do_not_change_the_bits(kernel, monkeypatch, k):
-    from distmm_kernels.gemm import residues
+    from distmm_kernels.gemm import guarded
 
     a, b, c = on_gpu(normal((301, k), 1)), on_gpu(normal((k, 277), 2)), on_gpu(normal((301, 277), 3))
     a[150, 300] = 2.0**70
     whole = multiply(kernel, a, b, c)
     check(whole, a.get(), b.get(), c.get())
-    monkeypatch.setattr(residues, "WORKSPACE", 1)
+    monkeypatch.setattr(guarded, "WORKSPACE", 1)
     assert (multiply(kernel, a, b, c) == whole).all()
 
 
 @pytest.mark.parametrize("guarded", [False, True])
 @pytest.mark.parametrize(("m", "k", "n"), [(1500, GRANULE + 1, 1201), (3000, 513, 3000), (1999, 301, 1901)])
-def test_a_product_takes_no_more_memory_than_residues_and_the_workspace(kernel, monkeypatch, m, k, n, guarded):
+def test_a_product_takes_no_more_memory_than_residues_and_the_workspace(
+    kernel, live_memory, monkeypatch, m, k, n, guarded
+):
     import cupy
 
+    from distmm_kernels.gemm import guarded as guarding
     from distmm_kernels.gemm import residues
-
-    class Live(cupy.cuda.MemoryHook):
-        name, now, peak = "live", 0, 0
-
-        def malloc_postprocess(self, **facts):
-            self.now += facts["mem_size"]
-            self.peak = max(self.peak, self.now)
-
-        def free_postprocess(self, **facts):
-            self.now -= facts["mem_size"]
 
     a, b, c = on_gpu(normal((m, k), 1)), on_gpu(normal((k, n), 2)), on_gpu(normal((m, n), 3))
     if guarded:
         a[m // 2, k // 2] = np.inf
     multiply(kernel, a[:200], b[:, :200])  # loads the kernels
-    monkeypatch.setattr(residues, "WORKSPACE", 1 << 24)  # less than C's residues take, and copies of A and B
-    live, pool = Live(), cupy.cuda.MemoryPool()
-    with cupy.cuda.using_allocator(pool.malloc), live:
+    for module in (residues, guarding):
+        monkeypatch.setattr(module, "WORKSPACE", 1 << 24)  # less than C's residues take, and copies of A and B
+    with live_memory() as live:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
         d = kernel.multiply(left, right, c, wait=False)
     cupy.cuda.Device().synchronize()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import itertools
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,7 +123,27 @@ def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
     assert cache_folder() == tmp_path / "here"
 
 
-def test_targets_have_all_instructions_of_their_own_architecture():
-    assert [compiler.architecture(cc) for cc in ((8, 0), (8, 9), (9, 0), (12, 0))] == [
-        "sm_80", "sm_89", "sm_90a", "sm_120a",
-    ]  # fmt: skip
+@pytest.mark.parametrize("umask", [0o022, 0o002, 0o077])
+def test_users_who_share_the_folder_may_read_each_others_kernels_as_far_as_their_umask_allows(builds, umask):
+    before = os.umask(umask)
+    try:
+        binary(recipe(), HOPPER)
+    finally:
+        os.umask(before)
+    (path,) = cache_folder().iterdir()
+    assert path.stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_only_kernels_with_instructions_of_one_architecture_are_built_for_it_alone(monkeypatch):
+    targets = []
+
+    def compiled(function, signature, target, threads, blocks):
+        targets.append(target)
+        return b""
+
+    monkeypatch.setattr("distmm_kernels.device_code.emit.compile_to_ltoir", compiled)
+    monkeypatch.setattr(compiler, "_link", lambda code, name, target: (targets.append(target) or b"", ""))
+    for specific in (False, True):
+        compiler.build(compiler.Source(maker, None, 128, specific=specific), (12, 0))
+    assert targets == [(12, 0), "sm_120", (12, 0, "a"), "sm_120a"]
+    assert compiler.architecture((8, 9)) == "sm_89"

@@ -68,3 +68,20 @@ def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
     assert [each[0] for each in maps] == [1, 2, 3, 4, 5, 5]
     assert grid == (10, 1, 1)
     assert values == (*scales, 200, 100, 90, 5, 1, 0, 0, 2, 1)
+
+
+@pytest.mark.parametrize("axis", ["m", "n", "k", "matrices"])
+def test_sizes_that_32_bits_cannot_count_are_refused_before_the_launch(launches, axis):
+    """Coordinates would wrap around: the TMA would store nothing, and D would be memory as it was."""
+    gemm = HopperGemm(HopperTile("int8", "int32", 256, b_major="k"), SimpleNamespace(multiprocessors=132))
+    for size in (2**31 - 1, 2**31):
+        sizes = {"m": 8, "n": 16, "k": 32, "matrices": 1, axis: size}
+        m, n, k, matrices = sizes.values()
+        operands = (stack(1, m, k, itemsize=1),), (stack(2, n, k, itemsize=1),), None, stack(3, m, n, matrices, 4)
+        if size < 2**31:
+            gemm(*operands)
+            assert size in launches.pop()[2]
+        else:
+            with pytest.raises(ValueError, match=r"count to 2\^31 along each axis"):
+                gemm(*operands)
+    assert not launches

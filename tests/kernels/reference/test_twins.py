@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +12,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.reference import accuracy, twins
+from distmm_kernels.tiles.hopper_tiles import STRETCH
 
 ROUNDOFF = 2.0**-24
 HELD = (
@@ -65,7 +69,33 @@ def test_without_promotion_truncation_makes_both_worse_than_float32(name):
 
 def test_one_tf32_product_has_the_error_of_11_bits():
     a, b = drawn("normal")
-    assert 1e-4 < accuracy.errors(twins.tf32x1(a, b), a, b).normwise < 4e-4
+    assert 1e-4 < accuracy.errors(twins.one_product(a, b), a, b).normwise < 4e-4
+
+
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "float32"])
+def test_the_error_of_one_product_does_not_grow_with_k_on_positive_numbers(dtype):
+    """The bound that `distmm_kernels.tiles.hopper_tiles.STRETCH` states; without promotion the error is linear in k."""
+    bound = {"float16": 3.2e-4, "bfloat16": 3.2e-4, "float32": 4.0e-4}[np.dtype(dtype).name]
+    k, rng = 6 * STRETCH + 100, np.random.default_rng(0)
+    a, b = (rng.random(shape, np.float32) for shape in ((2, k), (k, 3)))
+    a, b = (twins.nearest_tf32(x) if dtype == "float32" else x.astype(dtype) for x in (a, b))
+    exact = a.astype("f8") @ b.astype("f8")
+
+    def error(promotion):
+        return np.abs(twins.one_product(a, b, promotion=promotion) / exact - 1).max()
+
+    assert error(STRETCH) <= 6.5e-5 < bound
+    assert error(None) > 4 * error(STRETCH)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_cuts_of_one_product_at_the_stretch_leave_the_bits(dtype):
+    rng, k = np.random.default_rng(1), 2 * STRETCH + 300
+    a, b, c = (rng.standard_normal(shape).astype("f4") for shape in ((2, k), (k, 3), (2, 3)))
+    a, b, d = a.astype(dtype), b.astype(dtype), c
+    for first, last in itertools.pairwise((0, STRETCH, 2 * STRETCH, k)):
+        d = twins.one_product(a[:, first:last], b[first:last], d)
+    assert (d == twins.one_product(a, b, c)).all()
 
 
 def test_below_256_of_k_a_chain_may_be_better():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -37,7 +38,13 @@ THREE = [
     HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
     for columns, a_major, b_major, adds in itertools.product((64, 128, 192), "km", "kn", (False, True))
 ] + [HopperTile("tfloat32", "float32", columns, b_major="k", products=3) for columns in (64, 128, 192)]
-ALL = FLOATS + OTHERS + BYTES + THREE
+DEEP = [
+    HopperTile(operand, output, columns, b_major="k", promotes=True, adds=adds)
+    for operand, output, columns, adds in itertools.product(
+        ("bfloat16", "tfloat32"), ("float32", "float16"), (64, 128, 192), (False, True)
+    )
+]
+ALL = FLOATS + OTHERS + BYTES + THREE + DEEP
 
 
 @pytest.mark.parametrize("tile", ALL, ids=str)
@@ -72,6 +79,9 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"columns": 320}, "320 columns"),
         ({"columns": 100}, "100 columns"),
         ({"columns": 256, "products": 3}, "256 columns"),
+        ({"columns": 256, "promotes": True}, "256 columns"),
+        ({"columns": 192, "products": 3, "promotes": True}, "taken out each stage"),
+        ({"operand": "int8", "output": "int32", "columns": 192, "b_major": "k", "promotes": True}, "are exact"),
         ({"operand": "int8", "b_major": "k"}, "int8 to float32"),
         ({"output": "int32"}, "float16 to int32"),
         ({"operand": "tfloat32"}, "contiguous along k"),
@@ -111,11 +121,20 @@ def test_the_chosen_width_is_legal_and_wastes_no_more_than_the_narrowest(m, n, b
     assert rounds(columns) <= rounds(64) / 0.6
 
 
+@pytest.mark.parametrize("tile", [tile for tile in ALL if tile.accumulator == "float32"], ids=str)
+def test_no_tensor_core_adds_a_float_product_to_c(tile):
+    """It would truncate the sum of both, in each of the steps."""
+    adding = dataclasses.replace(tile, adds=True)
+    assert adding.starts_from_c == (adding.two_sets and not adding.scaled), "totals, which threads add to"
+    assert not dataclasses.replace(tile, adds=False).starts_from_c
+
+
 def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():
     assert best_columns(512, 512, 1, 1, 132) == 64
     assert best_columns(4096, 4096, 1, 3, 132) == 128, "eight rounds, where 192 columns take six of half as much again"
     assert best_columns(8192, 8192, 1, 3, 132) == 192
     assert best_columns(16384, 16384, 1, 1, 132) == 256
+    assert best_columns(16384, 16384, 1, 1, 132, widest=192) == 192
 
 
 def swizzled(row: int, byte: int) -> int:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.copies.split import (
+    bits,
     magnitude,
-    round_tf32,
     split_half,
     split_tf32,
     store2,
@@ -24,6 +24,7 @@ from distmm_kernels.emulation.formats import (
     TF32_SMALLEST_EXPONENT,
     Format,
     Guard,
+    tf32_bits,
 )
 
 __all__ = [
@@ -46,6 +47,14 @@ f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
 OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
+
+_to_tf32 = inlined(tf32_bits)
+
+
+@inlined
+def round_tf32(x):
+    """Return the bits of a number rounded to TF32."""
+    return _to_tf32(bits(x))
 
 
 @inlined

@@ -18,7 +18,6 @@ __all__ = [
     "max_global",
     "number",
     "power_of_two",
-    "round_tf32",
     "split_half",
     "split_tf32",
     "store2",
@@ -95,8 +94,6 @@ split_half = instruction(
     pure=True,
 )
 """Split four numbers into float16: two words of hi, two words of lo."""
-
-round_tf32 = instruction("cvt.rna.tf32.f32 $0, $1;", (f32,), u32, pure=True)
 
 split_tf32 = instruction(
     "{ .reg .f32 r; cvt.rna.tf32.f32 $0, $2; mov.b32 r, $0; sub.f32 r, $2, r; cvt.rna.tf32.f32 $1, r; }",

@@ -24,9 +24,10 @@ _fence = assembly(
 )  # the thread's accesses of shared memory before the TMA's
 
 
-def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
+def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable[..., None]:
     """Make ``read_c(acc, row, permuted)``: boxes of 32-bit C, from the ``first`` of a tile on, into accumulators.
 
+    They replace what is there, or, if ``added``, are added to it, rounded to nearest.
     ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
     `distmm_kernels.tiles.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read.
     """
@@ -46,7 +47,10 @@ def read_c(first: int, boxes: int, accumulator: Output) -> Callable[..., None]:
                 place = builder.add(row, builder.xor(permuted, I32(32 * j)))
                 upper = builder.add(place, I32(box * C_BOX_BYTES))
                 quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
-                acc.put(4 * (4 * (first + box) + j), [(element,) for element in quad])
+                at = 4 * (4 * (first + box) + j)
+                if added:
+                    quad = [builder.fadd(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
+                acc.put(at, [(element,) for element in quad])
         _fence(builder, [])
         _together(builder, [])
 

@@ -73,4 +73,4 @@ def hopper_gemm(tile: HopperTile) -> Source:
             multiply(ring, grid, t, last, n, thread, warpgroup, d, scales)
 
     kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
-    return Source(kernel, SIGNATURE, THREADS, 1, tile.shared_bytes)
+    return Source(kernel, SIGNATURE, THREADS, 1, tile.shared_bytes, specific=True)

@@ -25,7 +25,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     and C have a matrix for each matrix of the batch (1) or one for all (0).
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    start_from_c, add_c = tile.adds and not tile.scaled, tile.adds and tile.scaled
+    start_from_c, add_c = tile.starts_from_c, tile.adds and not tile.starts_from_c
     rows, columns, depth = uint32(ROWS), uint32(tile.columns), uint32(tile.depth)
     load_stage, load_c, after = _load_stage(tile), _load_c(tile), following(tile)
 

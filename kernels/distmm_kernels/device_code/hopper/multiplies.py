@@ -14,7 +14,7 @@ from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma, wgmma
 from distmm_kernels.device_code.hopper.epilogue import read_c, residue, scale, store_d
 from distmm_kernels.device_code.hopper.ring import following, locate
-from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, WARP_ROWS, HopperTile, box_place
+from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, STRETCH, WARP_ROWS, HopperTile, box_place
 
 __all__ = ["multiply_tiles"]
 
@@ -27,19 +27,19 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     ``d`` is the address of D's tensor map; ``scales`` are the kernel's parameters of that name.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    three = tile.products == 3
-    start_from_c = tile.adds and not tile.scaled
+    three, two_sets, start_from_c = tile.products == 3, tile.two_sets, tile.starts_from_c
     accumulators, number = tile.columns // 2, int32 if tile.accumulator == "int32" else float32
     rows, columns = uint32(ROWS), uint32(tile.columns)
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
-    clear, take_c, finish, store = wgmma.clear(accumulators), _take_c(tile), _finish(tile), store_d(tile)
-    multiply = _three_products(tile) if three else _one_product(tile)
+    clear, take_c = wgmma.clear(accumulators), _take_c(tile, added=False)
+    finish, store = _finish(tile), store_d(tile)
+    multiply = _three_products(tile) if three else _stretches(tile) if tile.promotes else _one_product(tile)
 
     def consume(ring, grid, t, last, n, thread, warpgroup, d, scales):
         stage = uint32(0)
         acc = cuda.local.array(accumulators, number)
-        totals = cuda.local.array(accumulators, number) if three else acc
+        totals = cuda.local.array(accumulators, number) if two_sets else acc
         parity = uint32(0)
         half, warp, lane = warpgroup - uint32(1), (thread >> uint32(5)) & uint32(3), thread & uint32(31)
         warp_row = half * uint32(64) + warp * uint32(WARP_ROWS)
@@ -58,7 +58,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             else:
                 clear(totals)
             stage, parity = multiply(acc, totals, ring, stage, parity, last, half, lane, mine, other)
-            stage, parity = finish(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
+            stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
             left = int32(n) - int32(column)
             store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left)
             t += uint32(cuda.gridDim.x)
@@ -120,6 +120,24 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
     return inlined(accumulate)
 
 
+def _stretches(tile: HopperTile) -> Callable[..., Any]:
+    """Make what `_one_product` makes, for deep k: the sum of each `STRETCH` steps is added to ``totals``."""
+    multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
+    stretch = uint32(STRETCH)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+        k = uint32(0)
+        while k < last:
+            clear(acc)
+            steps = uint32(min(stretch, last - k))
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
+            add(totals, acc)
+            k += steps
+        return stage, parity
+
+    return inlined(accumulate)
+
+
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
     """Make what `_one_product` makes, for operands in two parts: three products a stage, added to ``totals`` at once.
 
@@ -160,19 +178,14 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, or reduce.
+    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, add C, or reduce.
 
     ``row`` and ``column`` are those of the warp's first element. Returns stage and parity, since C may come after A B.
     """
-    scaled, add_c, reduced = tile.scaled, tile.adds and tile.scaled, tile.output == "int8"
-    rescale, reduce, take_c, add = (
-        scale(tile.columns),
-        residue(tile.columns),
-        _take_c(tile),
-        wgmma.add(tile.columns // 2),
-    )
+    scaled, add_c, reduced = tile.scaled, tile.adds and not tile.starts_from_c, tile.output == "int8"
+    rescale, reduce, take_c = scale(tile.columns), residue(tile.columns), _take_c(tile, added=True)
 
-    def finish(totals, acc, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
+    def finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
         row_scales, row_step, column_scales, column_step = scales
         if scaled:
             # of the thread's first element
@@ -182,9 +195,8 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
                 row_scales + uint64(z) * row_step + uint64(my_row) * uint64(4),
                 column_scales + uint64(z) * column_step + uint64(my_column) * uint64(4),
             )
-            if add_c:
-                stage, parity = take_c(acc, ring, stage, parity, c_at, c_permuted, lane)
-                add(totals, acc)
+        if add_c:
+            stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
         if reduced:
             reduce(totals, row_scales + uint64(z) * row_step)
         return stage, parity
@@ -192,8 +204,8 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
     return inlined(finish)
 
 
-def _take_c(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators.
+def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
+    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators, or add it to them.
 
     ``at`` is where the thread reads in a box, ``permuted`` its place in that row. Returns the next stage and parity.
     """
@@ -202,7 +214,7 @@ def _take_c(tile: HopperTile) -> Callable[..., Any]:
     def taker(first):
         """Take the stage whose first box has this number: nothing, where the tile has no more boxes."""
         count = max(0, min(tile.c_stage_boxes, tile.c_boxes - first))
-        read = read_c(first, count, tile.accumulator)
+        read = read_c(first, count, tile.accumulator, added)
 
         def take(acc, ring, stage, parity, at, permuted, lane):
             if count == 0:

@@ -1,15 +1,16 @@
-"""Builds the kernels that split operands, without a GPU, and reads what the compiler says."""
+"""Builds the kernels beside those of products, without a GPU, and reads what the compiler says: splits, reductions."""
 
 from __future__ import annotations
 
-import importlib
 import re
 
 import pytest
 
 from distmm_kernels.emulation.formats import FP16_PAIR, TF32, TF32_PAIR
+from distmm_kernels.reductions.largest import SHAPES
+from tests.kernels.device_code import builds
 
-pytestmark = pytest.mark.compile
+pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
 
 KERNELS = [
     ("copies.prepass", "split_rows", (FP16_PAIR, True, 8)),
@@ -37,19 +38,23 @@ KERNELS = [
     ("copies.real_view", "source", ("float32", False)),
     ("copies.real_view", "source", ("float32", True)),
     ("copies.real_view", "source", ("float64", True)),
+    *(("largest", "largest", ("float32", weighing, *shape)) for weighing in ("", "times") for shape in SHAPES),
+    *(("largest", "largest", (dtype, "", *SHAPES[0])) for dtype in ("float64", "int64")),
+]
+
+# Products use them on Hopper; each is built for one more architecture.
+OTHERS = [(8, 0), (8, 6), (8, 9), (10, 0), (12, 0)]
+CASES = [
+    *((*kernel, (9, 0)) for kernel in KERNELS),
+    *((*KERNELS[i], OTHERS[i % len(OTHERS)]) for i in range(len(KERNELS))),
 ]
 
 
-@pytest.mark.parametrize(("module", "name", "parameters"), KERNELS)
-def test_splitting_stays_in_registers_with_several_blocks_a_multiprocessor(module, name, parameters):
-    compiler = pytest.importorskip("distmm_kernels.launch.compiler")
-    try:
-        compiler.versions()
-    except Exception as error:  # each library's own error when its file is not there
-        pytest.skip(f"the CUDA compiler is not installed: {error}")
-    source = getattr(importlib.import_module(f"distmm_kernels.device_code.{module}"), name)(*parameters)
-    built = compiler.build(source, (9, 0))
+@pytest.mark.parametrize(("module", "name", "parameters", "architecture"), CASES)
+@pytest.mark.apart(function=builds.beside)
+def test_they_stay_in_registers_with_several_blocks_a_multiprocessor(made, module, name, parameters, architecture):
+    built, blocks = made
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in built.log
     registers = int(re.search(r"[Uu]sed (\d+) registers", built.log).group(1))
-    assert source.blocks >= (2 if module == "reconstruct_complex" else 3)
-    assert registers * source.threads * source.blocks <= 65536
+    assert blocks >= (2 if module in ("reconstruct_complex", "largest") else 3)
+    assert registers * built.threads * blocks <= 65536

@@ -1,0 +1,184 @@
+"""``distmm topk A B -k K -o OUT`` and ``distmm threshold A B -t T -o OUT``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from distmm.cli import options
+
+if TYPE_CHECKING:
+    from distmm.job import Summary
+    from distmm.job.reduction import Reduction
+
+__all__ = ["threshold", "topk"]
+
+
+class Metric(StrEnum):
+    """What makes a row of A and a column of B near."""
+
+    inner = "inner"
+    cosine = "cosine"
+    euclidean = "euclidean"
+
+
+A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of **distmm multiply**.")]
+B = Annotated[str, typer.Argument(metavar="B", help="Matrix (d, n); with --transb (n, d).")]
+Output = Annotated[
+    str, typer.Option("--output", "-o", metavar="OUT", help="Where the result goes: name.zarr, a group.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Begin anew: replace OUT if it exists, and an unfinished job on it.")
+]
+
+
+def topk(
+    ctx: typer.Context,
+    a: A,
+    b: B,
+    k: Annotated[int, typer.Option("-k", help="How many elements of each row, from 1 to n.")],
+    output: Output,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="Nearest columns of B (rows, with --transb) to each row of A, by inner product, cosine or Euclidean "
+            "distance; else the largest elements of the product.",
+            show_default=False,
+        ),
+    ] = None,
+    overwrite: Overwrite = False,
+    transa: options.TransA = False,
+    transb: options.TransB = False,
+    check: options.OwnCheck = None,
+    deadline: options.Deadline = None,
+    cluster: options.Cluster = "local",
+    device: options.OwnDevice = None,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
+    blocks: options.Blocks = None,
+    plan: options.Plan = None,
+    kernel: options.Kernel = None,
+    precision: options.OwnPrecision = None,
+) -> None:
+    """Write the k best elements of each row of A @ B, and their columns, to disk; the product is held nowhere.
+
+    OUT is a Zarr group with the arrays **values** and **indices**, both m x k. Each block of the product is checked and
+    reduced where it was made. Finished rows of blocks are kept: after a stop or a crash the same command, or **distmm
+    resume OUT**, makes the others. In the end some rows are computed again and compared. **distmm verify OUT** does
+    that with other rows.
+
+    ```text
+    distmm topk A.npy B.zarr -k 15 -o best.zarr
+    distmm topk X.zarr Y.zarr --transb -k 15 --metric cosine -o near.zarr
+    ```
+    """
+    from distmm.job import topk as job
+    from distmm.job.reduction import TopK
+
+    wished: Any = None if metric is None else metric.value
+    product: dict[str, Any] = {
+        "transa": transa,
+        "transb": transb,
+        "kernel": kernel,
+        "precision": precision,
+        "plan": plan,
+    }
+    _run(
+        ctx, partial(job, k=k, metric=wished, **product), TopK(k, wished), (a, b, output), overwrite,
+        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
+    )  # fmt: skip
+
+
+def threshold(
+    ctx: typer.Context,
+    a: A,
+    b: B,
+    t: Annotated[float, typer.Option("-t", help="Keep the elements that are at least this.")],
+    output: Output,
+    most: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
+    ] = None,
+    overwrite: Overwrite = False,
+    transa: options.TransA = False,
+    transb: options.TransB = False,
+    check: options.OwnCheck = None,
+    deadline: options.Deadline = None,
+    cluster: options.Cluster = "local",
+    device: options.OwnDevice = None,
+    workers: options.Workers = None,
+    memory_limit: options.MemoryLimit = None,
+    tls: options.Tls = "none",
+    blocks: options.Blocks = None,
+    plan: options.Plan = None,
+    kernel: options.Kernel = None,
+    precision: options.OwnPrecision = None,
+) -> None:
+    """Write the elements of A @ B that are at least t to disk, as a sparse matrix; the product is held nowhere.
+
+    OUT is a Zarr group with the arrays **rows**, **columns** and **values**, by ascending row, and in a row by
+    ascending column. A threshold that keeps more than --most ends the job with exit code 2 and the count so far; with a
+    higher limit the same command goes on. Otherwise it runs, stops and goes on as **distmm topk** does.
+
+    ```text
+    distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
+    distmm threshold X.zarr X.zarr --transb -t 40 --most 1000000000 -o network.zarr
+    ```
+    """
+    from distmm.job import threshold as job
+    from distmm.job.reduction import Threshold
+
+    least = int(t) if t.is_integer() else t
+    product: dict[str, Any] = {
+        "transa": transa,
+        "transb": transb,
+        "kernel": kernel,
+        "precision": precision,
+        "plan": plan,
+    }
+    _run(
+        ctx, partial(job, t=least, most=most, **product), Threshold(least), (a, b, output), overwrite,
+        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
+    )  # fmt: skip
+
+
+class _Where(NamedTuple):
+    """The cluster that a command asks for."""
+
+    cluster: str
+    workers: int | None
+    memory_limit: str | None
+    tls: str
+
+
+def _run(
+    ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, paths: tuple[str, str, str],
+    overwrite: bool, transposed: tuple[bool, bool], check: options.Check | None, blocks: str | None,
+    device: options.Device | None, deadline: str | None, where: _Where,
+) -> None:  # fmt: skip
+    """Run a job whose product is reduced, as the command line asks for it."""
+    from distmm import interrupts
+    from distmm.cli import session
+    from distmm.cli.multiply import shown
+    from distmm.job.spec import Spec
+
+    edges = options.edges(blocks) if blocks else None
+    on, stop = options.device_name(device), options.stop(deadline)
+    (a, b, output), (transa, transb) = paths, transposed
+    with stop.on_signals():
+        with interrupts.while_started():  # what is refused is not worth the start of a cluster
+            session.pair(a, b, transa, transb)
+            spec = Spec.of(a, b, None, transa=transa, transb=transb, reduction=reduction)
+            spec.result.refuse(output, overwrite)
+        at, workers, memory_limit, tls = where
+        with session.cluster(ctx, at, on, workers, memory_limit, tls) as client:
+            summary = shown(
+                job, a, b, out=output, overwrite=overwrite, client=client, check=check and check.value, device=on,
+                blocks=edges, stop=stop,
+            )  # fmt: skip
+    session.out().print(session.table(summary.rows(), "Done"))

@@ -1,0 +1,193 @@
+"""The calls of users who want a part of C on disk: `topk` and `threshold`. `resume` goes on with them."""
+
+from __future__ import annotations
+
+import os
+from operator import index
+from typing import Any, Literal
+
+import numpy as np
+from distributed import Client
+
+from distmm import config
+from distmm.api.threshold import check_threshold
+from distmm.clusters import cluster
+from distmm.job.calls import Path, begin
+from distmm.job.commit import settle
+from distmm.job.folder import Folder
+from distmm.job.job import Announce, Job, Progress
+from distmm.job.reduction import Reduction, Threshold, TopK
+from distmm.job.spec import Spec
+from distmm.job.stop import Stop
+from distmm.job.summary import Summary
+from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision
+
+__all__ = ["threshold", "topk"]
+
+
+def topk(
+    a: Any,
+    b: Any,
+    k: int,
+    out: Path,
+    *,
+    metric: Literal["inner", "cosine", "euclidean"] | None = None,
+    client: Client | None = None,
+    transa: bool = False,
+    transb: bool = False,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | str | None = None,
+    overwrite: bool = False,
+    check: Literal["freivalds", "none"] | None = None,
+    seed: int | None = None,
+    stop: Stop | None = None,
+    announce: Announce | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the k best elements of each row of ``op(A) @ op(B)``, and their columns, to disk; C is held nowhere.
+
+    A *block row* is one row of blocks of C. Each of its blocks is checked and reduced where it was made. The block row
+    is written when all of them are right, with a marker. After a stop or a kill the same call, or `distmm.resume`,
+    makes the block rows that have no marker. In the end they become one Zarr group, which gets its name when it is
+    complete.
+
+    Parameters
+    ----------
+    a, b : str, path, or array
+        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays.
+    k : int
+        How many, from 1 to n.
+    out : str or path
+        Zarr group with the arrays ``values`` and ``indices``, both of shape (m, k): ``indices`` are columns of C, in
+        int64. Values of bfloat16 products are written as float32.
+    metric : {"inner", "cosine", "euclidean"}, optional
+        As in `distmm.nearest`, for the rows of A and the columns of B: with `transb`, the rows of B. By default the
+        elements of C, in NumPy's order, as in `distmm.topk`.
+    client, transa, transb, precision, kernel, device, blocks, plan, overwrite
+        As in `distmm.multiply`.
+    check : {"freivalds", "none"}, optional
+        "freivalds": each block of C is compared with sketches of A and B before it is reduced. In the end 32 rows,
+        chosen at random, are computed again over all columns, and compared with the result.
+    seed, stop, announce, progress
+        As in `distmm.multiply`.
+
+    Returns
+    -------
+    Summary
+        Its `entries` is the number of elements that are kept.
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As `distmm.multiply`; for complex numbers, a `k` that is not from 1 to n, and a metric of integers.
+    Stopped
+        As `distmm.multiply`.
+    WrongResultError
+        If a block stays wrong on several workers, or a row that is computed again is not that of the result.
+
+    Examples
+    --------
+    >>> from distmm import job
+    >>> job.topk("X.npy", "Y.npy", 15, "near.zarr", metric="cosine", transb=True)  # doctest: +SKIP
+    >>> group = zarr.open_group("near.zarr", mode="r")  # doctest: +SKIP
+    >>> values, indices = group["values"][:], group["indices"][:]  # doctest: +SKIP
+    """
+    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
+    cut = {"blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan)}
+    watched = client, device, stop, announce, progress
+    if isinstance(k, np.integer):
+        k = int(k)
+    return _reduced(TopK(k, metric), a, b, out, overwrite, product, cut, watched)
+
+
+def threshold(
+    a: Any,
+    b: Any,
+    t: float,
+    out: Path,
+    *,
+    most: int | None = None,
+    client: Client | None = None,
+    transa: bool = False,
+    transb: bool = False,
+    precision: Precision | None = None,
+    kernel: str | None = None,
+    device: cluster.Device | None = None,
+    blocks: tuple[int, int, int] | None = None,
+    plan: Plan | str | None = None,
+    overwrite: bool = False,
+    check: Literal["freivalds", "none"] | None = None,
+    seed: int | None = None,
+    stop: Stop | None = None,
+    announce: Announce | None = None,
+    progress: Progress | None = None,
+) -> Summary:
+    """Write the elements of ``op(A) @ op(B)`` that are at least `t` to disk, in coordinates; C is held nowhere.
+
+    It runs, stops and goes on as `topk` does.
+
+    Parameters
+    ----------
+    a, b : str, path, or array
+        As in `topk`.
+    t : scalar
+        The threshold, in the type of the product; NaN is not kept.
+    out : str or path
+        Zarr group with the arrays ``rows``, ``columns`` (int64) and ``values``, one element for each element that is
+        kept, by ascending row, and in a row by ascending column:
+        ``scipy.sparse.coo_array((values, (rows, columns)), shape=group.attrs["distmm"]["shape"])``.
+    most : int, optional
+        Keep at most so many elements; by default as many as take 40 % of the free disk, for the result is made from
+        the block rows, beside them. A job that ends there goes on with a higher limit.
+    client, transa, transb, precision, kernel, device, blocks, plan, overwrite, check, seed, stop, announce, progress
+        As in `topk`.
+
+    Returns
+    -------
+    Summary
+        As of `topk`.
+
+    Raises
+    ------
+    InputError
+        As `topk`, and for a `t` that is no real number.
+    DoesNotFitError
+        If more than `most` elements are kept, or so many of a block row that they would take more memory than is
+        planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
+        block rows are kept.
+    Stopped, WrongResultError
+        As `topk`.
+
+    Examples
+    --------
+    >>> from distmm import job
+    >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
+    """
+    check_threshold(t, most)
+    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
+    cut = {
+        "blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan),
+        "most": None if most is None else index(most),
+    }  # fmt: skip
+    watched = client, device, stop, announce, progress
+    exact = t.item() if isinstance(t, np.generic) else t
+    return _reduced(Threshold(exact), a, b, out, overwrite, product, cut, watched)
+
+
+def _reduced(
+    reduction: Reduction, a: Any, b: Any, out: Path, overwrite: bool, product: dict[str, Any], cut: dict[str, Any],
+    watched: tuple[Any, ...],
+) -> Summary:  # fmt: skip
+    """Begin a job whose product is reduced, or go on with it."""
+    for name in ("precision", "kernel", "check"):
+        product[name] = config.chosen(name, product[name])
+    client, device, *others = watched
+    folder = Folder.of(out)
+    ended = settle(folder, anew=overwrite)
+    spec = Spec.of(a, b, None, reduction=reduction, **product)
+    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, **cut)
+    return begin(job, ended, overwrite, client, config.chosen("device", device), *others)

@@ -1,0 +1,183 @@
+"""What a job keeps of each row of a product whose blocks it does not keep: the best k, or what reaches a threshold."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+import numpy as np
+
+from distmm.api.operands import Operand
+from distmm.api.reduced_product import checked_k
+from distmm.api.threshold import bytes_of_entry, check_threshold, most_of_block
+from distmm.errors import InputError
+from distmm.planning.plan import Plan
+from distmm.worker import tasks
+
+__all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_json"]
+
+Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # by name: type, and shape of one line
+
+# Bytes that a threshold may keep of a small block, and of a row of small blocks, in any case. A job holds in memory
+# what is kept of one row of waves, and not of all of C.
+ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
+
+# A row of blocks keeps at most so many times what one block may keep: half of the bytes of a large block.
+ROW = 2
+
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+
+
+@dataclass(frozen=True)
+class TopK:
+    """The k best elements of each row, and their columns.
+
+    Attributes
+    ----------
+    k : int
+    metric : {"inner", "cosine", "euclidean"} or None
+        None: the largest elements, in NumPy's order.
+    """
+
+    k: int
+    metric: tasks.Metric | None = None
+
+    kind: ClassVar[str] = "topk"
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether the norms of the rows of A and the columns of B count."""
+        return self.metric in ("cosine", "euclidean")
+
+    def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
+        """Type of the values, for a product of type `c`."""
+        return c if self.metric is None else tasks.score_dtype(self.metric, c)
+
+    def arrays(self, c: np.dtype[Any]) -> Arrays:
+        """Name what is on the disk."""
+        return {"values": (_stored(self.dtype(c)), (self.k,)), "indices": (np.dtype(np.int64), (self.k,))}
+
+    def check(self, a: Operand, b: Operand) -> None:
+        """Refuse a k and a metric that the product does not allow.
+
+        Raises
+        ------
+        InputError
+        """
+        if self.metric is not None and self.metric not in tasks.METRICS:
+            raise InputError(f"metric {self.metric!r} is not one of {', '.join(tasks.METRICS)}")
+        for x in (a, b):
+            if self.metric is not None and x.dtype.kind in "biuc":
+                raise InputError(f"{x.name} is {x.dtype}: a metric needs real floating-point numbers")
+        checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
+
+    def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
+        """Return what is done to the blocks, of type `c`."""
+        return tasks.Largest(self.k, self.dtype(c), self.metric)
+
+    def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
+        """Bytes that a block of C leaves at most, and a row of blocks."""
+        height, _, width = plan.block_shape
+        line = np.dtype(np.int64).itemsize + self.dtype(c).itemsize
+        return height * min(self.k, width) * line, height * self.k * line
+
+    def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
+        """Bytes of the finished block rows and of the result, which are on the disk together for a while."""
+        return 2 * rows * sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.arrays(c).values())
+
+    def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
+        return _typed(self.arrays(c), results)
+
+    def json(self) -> dict[str, Any]:
+        """Describe it for the manifest."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """The elements that are at least `t`, with their rows and columns."""
+
+    t: float
+
+    kind: ClassVar[str] = "threshold"
+    needs_norms: ClassVar[bool] = False
+
+    def arrays(self, c: np.dtype[Any]) -> Arrays:
+        """Name what is on the disk."""
+        index = np.dtype(np.int64)
+        return {"rows": (index, ()), "columns": (index, ()), "values": (_stored(c), ())}
+
+    def check(self, a: Operand, b: Operand) -> None:
+        """Refuse a threshold that is no real number.
+
+        Raises
+        ------
+        InputError
+        """
+        check_threshold(self.t, None)
+
+    def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
+        """Return what is done to the blocks, of type `c`."""
+        of_block, of_row = (nbytes // bytes_of_entry(c) for nbytes in self.bytes_of_parts(c, plan))
+        return tasks.Threshold(self.t, of_block, of_row)
+
+    def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
+        """Bytes that a block of C leaves at most, and a row of blocks."""
+        each = bytes_of_entry(c)
+        of_block = most_of_block(plan, c, ALWAYS) * each
+        all_of_row = plan.block_shape[0] * plan.problem.n * each
+        return of_block, min(all_of_row, max(ROW * of_block, ALWAYS_OF_ROW))
+
+    def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
+        """Bytes that are needed for sure: how much is kept is known at the end."""
+        return 0
+
+    def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
+        row, *others = results
+        return _typed(self.arrays(c), (row + first, *others))
+
+    def json(self) -> dict[str, Any]:
+        """Describe it for the manifest."""
+        return {"kind": self.kind, "t": self.t}
+
+
+Reduction = TopK | Threshold
+
+
+def from_json(content: Any) -> Reduction | None:
+    """Return what `json` has described; None for a job that keeps all of C.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+    """
+    match content:
+        case None:
+            return None
+        case {"kind": "topk", "k": int(k), "metric": None | str() as metric}:
+            return TopK(k, metric)  # type: ignore[arg-type]
+        case {"kind": "threshold", "t": int() | float() as t}:
+            return Threshold(t)
+    raise InputError(f"{str(content)[:60]} is no reduction that this distmm knows")
+
+
+def element_type(name: str) -> np.dtype[Any]:
+    """Return the type of elements that has this name."""
+    return BFLOAT16 if name == "bfloat16" else np.dtype(name)
+
+
+def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Type on the disk: float32 holds each bfloat16, and every program reads it."""
+    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
+
+
+def _typed(arrays: Arrays, results: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    return {
+        name: np.ascontiguousarray(values, dtype.newbyteorder("<"))
+        for (name, (dtype, _)), values in zip(arrays.items(), results, strict=True)
+    }

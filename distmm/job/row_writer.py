@@ -1,0 +1,153 @@
+"""What a worker does with a finished block of C where C is not kept: judge it, reduce it; and write whole block rows.
+
+The block is judged as a whole, by the same sketches as a block that is written, where it lies: on its GPU, or in host
+memory. Meanwhile it is reduced there, and only the part that it leaves goes to host memory. A block row is written when
+all of its blocks are right; until then its parts are in the memory of workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from distributed import get_worker
+
+from distmm.checking import sketch
+from distmm.checking.checksum import checksum_of_input
+from distmm.errors import InputError
+from distmm.graph.placement import Placement
+from distmm.job.block_rows import RowFolder, sum_of
+from distmm.job.block_writer import WRITERS, Left, Writer
+from distmm.job.folder import Json, write_json
+from distmm.job.input_checksums import folded
+from distmm.job.lock import Lock
+from distmm.worker import gpu, tasks
+from distmm.worker.tasks.reductions import on_host
+from distmm.worker.worker_slots import slot_released
+
+__all__ = ["RowWriter", "gather"]
+
+Made = tuple[list[Json], Any]  # records of blocks, and their part; None for the part of blocks that are not right
+
+
+@dataclass(frozen=True)
+class RowWriter(Writer):
+    """What a worker needs to judge and reduce blocks of C, and to write and mark block rows, in the folder `target`."""
+
+    target: RowFolder  # type: ignore[assignment]
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether blocks of A and B are measured, too."""
+        return self.target.reduction.needs_norms
+
+    @property
+    def reduction(self) -> tasks.Reduction:
+        """What is done to a block."""
+        return self.target.reduction.on_worker(self.target.dtype, self.plan)
+
+    def part(
+        self,
+        where: Placement,
+        block: Any,
+        left: Left,
+        position: int,
+        added: None,
+        weights: dict[int, sketch.Weights] | None,
+    ) -> Made:
+        """Judge and reduce one block; the parameters are those of `write`.
+
+        Returns
+        -------
+        list of dict, part
+            What is known of the block, and what it leaves.
+        """
+        norms = left[2]
+        of_block = None if norms is None else (norms[0][:, 0], norms[1 + position][:, 0])
+        record, part = self.judged(where, block, left, position, added, weights, of_block)
+        return [record], part if record["right"] else None
+
+    def kept(self, where: Placement, block: Any, norms: Any) -> tuple[Any, int]:
+        """Return what a block leaves, and a checksum of the block."""
+        rows, columns = self.region(where.i, where.j)
+        reduce = tasks.BlockReduction(self.reduction, rows.start, columns.start)
+        if gpu.namespace(block) is np:
+            (part,) = reduce(block, norms)
+            return part, checksum_of_input(block)
+
+        def on_gpu() -> Any:
+            with gpu.working("product"):
+                return reduce(block, norms)[0]
+
+        part = gpu.retrying(on_gpu, f"the reduction of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
+        return on_host(part), checksum_of_input(block)
+
+    def previous(self, i: int, j: int) -> Json | None:
+        """Return the record of a block in the attempt before, if it was rejected then."""
+        return None if self.before is None else next((x for x in self.before["bad"] if x["j"] == j), None)
+
+    def store(self, i: int, records: list[Json], part: Any) -> Json:
+        """Write and mark a block row, if all of its blocks are right; return its record."""
+        records = sorted(records, key=lambda record: record["j"])
+        of_a = {record["inputs"]["A"] for record in records}
+        if len(of_a) > 1:
+            raise InputError(
+                f"A has changed while it was multiplied: blocks of row {i} of C were made from different rows of it. "
+                f"If A was only read wrong once, go on with distmm resume; if it was written, begin anew with "
+                f"--overwrite"
+            )
+        inputs = {"A": of_a.pop(), "B": folded([record["inputs"]["B"] for record in records])}
+        bad = [record for record in records if not record["right"]]
+        if bad:
+            return {**bad[0], "inputs": inputs, "bad": bad, "written": False}
+        residuals = [record["residual"] for record in records if record.get("residual") is not None]
+        how = sorted({record["how"] for record in records if "how" in record} - {"sketch"})
+        common = {
+            "job": self.folder.id, "i": i, "j": 0, "inputs": inputs, "host": socket.gethostname(),
+            "worker": str(get_worker().name), "attempt": self.attempt,
+        }  # fmt: skip
+        if self.tolerance is not None:
+            common |= {"residual": max(residuals, default=None), "how": how[0] if how else "sketch"}
+        if isinstance(part[0], int) and part[1] is None:  # of a threshold: too many to be held
+            return {**common, "too_many": part[0], "written": False}
+        rows, _ = self.region(i, 0)
+        arrays = self.target.reduction.on_disk(self.reduction.finish(part), rows.start, self.target.dtype)
+        with self.run.writing():
+            Lock.check(self.folder.path, self.run.id)
+            sums = self.target.write(i, arrays)
+            count = len(next(iter(arrays.values())))
+            record = {**common, "count": count, "sums": sums, "crc32c": sum_of(sums), "time": time.time()}
+            self.run.check()
+            Lock.check(self.folder.path, self.run.id)
+            write_json(self.folder.marker(i, 0), record)
+        return {**record, "written": True}
+
+
+def reduce(where: Placement, writer: RowWriter, block: Any, *about: Any) -> Made:
+    """Judge and reduce a block while the worker's products go on. The task of a block of C; runs on workers."""
+    cluster = writer.plan.cluster
+    with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
+        return writer.part(where, block, *about)
+
+
+def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made | Json:
+    """Put the parts of blocks of one row together; the `last` task of a row writes it, and returns its record.
+
+    Parts come in the order of blocks, so that the block row has the same bits whoever was first.
+    """
+    records = list(itertools.chain.from_iterable(each for each, _ in made))
+    parts = [part for _, part in made]
+    part = None
+    if all(each is not None for each in parts):
+        part = parts[0] if len(parts) == 1 else writer.reduction.combine(parts)
+    if not last:
+        return records, part
+    # The task keeps its slot: as many rows are put together at a time as the plan has counted, and writing is short.
+    worker = get_worker()
+    worker.log_event(writer.topic, worker.get_current_task())
+    return writer.store(i, records, part)

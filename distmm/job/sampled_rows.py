@@ -1,0 +1,262 @@
+"""Some rows of a reduced product, chosen at random, compared with A and all of B.
+
+A row that is chosen is computed again over all columns, in float64 (integers: exactly), without the kernels and without
+the reduction of the job. What the result has of it must be equal within the tolerance for rounding, and no column that
+the result leaves out may belong into it by more than that. So a row that was checked is right. Of the other rows it
+says that a fault in many of them is found, and one in few of them probably not.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from distributed import Client
+
+from distmm.api.operands import Operand
+from distmm.checking.tolerance import SIGMAS, Tolerance
+from distmm.checking.verdict import Verdict, of_tolerance
+from distmm.errors import InputError
+from distmm.job.block_rows import InResult
+from distmm.job.folder import Json
+from distmm.job.reduction import Reduction, TopK
+from distmm.planning.blocks import even_edges, slices
+from distmm.storage import Matrix
+
+if TYPE_CHECKING:
+    from distmm.job.spec import Spec
+
+__all__ = ["ROWS", "check_sample"]
+
+# Rows that are computed again: a fault in one row of ten is missed once in thirty times. More cost more arithmetic, but
+# hardly more time: that is the reading of B.
+ROWS = 32
+
+# Bytes of the columns of B, in the working type, that a task takes at a time.
+PIECE = 64 << 20
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a task found in some columns: the worst of it.
+
+    Attributes
+    ----------
+    ratio : float
+        Largest error over its limit.
+    message : str
+        What is wrong, where it is more than 1.
+    unknown : int
+        Elements that cannot be compared: inf or NaN.
+    """
+
+    ratio: float = 0.0
+    message: str = ""
+    unknown: int = 0
+
+    def __or__(self, other: Found) -> Found:
+        worst = self if self.ratio >= other.ratio else other
+        return Found(worst.ratio, worst.message, self.unknown + other.unknown)
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Compares sampled rows with the product over some columns. Runs on workers.
+
+    Attributes
+    ----------
+    rows : tuple of int
+    left : array ``(r, k)``
+        The sampled rows of A, in the working type.
+    given : tuple of pairs of arrays
+        For each sampled row, the columns that the result has, and their values.
+    b : Operand
+    reduction : Reduction
+    tolerance : Tolerance
+    """
+
+    rows: tuple[int, ...]
+    left: np.ndarray
+    given: tuple[tuple[np.ndarray, np.ndarray], ...]
+    b: Operand
+    reduction: Reduction
+    tolerance: Tolerance
+
+    def __call__(self, columns: slice) -> Found:
+        right = _region(self.b, slice(0, self.b.shape[0]), columns).astype(self.tolerance.work)
+        with np.errstate(all="ignore"):
+            truth, limit = self.elements(right)
+            found = Found()
+            for at, row in enumerate(self.rows):
+                own, values = self.given[at]
+                inside = (own >= columns.start) & (own < columns.stop)
+                left_out = np.ones(truth.shape[1], bool)
+                left_out[own[inside] - columns.start] = False
+                found |= self._listed(row, own[inside], values[inside], truth[at], limit[at], columns.start)
+                found |= self._left_out(row, left_out, values, truth[at], limit[at], columns.start)
+        return found
+
+    def elements(self, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return what the result should have of each element, in its order, and by how much that may differ."""
+        truth, tolerance = self.left @ right, self.tolerance
+        if tolerance.exact:
+            return truth.astype(tolerance.dtype), np.zeros(truth.shape)
+        limit = tolerance.limit(np.abs(self.left) @ np.abs(right), np.abs(truth), tolerance.underflow(1))
+        metric = self.reduction.metric if isinstance(self.reduction, TopK) else None
+        if metric == "cosine":
+            lengths = np.outer(*(_lengths(x) for x in (self.left, right.T)))
+            # Two norms, and the divisions by them, are rounded once each.
+            truth, limit = truth / lengths, limit / lengths
+            limit = limit + SIGMAS * 4 * tolerance.u_out * np.abs(truth)
+        elif metric == "euclidean":
+            squares = (self.left**2).sum(axis=1)[:, None] + (right**2).sum(axis=0)
+            # Minus the square of the distance: the nearest are the largest. The score is rounded in C's type.
+            truth, limit = 2 * truth - squares, 2 * limit + SIGMAS * 4 * tolerance.u_out * squares
+        return truth, limit
+
+    def _listed(
+        self, row: int, own: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
+    ) -> Found:
+        """Compare the values that the result has."""
+        if not own.size:
+            return Found()
+        expected, given = truth[own - first], _in_order(values, self.reduction, self.tolerance)
+        found, at = self._worst(expected != given, expected, given, limit[own - first])
+        return replace(found, message=f"row {row} has {values[at]} for column {own[at]}, which is not that of A and B")
+
+    def _left_out(
+        self, row: int, left_out: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
+    ) -> Found:
+        """Look for columns that the result should have: better than its last one, or at the threshold."""
+        if not left_out.any():
+            return Found()
+        if isinstance(self.reduction, TopK):
+            least = _in_order(values[-1:], self.reduction, self.tolerance)[0]
+            belongs = truth > least
+        else:
+            least, belongs = self.reduction.t, truth >= self.reduction.t
+        at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
+        found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
+        what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
+        return replace(found, message=what)
+
+    def _worst(self, off: np.ndarray, one: np.ndarray, other: np.ndarray, limit: np.ndarray) -> tuple[Found, int]:
+        """Return the largest ratio of a difference to its limit, of those elements that are `off`, and where it is."""
+        known = np.isfinite(one) & np.isfinite(other)
+        if self.tolerance.exact:
+            ratio = np.where(off, np.inf, 0.0)
+        else:
+            error = np.where(known & off, np.abs(one - other), 0.0)
+            ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
+            ratio = np.where(known & ~np.isfinite(limit), 0.0, ratio)
+            known &= np.isfinite(limit)
+        at = int(np.argmax(ratio))
+        return Found(float(ratio[at]), unknown=int(np.count_nonzero(~known))), at
+
+
+def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) -> np.ndarray:
+    """Values of the result in the order of `_Columns.elements`: the largest is the best."""
+    if tolerance.exact:
+        return values
+    wide = values.astype(np.float64)
+    return -(wide**2) if isinstance(reduction, TopK) and reduction.metric == "euclidean" else wide
+
+
+def _lengths(x: np.ndarray) -> np.ndarray:
+    """Norms of rows to divide by: a row of zeros has the cosine 0 with all others."""
+    lengths = np.sqrt((x * x).sum(axis=1))
+    lengths[lengths == 0] = 1
+    return np.asarray(lengths)
+
+
+def check_sample(client: Client | None, spec: Spec, path: str, content: Json, seed: int) -> Verdict:
+    """Compare some rows of a reduced product with A and all of B, which is read once.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+        Whose workers read B; None, or where B is an array of this process: this process does.
+    spec : Spec
+    path : str
+        Of the result, or its draft.
+    content : dict
+        Its certificate: block rows with checksums (``"done"``) and blocks.
+    seed : int
+        Of the choice of rows.
+    """
+    (m, k), n = spec.a.shape, spec.b.shape[1]
+    assert spec.reduction is not None
+    chosen = np.sort(np.random.default_rng(seed).choice(m, min(m, ROWS), replace=False))
+    if not chosen.size:
+        return Verdict("right", 0.0, "the product has no rows")
+    tolerance = Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, k, spec.precision)
+    given, problem = _given(spec, path, content, chosen, n)
+    if problem is not None:
+        return Verdict("wrong", math.inf, problem)
+    left = np.concatenate([_region(spec.a, slice(row, row + 1), slice(0, k)) for row in chosen.tolist()])
+    check = _Columns(tuple(chosen.tolist()), left.astype(tolerance.work), given, spec.b, spec.reduction, tolerance)
+    width = max(1, PIECE // (max(1, k) * tolerance.work.itemsize))
+    regions = list(slices(even_edges(n, width)))
+    if client is None or not isinstance(spec.b.source, Matrix):
+        found = [check(region) for region in regions]
+    else:
+        found = client.gather(client.map(check, regions, pure=False, batch_size=1000))
+    whole = Found()
+    for each in found:
+        whole |= each
+    about = f"{len(chosen)} of {m} rows, chosen at random and computed again over all columns"
+    if whole.ratio > 1:
+        return Verdict("wrong", whole.ratio, f"the result is not that of A and B: of {about}, {whole.message}")
+    if whole.unknown:
+        what = f"{whole.unknown} elements of {about}, are inf or NaN and cannot be compared; the others are right"
+        return Verdict("cannot tell", whole.ratio, what)
+    return Verdict("right", whole.ratio, f"{about}, are right, the largest error is {of_tolerance(whole.ratio)}")
+
+
+def _given(
+    spec: Spec, path: str, content: Json, chosen: np.ndarray, n: int
+) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str | None]:
+    """Return columns and values of sampled rows, and what is wrong with them as they are: columns that are none."""
+    assert spec.reduction is not None
+    result, given = InResult.of(path, content), []
+    markers = {marker["i"]: marker for marker in content["done"]}
+    cuts = slices(even_edges(spec.a.shape[0], content["blocks"][0]))
+    problem = None
+    for i, rows in enumerate(cuts):
+        inside = chosen[(chosen >= rows.start) & (chosen < rows.stop)]
+        if not inside.size:
+            continue
+        arrays = {name: result.lines(markers[i], name) for name in markers[i]["sums"]}
+        for row in inside.tolist():
+            if isinstance(spec.reduction, TopK):
+                own, values = arrays["indices"][row - rows.start], arrays["values"][row - rows.start]
+            else:
+                at = slice(*np.searchsorted(arrays["rows"], [row, row + 1]).tolist())
+                own, values = arrays["columns"][at], arrays["values"][at]
+            problem = problem or _misformed(row, own, values, n, spec.reduction)
+            given.append((own, values))
+    return tuple(given), problem
+
+
+def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction: Reduction) -> str | None:
+    """Say what is wrong with a row whatever A and B are; None if nothing is."""
+    if own.size and not 0 <= own.min() <= own.max() < n:
+        return f"row {row} names columns that the product has not"
+    if len(np.unique(own)) != len(own):
+        return f"row {row} names a column twice"
+    if isinstance(reduction, TopK):
+        falls = values[1:] < values[:-1] if reduction.metric == "euclidean" else values[1:] > values[:-1]
+        return f"row {row} is not in the order of its values" if falls.any() else None
+    return f"row {row} has values below the threshold" if (values < reduction.t).any() else None
+
+
+def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:
+    """Read a region of an operand."""
+    source = operand.source
+    try:
+        block = source[columns, rows].T if operand.transposed else source[rows, columns]
+    except OSError as error:
+        raise InputError(f"{operand.name} cannot be read: {error}") from error
+    return np.asarray(block)

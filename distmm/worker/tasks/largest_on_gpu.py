@@ -1,0 +1,46 @@
+"""The k largest elements of each row of a block in GPU memory, where a kernel finds them in one read of the block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from distmm.worker import gpu
+from distmm.worker.tasks.metrics import Metric, score_dtype, weighing
+
+__all__ = ["Block", "largest", "suits"]
+
+Block = Any  # a CuPy array
+
+
+def suits(block: Block, k: int, metric: Metric | None) -> bool:
+    """Whether `largest` can reduce this block: on a GPU, for small k, of types that the kernel compares."""
+    if not hasattr(block, "__cuda_array_interface__") or block.size == 0:
+        return False
+    from distmm_kernels.reductions import largest as kernel
+
+    if metric is not None and block.dtype.kind in "iub":
+        return False  # integers have scores in float64
+    return kernel.suits(block.dtype, k, block.shape[-1])
+
+
+def largest(block: Block, k: int, metric: Metric | None, squares: Any) -> tuple[Block, Block]:
+    """Return the k largest elements of each row ``(*batch, m, n)``, or scores of them, and their columns.
+
+    Parameters
+    ----------
+    block : cupy.ndarray
+    k : int
+    metric : {"inner", "cosine", "euclidean"}, optional
+        With it scores are compared, and a NaN is near nothing; without it, elements, and NaN is the largest.
+    squares : cupy.ndarray ``(n,)``, optional
+        Squared norms of the rows of Y, for a metric that needs them.
+    """
+    from distmm_kernels import device
+    from distmm_kernels.reductions import largest as kernel
+
+    if metric is None:
+        return kernel.largest(block, k, device.current())
+    library = gpu.namespace(block)
+    work = score_dtype(metric, library.dtype("f4") if block.itemsize < 4 else block.dtype)
+    how, weights = weighing(metric, squares, work)
+    return kernel.largest(block, k, device.current(), how, weights)

@@ -1,0 +1,180 @@
+"""`compute` of a product fills an array of this process, and is Dask's own wherever that cannot be."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import dask
+import dask.array as da
+import ml_dtypes
+import numpy as np
+import psutil
+import pytest
+from distributed import Client, get_client
+
+import distmm
+from distmm.api.product_array import ProductArray
+from distmm.transfer import client_array
+
+N = 400  # float64 matrices of this size have more bytes than `client_array.SMALLEST`
+
+
+@pytest.fixture(autouse=True)
+def current(client: Client) -> Iterator[None]:
+    with client.as_current():
+        yield
+
+
+@pytest.fixture
+def by_dask(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What is computed in Dask's way."""
+    found: list[Any] = []
+    get = Client.get
+
+    def noted(self: Client, dsk: Any, keys: Any, **how: Any) -> Any:
+        found.append(keys)
+        return get(self, dsk, keys, **how)
+
+    monkeypatch.setattr(Client, "get", noted)
+    return found
+
+
+def whole(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype("f8")
+
+
+A, B = whole(N, N), whole(N, N, seed=1)
+
+PRODUCTS: dict[str, tuple[Callable[[], da.Array], Callable[[], np.ndarray]]] = {
+    "matmul": (lambda: distmm.matmul(A, B), lambda: A @ B),
+    "stack": (lambda: distmm.matmul(A, np.stack([B, B.T])), lambda: A @ np.stack([B, B.T])),
+    "gemm": (lambda: distmm.gemm(2, A, B, 3, A, transa=True), lambda: 2 * A.T @ B + 3 * A),
+    "gram": (lambda: distmm.gram(A + 1j * B), lambda: (A + 1j * B) @ (A + 1j * B).conj().T),
+    "Dask arrays": (lambda: distmm.matmul(da.from_array(A, 150), B), lambda: A @ B),
+    "a plan": (lambda: distmm.matmul(A, B, plan="g2x2x1 b200x100x200 p1 w1 l2"), lambda: A @ B),
+    "tensordot": (lambda: distmm.tensordot(A, B, ([0], [1])), lambda: A.T @ B.T),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_blocks_come_to_an_array_of_this_process(by_dask: list[Any], name: str) -> None:
+    make, expected = PRODUCTS[name]
+    C = make().compute()
+    assert (type(C), C.dtype, C.flags.owndata, C.flags.writeable) == (np.ndarray, expected().dtype, True, True)
+    np.testing.assert_array_equal(C, expected())
+    assert not by_dask
+
+
+def test_types_of_other_packages_come_too(by_dask: list[Any]) -> None:
+    a = np.ones((1024, 64), ml_dtypes.bfloat16)
+    C = distmm.matmul(a, a.T).compute()
+    assert C.dtype == a.dtype
+    assert (C.astype("f4") == 64).all()
+    assert not by_dask
+
+
+def test_a_persisted_product_stays_on_the_workers(client: Client, by_dask: list[Any]) -> None:
+    a = A.copy()
+    C = distmm.matmul(a, B)
+    P = C.persist()
+    first = P.compute()
+    np.testing.assert_array_equal(first, A @ B)
+    first[:], a[:] = 0, 0
+    for again in (P, C):  # blocks of C are there, too: nothing is multiplied anew
+        np.testing.assert_array_equal(again.compute(), A @ B)
+    assert set(map(tuple, P.__dask_graph__())) <= set(client.futures)
+    assert not by_dask
+    np.testing.assert_array_equal((P + 1).compute(), A @ B + 1)
+
+
+def test_a_product_that_was_changed_in_place_is_computed_as_it_is_now() -> None:
+    C, D = distmm.matmul(A, B), distmm.matmul(A, B)
+    C[0] = 1
+    np.add(D, 1, out=D)
+    expected = A @ B
+    np.testing.assert_array_equal(D.compute(), expected + 1)
+    expected[0] = 1
+    np.testing.assert_array_equal(C.compute(), expected)
+
+
+def test_an_operand_that_is_changed_in_place_counts_as_it_was_at_the_call(by_dask: list[Any]) -> None:
+    a = da.from_array(A, 150)
+    C = distmm.matmul(a, B)
+    a[0] = 1
+    np.testing.assert_array_equal(C.compute(), A @ B)
+    assert not by_dask
+
+
+def test_what_is_made_of_it_is_dasks() -> None:
+    C = distmm.matmul(A, B)
+    made = [C + 1, C[:5], C.copy(), np.concatenate([C, da.ones_like(C)]), pickle.loads(pickle.dumps(C))]
+    assert [type(each) for each in made] == [da.Array] * len(made)
+    np.testing.assert_array_equal(made[-1].compute(), A @ B)
+
+
+def test_numpy_takes_it_as_an_array(by_dask: list[Any]) -> None:
+    np.testing.assert_array_equal(np.asarray(distmm.matmul(A, B)), A @ B)
+    assert not by_dask
+
+
+def test_with_arguments_or_beside_others_it_is_computed_by_dask(by_dask: list[Any]) -> None:
+    C = distmm.matmul(A, B)
+    np.testing.assert_array_equal(C.compute(optimize_graph=False), A @ B)
+    product, total = dask.compute(C, C.sum())
+    np.testing.assert_array_equal(product, A @ B)
+    assert total == (A @ B).sum()
+    assert len(by_dask) == 2
+    small = distmm.matmul(A[:5], B).compute()
+    np.testing.assert_array_equal(small, A[:5] @ B)
+    np.testing.assert_array_equal(distmm.matmul(A, B[0]).compute(), A @ B[0])
+    assert len(by_dask) == 4
+
+
+def test_other_schedulers_compute_it() -> None:
+    C = distmm.matmul(da.from_array(A, N), da.from_array(B, N))
+    with dask.config.set(scheduler="threads"):
+        np.testing.assert_array_equal(C.compute(), A @ B)
+        P = C.persist()
+    np.testing.assert_array_equal(P.compute(), A @ B)
+
+
+def test_where_workers_do_not_reach_this_process_dask_computes_it(
+    by_dask: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_array, "_within_reach", lambda client: False)
+    C = distmm.matmul(A, B)
+    np.testing.assert_array_equal(C.compute(), A @ B)
+    np.testing.assert_array_equal(C.persist().compute(), A @ B)
+    assert len(by_dask) == 2
+
+
+def test_where_this_process_lacks_the_memory_dask_computes_it(
+    by_dask: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    C = distmm.matmul(A, B)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: type("Memory", (), {"available": C.nbytes - 1}))
+    np.testing.assert_array_equal(C.compute(), A @ B)
+    assert len(by_dask) == 1
+
+
+def test_a_task_computes_it_as_dask_does(client: Client) -> None:
+    def nested() -> tuple[bool, np.ndarray]:
+        with get_client().as_current():
+            C = distmm.matmul(A, B)
+            return isinstance(C, ProductArray), C.compute()
+
+    direct, C = client.submit(nested, pure=False).result()
+    assert direct
+    np.testing.assert_array_equal(C, A @ B)
+
+
+def test_an_error_of_a_task_is_raised_and_leaves_nothing(client: Client) -> None:
+    def fails(block: np.ndarray) -> np.ndarray:
+        raise ZeroDivisionError("a block")
+
+    C = distmm.matmul(da.from_array(A, N).map_blocks(fails, meta=np.empty((0, 0))), B)
+    with pytest.raises(ZeroDivisionError, match="a block"):
+        C.compute()
+    np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)

@@ -1,0 +1,46 @@
+"""The client of a job takes what several tasks say at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import distmm
+from distmm.checking.tolerance import Tolerance
+from distmm.job.block_writer import Writer
+from distmm.job.computation import Computation
+from distmm.job.spec import Spec
+from distmm.transfer.counted_writes import CountedRun
+from tests.until import until
+
+
+def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_count(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unused: Any = None
+    plan = distmm.plan(np.ones((4, 4)), np.ones((4, 4)), blocks=(1, 4, 1))
+    writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f8")], 4), 0, 1, 0, {})
+    spec = Spec.of(*2 * [np.ones((4, 4))], None)
+    computation = Computation(client, spec, plan, writer, unused, unused)
+
+    def record(i: int) -> dict[str, Any]:
+        if i == 2:
+            raise OSError("the disk is gone")
+        return {"i": i, "j": 0, "inputs": {"A": str(i), "B": "0"}, "residual": i / 8, "written": True}
+
+    futures = client.map(record, range(4), pure=False)
+    until(lambda: all(future.done() for future in futures))
+    told: list[Any] = []
+    fetched: list[int] = []
+    gather = client.gather
+    monkeypatch.setattr(computation, "_event", lambda event, **facts: told.append((event, facts)))
+    monkeypatch.setattr(computation.waves, "others", lambda: futures[1:])
+    monkeypatch.setattr(client, "gather", lambda some: fetched.append(len(some)) or gather(some))
+    with pytest.raises(OSError, match="the disk is gone"):
+        computation._take(futures[0])
+    assert fetched == [2]
+    assert (computation.written, computation.residual) == (2, 1 / 8)
+    assert told == [("certified", {"blocks": [(0, 0), (1, 0)]})]

@@ -1,0 +1,136 @@
+"""How much a reduced product on disk may keep, what memory is planned for it, and what is refused before any work."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client
+
+from distmm import job
+from distmm.api.plan_request import PlanRequest, Wishes
+from distmm.errors import DoesNotFitError, InputError
+from distmm.job import planning, reduction
+from distmm.job.entries import Entries
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
+from tests.distmm.job.reduced import marked, operands, threshold
+
+
+@pytest.fixture
+def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns C."""
+    monkeypatch.chdir(tmp_path)
+    return operands(tmp_path)
+
+
+def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_higher_limit(
+    client: Client, c: np.ndarray
+) -> None:
+    message = (
+        r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: raise the "
+        r"threshold, or go on with a higher limit; \d of 5 block rows of C are finished and kept in "
+    )
+    with pytest.raises(DoesNotFitError, match=message):
+        threshold(client, t=0, most=900)
+    kept = len(marked())
+    assert kept >= 1
+    with pytest.raises(DoesNotFitError, match="at most 900"):
+        job.resume("out.zarr", client=client)
+    summary = threshold(client, t=0, most=6300)
+    assert summary.kept >= kept
+    assert summary.entries == np.count_nonzero(c >= 0)
+
+
+def _rows_hold(nbytes: int) -> None:
+    """Let a row of small blocks keep so many bytes in any case."""
+    reduction.ALWAYS_OF_ROW = nbytes
+
+
+def test_a_block_row_that_a_worker_cannot_hold_ends_the_job_with_the_count(client: Client, c: np.ndarray) -> None:
+    before = reduction.ALWAYS_OF_ROW
+    client.run(_rows_hold, 0)
+    try:
+        with pytest.raises(DoesNotFitError, match=r"block row \d alone [\d,]+, more than a worker may hold"):
+            threshold(client, t=-100)
+    finally:
+        client.run(_rows_hold, before)
+    assert threshold(client, t=-100).entries == c.size
+
+
+@pytest.mark.parametrize(
+    ("kept", "device"),
+    [
+        (reduction.TopK(15), "cpu"), (reduction.TopK(15), "cuda"), (reduction.TopK(20_000), "cpu"),
+        (reduction.Threshold(0.9), "cpu"), (reduction.Threshold(0.9), "cuda"),
+    ],
+)  # fmt: skip
+def test_a_plan_leaves_room_for_what_is_kept_of_blocks_and_rows(
+    kept: reduction.Reduction, device: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where blocks fill the memory, so does what may be kept of them: smaller waves leave room for both."""
+    rooms: list[int] = []
+    problem = Problem(100_000, 768, 500_000, np.dtype("f4"))
+
+    def plan_for(asked: Any, client: Any) -> Plan:
+        rooms.append(asked.kept)
+        free = 16 * 10**9 - asked.kept // 2
+        memory, host = (free, None) if device == "cpu" else (10**11, free)
+        spec = ClusterSpec(2, memory, device, 1e12, 1e10, 1e9, host_memory=host)
+        return make_plan(problem, spec, result="out")
+
+    monkeypatch.setattr(planning, "plan_for", plan_for)
+    spec: Any = Mock(reduction=kept, dtype=problem.dtype)
+    asked = PlanRequest(problem, Mock(), Mock(), Wishes())
+    made = planning.plan(spec, asked, Mock())
+    made.validate()
+    assert planning.bytes_of_parts(kept, spec, made) <= rooms[-1]
+    assert rooms == sorted(rooms)
+
+
+def test_the_default_limit_of_a_threshold_follows_the_free_disk(
+    client: Client, c: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[float] = []
+    take = Entries.take
+
+    def noted(self: Entries, record: dict[str, Any]) -> None:
+        seen.append(self.most)
+        take(self, record)
+
+    monkeypatch.setattr(Entries, "take", noted)
+    monkeypatch.setattr("distmm.job.job.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10_000_000}))
+    threshold(client)
+    assert set(seen) == {4_000_000 // 20}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: job.topk("A.npy", "B.zarr", 91, "o.zarr"), "k is 91, and the product has rows of 90 elements"),
+        (lambda: job.topk("A.npy", "B.zarr", 0, "o.zarr"), "k is 0"),
+        (lambda: job.topk("A.npy", "A.npy", 1, "o.zarr"), r"A has shape \(70, 20\) and B \(70, 20\)"),
+        (lambda: job.topk("A.npy", "B.zarr", 1, "o.npy"), r"several arrays, in a Zarr group: name it .*o\.zarr"),
+        (lambda: job.topk("A.npy", "B.zarr", 1, "B.zarr/o"), "lies inside the Zarr array"),
+        (lambda: job.topk("A.npy", "B.zarr", 1, "o.zarr", metric="cos"), "metric 'cos' is not one of"),  # type: ignore[arg-type]
+        (lambda: job.topk("A.npy", "B.zarr", 1, "o.zarr", check="full"), "full check"),  # type: ignore[arg-type]
+        (lambda: job.topk(np.ones((3, 20), "i4"), np.ones((20, 3), "i4"), 1, "o.zarr", metric="inner"), "A is int32"),
+        (lambda: job.topk(np.ones((3, 20), "c8"), "B.zarr", 1, "o.zarr"), "complex64, and complex numbers have no"),
+        (lambda: job.threshold("A.npy", "B.zarr", float("nan"), "o.zarr"), "t is nan: give a real number"),
+        (lambda: job.threshold("A.npy", "B.zarr", 1j, "o.zarr"), "t is 1j: give a real number"),  # type: ignore[arg-type]
+        (lambda: job.threshold("A.npy", "B.zarr", 1, "o.zarr", most=-1), "most is -1"),
+        (lambda: job.topk(da.ones((3, 20)), "B.zarr", 1, "o.zarr"), "A is a Dask array.*store A"),
+    ],
+)
+def test_bad_input_is_refused_before_any_work(call: Callable[[], object], message: str, c: np.ndarray) -> None:
+    with pytest.raises(InputError, match=message):
+        call()
+    assert sorted(os.listdir(".")) == ["A.npy", "B.zarr"]

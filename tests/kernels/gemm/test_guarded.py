@@ -1,0 +1,147 @@
+"""What guarded kernels make, and keep, of operands, on the host: what runs on a GPU is replaced."""
+
+from __future__ import annotations
+
+import weakref
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import GRANULE, Guard
+from distmm_kernels.gemm import emulated, guarded
+from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel, SplitOperand
+from distmm_kernels.gemm.guarded import WORKSPACE, Way, by_parts
+from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+from distmm_kernels.gemm.residues import ResidueKernel
+from distmm_kernels.layout import vectors
+from distmm_kernels.layout.stack import distinct
+
+NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
+SIZES = st.integers(1, 6)
+
+
+@given(SIZES, SIZES, SIZES, st.sampled_from([((), ()), ((2,), (2,)), ((2,), ()), ((1, 3), (2, 1))]), st.booleans())
+def test_products_of_parts_are_the_product(m, k, n, batches, adds):
+    rng = np.random.default_rng(0)
+    left, right = (rng.integers(-9, 10, (*batch, 60 * rows, k)) for batch, rows in zip(batches, (m, n), strict=True))
+    d = np.full((*np.broadcast_shapes(*batches), 60 * m, 60 * n), -1)
+    c = rng.integers(-9, 10, d.shape) if adds else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(guarded, "WORKSPACE", 1 << 11)
+        for x, y, added, to in by_parts(left, right, c, d, 8):
+            assert (to == -1).all(), "each element once"
+            to[...] = x @ y.swapaxes(-1, -2) + (0 if added is None else added)
+    np.testing.assert_array_equal(d, left @ right.swapaxes(-1, -2) + (0 if c is None else c))
+
+
+@given(st.integers(1, 200_000), st.integers(1, 200_000), st.integers(256, GRANULE), st.sampled_from([4, 8, TF32_BYTES]))
+def test_copies_of_parts_take_no_more_than_plans_count(m, n, k, each):
+    def operand(rows):
+        return np.broadcast_to(np.int8(0), (rows, k))
+
+    parts = list(by_parts(operand(m), operand(n), None, np.broadcast_to(np.int8(0), (m, n)), each))
+    assert sum(to.size for *_, to in parts) == m * n
+    most = max(x.size + y.size for x, y, *_ in parts) * each
+    assert most <= 1.02 * WORKSPACE, "rows of copies are completed to whole lines of the cache"
+
+
+def drawn(shape):
+    return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+
+
+def test_halves_that_a_guard_asks_for_are_not_kept(monkeypatch):
+    alive, most, multiplied = weakref.WeakSet(), [], []
+
+    class Parts:
+        def piece(self, index):
+            return index
+
+    def split(stack):
+        parts = Parts()
+        alive.add(parts)
+        most.append(len(alive))
+        return parts, SimpleNamespace(raised=False)
+
+    monkeypatch.setattr(emulated, "splitter", lambda form, device: split)
+    kernel = Fp16x3Kernel(Problem(1, 1, 1, np.dtype("float32")), NOWHERE)
+    monkeypatch.setattr(kernel, "_tensor_cores", lambda left, *_: multiplied.append(left[1]))
+    found = SimpleNamespace(guards=(Guard.RANGE,) * 3)
+    a, b = (
+        SplitOperand(shape=shape, matrices=drawn((rows, 3 * GRANULE)), found=found, parts=Parts())
+        for rows, shape in ((3, (3, 3 * GRANULE)), (2, (3 * GRANULE, 2)))
+    )
+    for _ in range(2):
+        ways = tuple(kernel._way(a, b, index) for index in range(3))
+        assert ways == (Way.TF32X3,) * 3
+        kernel._chain(ways, a, b, None, np.zeros((3, 2), np.float32))
+    assert len(multiplied) == 6
+    assert max(most) == 2, "those of one granule at a time"
+    assert not alive
+
+
+BATCHES = pytest.mark.parametrize("operand", ["A", "B"])
+
+
+def repeated(operand, dtype="float32"):
+    """Matrices that a broadcast repeats 1000 times along one axis of the batch, and the other two of them."""
+    block = np.broadcast_to(drawn((2, 1, 6, 5)).astype(dtype), (2, 1000, 6, 5))
+    return block if operand == "A" else block.swapaxes(-1, -2)
+
+
+@BATCHES
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [(Fp16x3Kernel, "float32"), (ResidueKernel, "float64"), (HopperTf32Kernel, "float32")]
+)
+def test_matrices_that_a_broadcast_repeats_are_split_once(monkeypatch, kernel, dtype, operand):
+    given = []
+
+    def split(stack):
+        given.append(stack)
+        return SimpleNamespace(rounded=lambda shape: np.zeros(shape, np.float32), nbytes=0), None
+
+    made = kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
+    monkeypatch.setattr(made, "_split", split)
+    monkeypatch.setattr("distmm_kernels.gemm.hopper.Stack.of", lambda array: SimpleNamespace(loadable=lambda: False))
+    block = repeated(operand, dtype)
+    prepared = made._format(block, operand)
+    assert prepared.shape == block.shape
+    (stack,) = given
+    assert stack.shape[:-1] == (2, 6)
+
+
+@BATCHES
+@pytest.mark.parametrize(("kernel", "dtype"), [(HopperKernel, "float16"), (HopperBf16Kernel, "float32")])
+def test_matrices_that_a_broadcast_repeats_are_copied_once(monkeypatch, kernel, dtype, operand):
+    copied = []
+    monkeypatch.setattr("distmm_kernels.gemm.hopper.in_vectors", lambda array, device: copied.append(array) or array)
+    stack = SimpleNamespace(loadable=lambda: False, contiguous=lambda axis: True)
+    monkeypatch.setattr("distmm_kernels.gemm.hopper.Stack.of", lambda array: stack)
+    block = repeated(operand, dtype)
+    prepared = kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)._format(block, operand)
+    assert prepared.shape == block.shape
+    assert copied[0].shape[:2] == (2, 1)
+
+
+def test_rows_of_repeated_matrices_are_aligned_once_and_repeated_again(monkeypatch):
+    sources = []
+    monkeypatch.setattr("distmm_kernels.layout.stack.address", lambda array: array.ctypes.data)
+    monkeypatch.setattr(vectors, "_realign", lambda recipe, source, *_: sources.append(source))
+    block = np.broadcast_to(np.zeros((2, 1, 6, 5), np.float32), (2, 1000, 6, 5))
+    made = vectors.in_vectors(block, NOWHERE)
+    assert [source.shape for source in sources] == [(1, 6, 5)] * 2
+    assert (made.shape, made.strides[1]) == (block.shape, 0)
+
+
+@given(st.lists(st.tuples(st.integers(1, 4), st.booleans()), max_size=3))
+def test_what_is_made_of_distinct_matrices_broadcasts_to_all_of_them(axes):
+    shape = tuple(size for size, _ in axes)
+    held = drawn((*(1 if repeats else size for size, repeats in axes), 3, 2))
+    array = np.broadcast_to(held, (*shape, 3, 2))
+    kept = distinct(array)
+    assert kept.shape == held.shape
+    np.testing.assert_array_equal(np.broadcast_to(kept, array.shape), array)
