@@ -65,17 +65,17 @@ HEATS = (
     Heat("float32", "highest", ("fp16x3", "tf32x3"), "float32"),
     Heat("float32", "ieee", ("register_tiled",), "float32"),
     Heat("float64", "ieee", ("dmma",), "float64"),
-    Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
+    Heat("float32", "high", ("hopper_tf32", "mma_sync_tf32"), "float32", tf32=True),
     Heat("float64", "highest", ("residues",), "float64"),
     Heat("complex64", "ieee", ("register_tiled",), "complex64"),
     Heat("complex64", "highest", ("complex_fp16x3",), "complex64"),
     Heat("complex128", "ieee", ("register_tiled",), "complex128"),
     Heat("complex128", "highest", ("complex_residues",), "complex128"),
-    Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
-    Heat("bfloat16", "highest", ("hopper",), "float32"),
-    Heat("float16", "highest", ("hopper",), "float16"),
-    Heat("float16", "highest", ("hopper",), "float32"),
-    Heat("int8", "ieee", ("hopper",), "int32"),
+    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "bfloat16"),
+    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "float32"),
+    Heat("float16", "highest", ("hopper", "mma_sync"), "float16"),
+    Heat("float16", "highest", ("hopper", "mma_sync"), "float32"),
+    Heat("int8", "ieee", ("hopper", "mma_sync"), "int32"),
 )
 
 PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn

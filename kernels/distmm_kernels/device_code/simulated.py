@@ -189,7 +189,7 @@ def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callabl
     def read(operand, step, edge, lane):
         """Return where the numbers lie that a lane's elements of C are made of: rows of A, or columns of B."""
         group, quarter = lane_place(lane)
-        lines = {}
+        lines: dict[int, dict[tuple[int, int], list[int]]] = {}
         for (a, b, c), two, half, q in itertools.product(products, (0, 1), (0, 1), range(4)):
             line = c[2 * two] // shape[1] if operand == 0 else c[two] % shape[1]
             source = (4 * group + q, a[2 * half + two]) if operand == 0 else (4 * (2 * quarter + two) + q, b[half])

@@ -6,7 +6,6 @@ Operands of 16 bits may lie with either axis contiguous. Those of 8 and of 32 bi
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -22,7 +21,7 @@ from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
-from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, FragmentTiling, Multiplicand, tilings
+from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
 from distmm_kernels.tiles.tiling import Tiling, tiling_for
 
 __all__ = ["MmaSyncBf16Kernel", "MmaSyncKernel", "MmaSyncTf32Kernel", "Rounded"]
@@ -64,7 +63,7 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
     maker: ClassVar[str] = "distmm_kernels.device_code.fragments:source"
     takes_narrow = True
     granule = GRANULE
-    kinds: ClassVar[dict[str, Multiplicand]] = {"float16": "float16", "bfloat16": "bfloat16", "int8": "int8"}
+    kinds: ClassVar[dict[str, Multiplicand]] = MULTIPLICANDS
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -96,12 +95,11 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
 
     def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
         *batch, m, n = d.shape
-        chosen = self._chosen(m, n, math.prod(batch))
-        return dataclasses.replace(chosen, along_k=(has_vectors(a, -1), has_vectors(b, -2)))
+        which = self._tilings((has_vectors(a, -1), has_vectors(b, -2)))
+        return tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
 
-    def _chosen(self, m: int, n: int, batch: int) -> FragmentTiling:
-        which = tilings(self.kind, self.device.compute_capability)
-        return tiling_for(which, m, n, batch, self.device.multiprocessors)
+    def _tilings(self, along_k: tuple[bool, bool]) -> tuple[FragmentTiling, FragmentTiling]:
+        return tilings(self.kind, self.device.compute_capability, along_k)
 
 
 class _RoundedKernel(MmaSyncKernel):

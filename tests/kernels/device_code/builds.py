@@ -17,8 +17,9 @@ def compiled(kernel, dtype, architecture, *options, signature=None):
     from cuda.bindings import nvjitlink
     from numba import cuda, from_dtype, types
 
-    stack = types.Array(from_dtype(dtype), 3, "A")
-    signature = signature or types.void(stack, stack, stack, stack)
+    if signature is None:
+        stack = types.Array(from_dtype(dtype), 3, "A")
+        signature = types.void(stack, stack, stack, stack)
     ptx, _ = cuda.compile(kernel, signature, device=False, cc=architecture, output="ptx", abi="numba")
     options = [f"-arch=sm_{architecture[0]}{architecture[1]}", "-verbose", "-Xptxas=-v", *options]
     handle = nvjitlink.create(len(options), options)
@@ -86,7 +87,7 @@ def fragments(operand, along_k, architecture, size, wide):
     from distmm_kernels.device_code.fragments import source
     from distmm_kernels.launch import compiler
 
-    tiling = dataclasses.replace(fragment_tilings(operand, architecture)[size], along_k=along_k)
+    tiling = fragment_tilings(operand, architecture, along_k)[size]
     return compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
 
 
@@ -94,10 +95,9 @@ def fragment_instructions(operand, instruction, reads):
     """The kernel fed by ldmatrix as PTX."""
     from distmm_kernels.device_code.fragments import source
 
-    tiling = fragment_tilings(operand, (9, 0))[0]
-    tiling = dataclasses.replace(tiling, along_k=tuple(not turned for turned in reads))
+    tiling = fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[0]
     made = source(operand, tiling, tiling.widest)
-    return compiled(made.function, operand, (9, 0), "-maxrregcount=255", signature=made.signature)
+    return compiled(made.function, None, (9, 0), "-maxrregcount=255", signature=made.signature)
 
 
 def copies(copy, architecture):

@@ -11,8 +11,7 @@ import pytest
 from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.reference.matrices import STRIDES, on_gpu
-from distmm_kernels.tiles.fragment_tiles import tilings
-from distmm_kernels.tiles.mma_tiles import ROOMY
+from distmm_kernels.tiles.fragment_tiles import SHARED, tilings
 from tests.kernels.gemm.test_hopper_on_gpu import integers, normal, poisoned
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ampere")]
@@ -68,15 +67,14 @@ def test_integers_are_exact_for_every_shape(kernel_for, monkeypatch, case, shape
         assert (outside == outside[..., :1]).all()
 
 
-@pytest.mark.parametrize("gpu_model", [(8, 0), (8, 6)])
+@pytest.mark.parametrize("gpu_model", [(8, 0), (8, 6), (9, 0)])
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("case", CASES)
 def test_every_tiling_is_exact_in_both_orders(kernel_for, ampere, monkeypatch, case, gpu_model, size):
-    if gpu_model in ROOMY and ampere.compute_capability not in ROOMY:
+    if SHARED.get(gpu_model, 99) > SHARED.get(ampere.compute_capability, 99):
         pytest.skip(f"{ampere} has too little shared memory")
     kernel = kernel_for(case)
-    tiling = tilings(kernel.kind, gpu_model)[size]
-    monkeypatch.setattr(type(kernel), "_chosen", lambda self, *sizes: tiling)
+    monkeypatch.setattr(type(kernel), "_tilings", lambda self, lie: 2 * (tilings(self.kind, gpu_model, lie)[size],))
     for (m, k, n), orders in itertools.product([(261, 77, 390), (520, 300, 515)], itertools.product("CF", repeat=2)):
         a, b = integers((m, k), 1), integers((k, n), 2)
         placed = (on_gpu(x, order, kernel.dtype) for x, order in zip((a, b), orders, strict=True))
@@ -135,8 +133,9 @@ def test_bits_do_not_depend_on_how_operands_lie_nor_on_the_tiling(kernel_for, mo
     kernel = kernel_for(case)
     a, b = (on_gpu(normal(shape, i), dtype=kernel.dtype) for i, shape in enumerate(((300, 1000), (1000, 500))))
     first = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
-    for tiling in itertools.chain(tilings(kernel.kind, (8, 0)), tilings(kernel.kind, (8, 6))):
-        monkeypatch.setattr(type(kernel), "_chosen", lambda self, *sizes, tiling=tiling: tiling)
+    for gpu_model, size in itertools.product(((8, 0), (8, 6)), (0, 1)):
+        tiling = tilings(kernel.kind, gpu_model, (False, True))[size]
+        monkeypatch.setattr(type(kernel), "_tilings", lambda self, lie, tiling=tiling: (tiling, tiling))
         kernel._launches.clear()
         d = kernel.multiply(kernel.prepare_a(a.T.copy().T), kernel.prepare_b(b.T.copy().T), None)
         assert (d == first).all()

@@ -127,7 +127,8 @@ def test_a_warp_multiplies_its_rows_by_its_columns(tiling):
 @pytest.mark.parametrize("gpu", GPUS)
 @pytest.mark.parametrize("operand", ITEMSIZE)
 def test_tiles_fit_the_shared_memory_of_each_gpu(operand, gpu):
-    for tiling in tilings(operand, gpu):
+    layouts = LAYOUTS if ITEMSIZE[operand] == 2 else [(True, True)]
+    for tiling in itertools.chain(*(tilings(operand, gpu, along_k) for along_k in layouts)):
         assert tiling.blocks * (tiling.shared_bytes + 1024) <= (GPUS[gpu] + 1) * 1024
         assert tiling.threads * tiling.blocks <= 1024
 
