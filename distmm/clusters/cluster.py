@@ -42,6 +42,8 @@ RATES: dict[str, dict[str, float]] = {
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
     "hopper": {"f4": 6.8e14, "i4": 1.2e15},
+    "mma_sync_fp16x3": {"f4": 1.1e14},
+    "mma_sync_tf32x3": {"f4": 5.5e13},
     "mma_sync_tf32": {"f4": 2.2e14},
     "mma_sync_bf16": {"f4": 3.6e14},
     "mma_sync": {"f4": 4.2e14, "i4": 7.5e14},
@@ -62,6 +64,8 @@ PREPARED = {
     "tf32x3": 2.0,
     "hopper_tf32": 1.0,
     "hopper_bf16": 0.5,
+    "mma_sync_fp16x3": 1.001,
+    "mma_sync_tf32x3": 2.0,
     "mma_sync": 1.0,
     "mma_sync_tf32": 1.0,
     "mma_sync_bf16": 0.5,
@@ -72,7 +76,8 @@ PREPARED = {
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
 # of C, or what is made of parts of A and B where a guard is raised.
-WORKSPACE = dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
+OF_PARTS = "residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3", "mma_sync_fp16x3", "mma_sync_tf32x3"
+WORKSPACE = dict.fromkeys(OF_PARTS, 1 << 29)
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16

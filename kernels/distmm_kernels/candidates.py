@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
 from distmm_kernels.emulation.formats import GRANULE
-from distmm_kernels.tiles.fragment_tiles import MULTIPLICANDS, Multiplicand
+from distmm_kernels.tiles.fragment_tiles import MULTIPLICANDS, FragmentTiling, Multiplicand, tilings_of_halves
 from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, STRETCH
 from distmm_kernels.tiles.mma_tiles import tilings
@@ -81,6 +81,9 @@ AMPERE = ((8, 0), (99, 0))  # and later: asynchronous copies to shared memory
 # A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
 # the rate of a few float64 units, which multiply-adds reach as well.
 FAST_FLOAT64 = frozenset({(8, 0), (9, 0), (10, 0)})
+# The same have float16 tensor cores 15 times as fast as float32 units, and more; other GPUs 2 to 4 times, so that three
+# products and a split gain nothing.
+FAST_TENSOR_CORES = FAST_FLOAT64
 
 
 def _register_loads(problem: Problem) -> int:
@@ -92,10 +95,12 @@ def _tile_loads(tiling: Tiling, problem: Problem) -> int:
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
 
 
-def _fragment_loads(kind: Multiplicand | None = None) -> Callable[[Problem], int]:
+def _fragment_loads(
+    kind: Multiplicand | None = None, made: Callable[..., tuple[FragmentTiling, ...]] = fragment_tilings
+) -> Callable[[Problem], int]:
     def loads(problem: Problem) -> int:
-        which = kind or MULTIPLICANDS[problem.dtype.name]
-        return _tile_loads(fragment_tilings(which, (9, 0), (True, True))[0], problem)
+        tiling = made(kind or MULTIPLICANDS[problem.dtype.name], (9, 0), (True, True))[0]
+        return tiling.parts * _tile_loads(tiling, problem)
 
     return loads
 
@@ -163,6 +168,32 @@ CANDIDATES = (
         tile=(128, 128),
         capabilities=HOPPER,
         sizes_below=COORDINATES,
+    ),
+    Candidate(
+        "mma_sync_fp16x3",
+        "cuda",
+        "emulated_mma_sync:MmaSyncFp16x3Kernel",
+        "three products of scaled float16 halves, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "highest",
+        granule=GRANULE,
+        tile=(64, 64),
+        loads=_fragment_loads("float16", tilings_of_halves),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
+    ),
+    Candidate(
+        "mma_sync_tf32x3",
+        "cuda",
+        "emulated_mma_sync:MmaSyncTf32x3Kernel",
+        "three products of TF32 halves, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "highest",
+        granule=GRANULE,
+        tile=(64, 64),
+        loads=_fragment_loads("tfloat32", tilings_of_halves),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
     ),
     Candidate(
         "mma_sync_bf16",

@@ -25,6 +25,8 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
             "float16": (7.1, 59, 469, 725, 729),
             "int8": (3.3, 25, 154, 983, 1460),
         },
+        "mma_sync_fp16x3": {"float32": (1.4, 13, 70, 105, 115)},
+        "mma_sync_tf32x3": {"float32": (1.4, 13, 45, 55, 60)},
         "mma_sync_bf16": {"float32": (4.5, 35, 200, 340, 400)},
         "mma_sync_tf32": {"float32": (4.9, 37, 180, 215, 235)},
         "mma_sync": {

@@ -41,19 +41,19 @@ def test_cpu_serves_every_type_and_precision(dtype, precision):
 
 
 @pytest.mark.parametrize(
-    ("precision", "name", "elsewhere"),
+    ("precision", "name", "elsewhere", "on_small_gpus"),
     [
-        ("ieee", "register_tiled", "register_tiled"),
-        ("highest", "fp16x3", "register_tiled"),
-        ("high", "hopper_tf32", "mma_sync_tf32"),
-        ("medium", "hopper_bf16", "mma_sync_bf16"),
+        ("ieee", "register_tiled", "register_tiled", "register_tiled"),
+        ("highest", "fp16x3", "mma_sync_fp16x3", "register_tiled"),
+        ("high", "hopper_tf32", "mma_sync_tf32", "mma_sync_tf32"),
+        ("medium", "hopper_bf16", "mma_sync_bf16", "mma_sync_bf16"),
     ],
 )
-def test_precision_chooses_among_the_kernels_for_float32(precision, name, elsewhere):
+def test_precision_chooses_among_the_kernels_for_float32(precision, name, elsewhere, on_small_gpus):
     for reproducible in (False, True):
         assert chosen(problem(k=8192, n=8192), H200, precision, reproducible=reproducible) == name
-        for where in (A100, B200, *GEFORCE):
-            assert chosen(problem(k=8192, n=8192), where, precision, reproducible=reproducible) == elsewhere
+        for where, expected in ((A100, elsewhere), (B200, elsewhere), *((each, on_small_gpus) for each in GEFORCE)):
+            assert chosen(problem(k=8192, n=8192), where, precision, reproducible=reproducible) == expected
     assert chosen(problem(k=8192, n=8192), T4, precision) == "tiled"
 
 
@@ -141,7 +141,8 @@ def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_f
 
 
 @pytest.mark.parametrize(
-    ("dtype", "precision"), [*((dtype, "highest") for dtype in NARROW), ("float32", "high"), ("float32", "medium")]
+    ("dtype", "precision"),
+    [*((dtype, "highest") for dtype in NARROW), *(("float32", each) for each in ("highest", "high", "medium"))],
 )
 def test_on_a_hopper_gpu_its_own_kernels_come_first(dtype, precision):
     for size in (64, 512, 1024, 2048, 4096, 16384):

@@ -13,7 +13,7 @@ import numpy as np
 
 from distmm_kernels.device_code import simulated
 from distmm_kernels.device_code.elements import Registers, Shared
-from distmm_kernels.device_code.emit import ANY, F32, I32, SIMULATED, assembly, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, SIMULATED, assembly, constant, intrinsic, types
 from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplicand
@@ -31,13 +31,18 @@ _KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {
 
 
 def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Callable[..., None]]:
-    """Return what makes, for a tiling, what `unrolled.multiply` makes; a step is one instruction's, 32 bytes of k."""
+    """Return what makes, for a tiling, what `unrolled.multiply` makes; a step is one instruction's, 32 bytes of k.
+
+    Tensor cores truncate their sums. Of halves, the sum of a step's three products leaves them at once, and is added
+    rounded to nearest.
+    """
     depth, name, sums, _ = _KINDS[operand]
     issue = _instruction(depth, name, sums)
 
     def make(tiling: FragmentTiling, first: int, last: int) -> Callable[..., None]:
         steps, (of_a, of_b) = tiling.depth // tiling.step, (edge // EDGE for edge in tiling.part)
-        a_words, first_b = 4 * of_a, 8 * of_a  # A has registers for two steps, B for one
+        parts, high, low = range(tiling.parts), 0, 1
+        first_b = 8 * of_a * tiling.parts  # A has registers for two steps, B for one
         fragments = [[tiling.fragments(which, step) for which in (0, 1)] for step in range(steps)]
         reads = [_read(not along_k) for along_k in tiling.along_k]
 
@@ -45,24 +50,38 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
             acc, operands = Registers(builder, totals), Registers(builder, held)
             tiles = (array_a, base_a), (array_b, base_b)
 
-            def load(which, number, step, register):
+            def load(which, number, step, first):
                 (array, base), fragment = tiles[which], fragments[step][which][number]
                 tile = Shared(builder, array, builder.xor(base, I32(fragment.flipped)))
-                words = reads[which](builder, [builder.ptrtoint(tile.pointer(fragment.offset), I32)])
-                operands.put(register, [(word,) for word in words])
+                for part in parts:
+                    place = tile.pointer(fragment.offset + part * tiling.part_elements(which))
+                    words = reads[which](builder, [builder.ptrtoint(place, I32)])
+                    operands.put(first + 4 * ((of_a, of_b)[which] * part + number), [(word,) for word in words])
+
+            def multiplied(product, now, of, c):
+                """Return C with the products of a part of A and one of B."""
+                a, b = now + 4 * of_a * of[0], first_b + 4 * of_b * of[1]
+                registers = [*(a + x for x in product.a), *(b + x for x in product.b)]
+                return issue(builder, [*(operands.get(x, 1)[0][0] for x in registers), *c])
 
             for k in range(first, last):
-                now, following, step = k % 2 * a_words, (k + 1) % 2 * a_words, (k + 1) % steps
+                now, following, step = k % 2 * first_b // 2, (k + 1) % 2 * first_b // 2, (k + 1) % steps
                 for i in range(of_a):
-                    load(0, i, step, following + 4 * i)
+                    load(0, i, step, following)
                 for j in range(of_b):
-                    for product in tiling.products(j) if k >= 0 else ():
-                        registers = [*(now + x for x in product.a), *(first_b + x for x in product.b)]
-                        values = [operands.get(x, 1)[0][0] for x in registers]
-                        values += [acc.get(x, 1)[0][0] for x in product.c]
-                        for register, value in zip(product.c, issue(builder, values), strict=True):
+                    products = tiling.products(j) if k >= 0 else ()
+                    old = [[acc.get(x, 1)[0][0] for x in product.c] for product in products]
+                    if tiling.halves:
+                        new = [[constant(F32, 0)] * 4] * len(products)
+                        for of in ((low, high), (high, low), (high, high)):  # the smallest first
+                            new = [multiplied(p, now, of, c) for p, c in zip(products, new, strict=True)]
+                        new = [list(map(builder.fadd, *each)) for each in zip(old, new, strict=True)]
+                    else:
+                        new = [multiplied(p, now, (high, high), c) for p, c in zip(products, old, strict=True)]
+                    for product, values in zip(products, new, strict=True):
+                        for register, value in zip(product.c, values, strict=True):
                             acc.put(register, [(value,)])
-                    load(1, j, step, first_b + 4 * j)  # in place of what was multiplied just now
+                    load(1, j, step, first_b)  # in place of what was multiplied just now
 
         return intrinsic(write, (ANY, ANY, ANY, types.int32, ANY, types.int32))
 

@@ -44,12 +44,15 @@ def register_tiled(
     multiply: Callable[..., Any] = operations.multiply,
     narrow: np.dtype[Any] | None = None,
 ) -> Callable[..., None]:
-    """Make the kernel ``(a, b, c, d)`` for a dtype.
+    """Make the kernel ``(a, b, c, d)`` for a dtype, or ``(a, a_low, b, b_low, c, d, of_rows, of_columns)`` for halves.
 
     A is given as ``(batch, k, m)``, B as ``(batch, k, n)``. Rows have unit stride, or columns where the tiling has the
     operand along k, and begin at multiples of 16 bytes. A stack ``c`` of no matrices stands for zero. Steps of k are
     added one by one in ascending order to the elements of C that a thread starts from, so the result does not depend on
     how k is cut into calls.
+
+    Halves are two matrices for each operand, which lie alike. ``of_rows`` and ``of_columns`` are what each element of
+    their product is multiplied by, one after the other; stacks of no matrices stand for one.
 
     Parameters
     ----------
@@ -71,12 +74,14 @@ def register_tiled(
     parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
     begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
     load_c, store_d = operations.load(tiling.outputs(1)), operations.store(tiling.outputs(width), width)
-    add_c = operations.add(tiling.outputs(width), width)
+    add_c, halves = operations.add(tiling.outputs(width), width), tiling.parts == 2
+    scale = operations.scale(tiling.outputs(1))
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
     if dynamic_bytes(tiling):  # then both arrays are the launch's dynamic shared memory, and B's tiles lie behind A's
         all_a, all_b, first_b = 0, 0, int32(all_a)
+    low_a, low_b = (int32(tiling.part_elements(i)) for i in (0, 1))
     outputs, operands = tiling.thread_rows * tiling.thread_columns, tiling.operands
     # unsigned: Numba rounds signed divisions as Python does, and converts int64 with uint64 to floats
     warp_size, warp_rows = uint32(32), uint32(tiling.warp_rows)
@@ -86,10 +91,10 @@ def register_tiled(
     )
     run_rows, run_columns = map(uint32, tiling.runs)
     begin_a, begin_b = (plain(tiling.first_read(operand)) for operand in (0, 1))
-    first, one, last = int32(0), int32(1), int32(stages - 1)
+    first, one, last, origin = int32(0), int32(1), int32(stages - 1), int64(0)
     zero = dtype.type(0)
 
-    def kernel(a, b, c, d):
+    def product(a, a_low, b, b_low, c, d, of_rows, of_columns):
         m, n, steps = d.shape[1], d.shape[2], a.shape[1]
         tile_a = cuda.shared.array(all_a, element, ALIGNMENT)
         tile_b = cuda.shared.array(all_b, element, ALIGNMENT)
@@ -124,12 +129,18 @@ def register_tiled(
         into_b += first_b
         from_a, from_b = beside_a(i0 + i_a, m), beside_b(j0 + j_b, n)
         next_a, next_b = start_a(a, batch, k_a, from_a), start_b(b, batch, k_b, from_b)
+        to_low_a = start_a(a_low, origin, origin, origin) - start_a(a, origin, origin, origin)
+        to_low_b = start_b(b_low, origin, origin, origin) - start_b(b, origin, origin, origin)
         stride_a, stride_b = a.strides[1] * depth, b.strides[1] * depth
 
         k = 0  # of the next tiles to come
         for stage in range(last):
-            copy_a(tile_a, stage * size_a + into_a, a, batch, k + k_a, from_a, next_a)
-            copy_b(tile_b, stage * size_b + into_b, b, batch, k + k_b, from_b, next_b)
+            into_stage_a, into_stage_b = stage * size_a + into_a, stage * size_b + into_b
+            copy_a(tile_a, into_stage_a, a, batch, k + k_a, from_a, next_a)
+            copy_b(tile_b, into_stage_b, b, batch, k + k_b, from_b, next_b)
+            if halves:
+                copy_a(tile_a, into_stage_a + low_a, a_low, batch, k + k_a, from_a, next_a + to_low_a)
+                copy_b(tile_b, into_stage_b + low_b, b_low, batch, k + k_b, from_b, next_b + to_low_b)
             close()
             k, next_a, next_b = k + depth, next_a + stride_a, next_b + stride_b
         if not c_last and c.shape[0] > 0:
@@ -144,8 +155,12 @@ def register_tiled(
         begin(acc, held, tile_a, read_a, tile_b, read_b)
         steps += k
         while k < steps:
-            copy_a(tile_a, free * size_a + into_a, a, batch, k + k_a, from_a, next_a)
-            copy_b(tile_b, free * size_b + into_b, b, batch, k + k_b, from_b, next_b)
+            into_stage_a, into_stage_b = free * size_a + into_a, free * size_b + into_b
+            copy_a(tile_a, into_stage_a, a, batch, k + k_a, from_a, next_a)
+            copy_b(tile_b, into_stage_b, b, batch, k + k_b, from_b, next_b)
+            if halves:
+                copy_a(tile_a, into_stage_a + low_a, a_low, batch, k + k_a, from_a, next_a + to_low_a)
+                copy_b(tile_b, into_stage_b + low_b, b_low, batch, k + k_b, from_b, next_b + to_low_b)
             close()
             k, next_a, next_b = k + depth, next_a + stride_a, next_b + stride_b
             multiply_most(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
@@ -154,9 +169,19 @@ def register_tiled(
             wait()
             cuda.syncthreads()  # the next tiles are complete, and no thread reads the old ones any more
             multiply_last(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
+        if halves and of_rows.shape[0] > 0:
+            scale(acc, of_rows, batch, i0 + i, j0 + j, inside)
+            scale(acc, of_columns, batch, i0 + i, j0 + j, inside)
         if c_last and c.shape[0] > 0:
             add_c(acc, c, batch, i0 + i, j0 + j, inside)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
+
+    if halves:
+        return product
+    product = plain(product)
+
+    def kernel(a, b, c, d):
+        product(a, a, b, b, c, d, d, d)
 
     return kernel
 
@@ -205,5 +230,7 @@ def source(dtype: str, tiling: Tiling, width: int) -> Source:
 def source_of(kernel: Callable[..., None], dtype: str, tiling: Tiling, narrow: str | None = None) -> Source:
     """Return the source of a kernel that `register_tiled` made."""
     operand, result = (types.Array(from_dtype(np.dtype(name)), 3, "A") for name in (narrow or dtype, dtype))
-    signature = types.void(operand, operand, result, result)
+    more = tiling.parts - 1
+    operands, scales = [operand] * 2 * tiling.parts, [result] * 2 * more
+    signature = types.void(*operands, result, result, *scales)
     return Source(kernel, signature, tiling.threads, tiling.blocks, dynamic_bytes(tiling))

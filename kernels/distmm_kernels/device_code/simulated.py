@@ -27,6 +27,7 @@ __all__ = [
     "multiply",
     "multiply_by_warp",
     "multiply_fragments",
+    "scale",
     "store",
     "wait_for_stages",
 ]
@@ -54,6 +55,18 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
             for e in range(width):
                 if row + i < matrix.shape[0] and column + j + e < matrix.shape[1]:
                     registers[p * width + e] += matrix[row + i, column + j + e]
+
+    return run
+
+
+def scale(offsets: Offsets) -> Callable[..., None]:
+    """Make what `unrolled.scale` makes."""
+
+    def run(registers, matrices, batch, row, column, inside):
+        matrix = matrices[batch]
+        for p, (i, j) in enumerate(offsets):
+            if row + i < matrix.shape[0] and column + j < matrix.shape[1]:
+                registers[p] *= matrix[row + i, column + j]
 
     return run
 
@@ -198,11 +211,16 @@ def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callabl
 
     def run(acc, operands, tile_a, base_a, tile_b, base_b):
         for k in range(first, last):
-            parts = []
+            high, low = [], []
             for operand, (tile, base) in enumerate(((tile_a, int(base_a)), (tile_b, int(base_b)))):
                 place = base % tiling.stage_elements(operand)
-                parts.append(tile[base - place + read(operand, (k + 1) % steps, *whose[operand][place])].astype(int))
-            acc += (parts[0] @ parts[1].T).reshape(-1).astype(acc.dtype)
+                at = base - place + read(operand, (k + 1) % steps, *whose[operand][place])
+                high.append(tile[at].astype(int))
+                low.append(tile[at + tiling.part_elements(operand) * (tiling.parts - 1)].astype(int))
+            added = high[0] @ high[1].T
+            if tiling.halves:
+                added += low[0] @ high[1].T + high[0] @ low[1].T
+            acc += added.reshape(-1).astype(acc.dtype)
 
     return run
 

@@ -16,7 +16,18 @@ from distmm_kernels.device_code.elements import Matrix, Registers, Shared, copy_
 from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, is_integer, types
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
-__all__ = ["add", "address", "close_stage", "copy", "copy_along_k", "load", "multiply", "store", "wait_for_stages"]
+__all__ = [
+    "add",
+    "address",
+    "close_stage",
+    "copy",
+    "copy_along_k",
+    "load",
+    "multiply",
+    "scale",
+    "store",
+    "wait_for_stages",
+]
 
 i32, i64, boolean = types.int32, types.int64, types.boolean
 
@@ -55,6 +66,19 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
                 pairs = zip(registers.get(p * width, width), matrix.load(offset, width), strict=True)
                 registers.put(p * width, [(plus(old, more),) for (old,), (more,) in pairs])
+
+    return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
+
+
+def scale(offsets: Offsets) -> Callable[..., None]:
+    """Make ``(registers, matrices, batch, row, column, inside)``: multiply by elements of a matrix, where inside."""
+
+    def write(builder, array, stack, batch, row, column, inside):
+        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), None)
+        for p, offset in enumerate(offsets):
+            with builder.if_then(builder.or_(inside, matrix.contains(offset))):
+                ((value,),), ((factor,),) = registers.get(p, 1), matrix.load(offset, 1)
+                registers.put(p, [(builder.fmul(value, factor),)])
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 

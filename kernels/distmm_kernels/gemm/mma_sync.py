@@ -19,7 +19,7 @@ from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
 from distmm_kernels.tiles.tiling import Tiling, tiling_for
@@ -29,22 +29,21 @@ __all__ = ["MmaSyncBf16Kernel", "MmaSyncKernel", "MmaSyncTf32Kernel", "Rounded"]
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """A prepared operand of another type than the block's, or of fewer bits: ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    """A prepared operand of another type than the block's, or of fewer bits.
 
     Attributes
     ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
     kind
         What the tensor cores read it as.
+    array
+        Its matrices; of those that a broadcast repeats, one.
     """
 
+    shape: tuple[int, ...]
     kind: Multiplicand
     array: Array
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of the operand."""
-        shape: tuple[int, ...] = self.array.shape
-        return shape
 
     @property
     def nbytes(self) -> int:
@@ -125,11 +124,11 @@ class MmaSyncTf32Kernel(_RoundedKernel):
         self._split = splitter(TF32, device)
 
     def _format(self, block: Array, operand: str) -> Rounded:
-        block = block.astype(self.dtype, copy=False)
-        rows = block if operand == "A" else block.swapaxes(-1, -2)
+        own = distinct(block).astype(self.dtype, copy=False)
+        rows = own if operand == "A" else own.swapaxes(-1, -2)
         parts, _ = self._split(as_stack(rows))
         rounded = parts.rounded(rows.shape)
-        return Rounded(self.kind, rounded if operand == "A" else rounded.swapaxes(-1, -2))
+        return Rounded(block.shape, self.kind, rounded if operand == "A" else rounded.swapaxes(-1, -2))
 
 
 class MmaSyncBf16Kernel(_RoundedKernel):
@@ -139,5 +138,5 @@ class MmaSyncBf16Kernel(_RoundedKernel):
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "bfloat16"}
 
     def _format(self, block: Array, operand: str) -> Rounded:
-        narrow = block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
-        return Rounded(self.kind, self._left(narrow) if operand == "A" else self._right(narrow))
+        narrow = distinct(block).astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+        return Rounded(block.shape, self.kind, self._left(narrow) if operand == "A" else self._right(narrow))

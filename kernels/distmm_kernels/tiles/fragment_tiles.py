@@ -29,6 +29,7 @@ __all__ = [
     "Multiplicand",
     "Product",
     "tilings",
+    "tilings_of_halves",
 ]
 
 Multiplicand: TypeAlias = Literal["bfloat16", "float16", "int8", "tfloat32"]
@@ -64,6 +65,8 @@ class FragmentTiling(Tiling):
     ----------
     along_k
         Whether A, and whether B, have k as their fast axis, in memory and in shared memory. Others are of 16 bits.
+    halves
+        Whether A and B are sums of two matrices each, high and low, of which three products are added.
 
     Raises
     ------
@@ -75,6 +78,7 @@ class FragmentTiling(Tiling):
     place: ClassVar[Any] = staticmethod(lane_place)
 
     along_k: tuple[bool, bool] = (True, True)
+    halves: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -108,6 +112,11 @@ class FragmentTiling(Tiling):
         return self.runs[1]
 
     @property
+    def parts(self) -> int:
+        """See `Tiling.parts`."""
+        return 2 if self.halves else 1
+
+    @property
     def part(self) -> tuple[int, int]:
         """Rows and columns of a warp's part of the tile."""
         return self.warp[0] * self.thread_rows, self.warp[1] * self.thread_columns
@@ -115,7 +124,7 @@ class FragmentTiling(Tiling):
     @property
     def operands(self) -> int:
         """Registers of A for two steps and of B for one: B's are loaded again as soon as they are multiplied."""
-        return 4 * (2 * self.part[0] + self.part[1]) // EDGE
+        return 4 * self.parts * (2 * self.part[0] + self.part[1]) // EDGE
 
     def vector_place(self, operand: int) -> Callable[[Any, Any], Any]:
         """See `Tiling.vector_place`."""
@@ -206,3 +215,16 @@ def tilings(
         sizes = (128, 256, 8, 3, 1) if along_k == (True, False) else (256, 128, 8, 3, 1)
     rows, columns, units, stages, blocks = sizes
     return FragmentTiling(rows, columns, units * vector, stages, 8, 16, vector, blocks, along_k), small
+
+
+def tilings_of_halves(
+    operand: Multiplicand, compute_capability: tuple[int, int] | None, along_k: tuple[bool, bool]
+) -> tuple[FragmentTiling, FragmentTiling]:
+    """Return what `tilings` returns, for operands that are sums of two matrices each.
+
+    A thread holds two sums for each element of C, so a warp has half as many elements.
+    """
+    vector, shared = VECTOR_BYTES // ITEMSIZE[operand], SHARED.get(compute_capability or (0, 0), 99)
+    columns, blocks = (64, 1) if shared == 99 else (128, 2)
+    large = FragmentTiling(128, columns, 4 * vector, 4, 8, 8, vector, 1, along_k, halves=True)
+    return large, FragmentTiling(64, 64, 4 * vector, 4, 4, 8, vector, blocks, along_k, halves=True)

@@ -113,6 +113,11 @@ class Tiling:
         return self.vector
 
     @property
+    def parts(self) -> int:
+        """Matrices that A is the sum of, and B: tiles of all of them lie in a stage, one behind the other."""
+        return 1
+
+    @property
     def operands(self) -> int:
         """Registers for operands of a thread: those of one step, and of the next."""
         return 2 * (self.thread_rows + self.thread_columns)
@@ -178,6 +183,10 @@ class Tiling:
 
     def stage_elements(self, operand: int) -> int:
         """Elements of one stage of A (0) or B (1) in shared memory."""
+        return self.parts * self.part_elements(operand)
+
+    def part_elements(self, operand: int) -> int:
+        """Elements of a tile of one part."""
         return self.tile(operand)[0] * self.pitch(operand)
 
     def vector_place(self, operand: int) -> Callable[[Any, Any], Any]:

@@ -8,6 +8,7 @@ import importlib
 import numpy as np
 
 from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS
 
@@ -89,6 +90,13 @@ def fragments(operand, along_k, architecture, size, wide):
 
     tiling = fragment_tilings(operand, architecture, along_k)[size]
     return compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
+
+
+def fragments_of_halves(operand, along_k, architecture, size):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    return compiler.build(source(operand, tilings_of_halves(operand, architecture, along_k)[size], 2), architecture)
 
 
 def fragment_instructions(operand, instruction, reads):

@@ -10,6 +10,7 @@ import pytest
 
 from distmm_kernels.config import SUPPORTED
 from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS
 from tests.kernels.device_code import builds
@@ -109,6 +110,23 @@ def test_fragments_stay_in_registers(made, operand, along_k, architecture, size,
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
     assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
     assert made.shared_bytes in (0, tiling.shared_bytes)
+
+
+@pytest.mark.parametrize(
+    ("operand", "along_k", "architecture", "size"),
+    [
+        *(("float16", (True, False), gpu, 0) for gpu in ((8, 0), (8, 6), (10, 0))),
+        ("float16", (True, True), (9, 0), 0),
+        ("float16", (False, False), (9, 0), 1),
+        ("tfloat32", (True, True), (8, 0), 0),
+    ],
+)
+@pytest.mark.apart(function=builds.fragments_of_halves)
+def test_fragments_of_halves_stay_in_registers(made, operand, along_k, architecture, size):
+    tiling = tilings_of_halves(operand, architecture, along_k)[size]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from distmm_kernels.tiles.fragment_tiles import EDGE, ITEMSIZE, FragmentTiling, tilings
+from distmm_kernels.tiles.fragment_tiles import EDGE, ITEMSIZE, FragmentTiling, tilings, tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import lane_place
 
 GPUS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KB of shared memory a block
@@ -128,7 +128,8 @@ def test_a_warp_multiplies_its_rows_by_its_columns(tiling):
 @pytest.mark.parametrize("operand", ITEMSIZE)
 def test_tiles_fit_the_shared_memory_of_each_gpu(operand, gpu):
     layouts = LAYOUTS if ITEMSIZE[operand] == 2 else [(True, True)]
-    for tiling in itertools.chain(*(tilings(operand, gpu, along_k) for along_k in layouts)):
+    makers = (tilings,) if operand == "int8" else (tilings, tilings_of_halves)
+    for tiling in itertools.chain(*(make(operand, gpu, along_k) for along_k in layouts for make in makers)):
         assert tiling.blocks * (tiling.shared_bytes + 1024) <= (GPUS[gpu] + 1) * 1024
         assert tiling.threads * tiling.blocks <= 1024
 

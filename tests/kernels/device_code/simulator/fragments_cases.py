@@ -60,3 +60,25 @@ def test_products_are_right_however_operands_lie(operand, along_k, shape, starts
     np.testing.assert_array_equal(whole[0, 1:-1, 1:-1], want)
     whole[:, 1:-1, 1:-1] = 77
     assert (whole == 77).all(), "wrote outside C"
+
+
+@pytest.mark.parametrize(("operand", "along_k"), [*(("float16", way) for way in LAYOUTS), ("tfloat32", LAYOUTS[0])])
+def test_of_halves_all_products_but_that_of_the_low_ones_are_added_and_scaled_before_c(operand, along_k):
+    m, k, n = 33, 70, 38
+    tiling = dataclasses.replace(SMALL[operand], along_k=along_k, halves=True)
+    rng, narrow = np.random.default_rng(0), f"u{ITEMSIZE[operand]}"
+    (high_a, low_a), (high_b, low_b) = (rng.integers(0, 99, (2, *shape)).astype(narrow) for shape in ((m, k), (k, n)))
+    c = rng.integers(0, 99, (1, m, n)).astype("float32")
+    rows, columns = (2.0 ** rng.integers(0, 2, shape) for shape in ((1, m, 1), (1, 1, n)))
+    factors = [np.broadcast_to(x.astype("float32"), c.shape) for x in (rows, columns)]
+    if operand == "tfloat32":
+        factors, rows, columns = [np.zeros((0, 0, 0), "float32")] * 2, 1, 1
+    d = np.full(c.shape, 77, "float32")
+    left = (amid_poison(x, along_k[0]).swapaxes(1, 2) for x in (high_a, low_a))
+    right = (amid_poison(x, not along_k[1]) for x in (high_b, low_b))
+    made = source(operand, tiling, 2)
+    grid = -(-m // tiling.rows) * -(-n // tiling.columns), 1
+    cuda.jit(made.function)[grid, made.threads](*map(FakeCUDAArray, (*left, *right, c, d, *factors)))
+    high_a, low_a, high_b, low_b = (x.astype(int) for x in (high_a, low_a, high_b, low_b))
+    product = high_a @ high_b + low_a @ high_b + high_a @ low_b
+    np.testing.assert_array_equal(d, c + product * rows * columns)
