@@ -103,7 +103,7 @@ def fragment_instructions(operand, instruction, reads):
     """The kernel fed by ldmatrix as PTX."""
     from distmm_kernels.device_code.fragments import source
 
-    tiling = fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[0]
+    tiling = fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[1]
     made = source(operand, tiling, tiling.widest)
     return compiled(made.function, None, (9, 0), "-maxrregcount=255", signature=made.signature)
 
