@@ -42,15 +42,21 @@ RATES: dict[str, dict[str, float]] = {
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
     "hopper": {"f4": 6.8e14, "i4": 1.2e15},
+    "mma_sync_fp16x3": {"f4": 1.2e14},
+    "mma_sync_tf32x3": {"f4": 5e13},
+    "mma_sync_tf32": {"f4": 2e14},
+    "mma_sync_bf16": {"f4": 3.5e14},
+    "mma_sync": {"f4": 4.2e14, "i4": 7.5e14},
     "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }
 
 # Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, dmma operands whose rows
-# begin at no multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
-# they are made 8 for 128 elements; a granule has 512 elements or more. complex_residues: 48 for each of 16, 12 for each
-# granule, 8 for 64. complex_fp16x3 holds B as a real matrix, twice as large as B, and its halves; A takes less.
+# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, mma_sync an int8 B in C
+# order; dmma and mma_sync copy operands whose rows begin at no multiples of 16 bytes. residues: 16 bytes for each of 8,
+# 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has 512 elements or more.
+# complex_residues: 48 for each of 16, 12 for each granule, 8 for 64. complex_fp16x3 holds B as a real matrix, twice as
+# large as B, and its halves; A takes less.
 PREPARED = {
     "register_tiled": 1.0,
     "dmma": 1.0,
@@ -58,6 +64,11 @@ PREPARED = {
     "tf32x3": 2.0,
     "hopper_tf32": 1.0,
     "hopper_bf16": 0.5,
+    "mma_sync_fp16x3": 1.001,
+    "mma_sync_tf32x3": 2.0,
+    "mma_sync": 1.0,
+    "mma_sync_tf32": 1.0,
+    "mma_sync_bf16": 0.5,
     "residues": 2.011,
     "complex_fp16x3": 4.001,
     "complex_residues": 3.011,
@@ -67,6 +78,7 @@ PREPARED = {
 # of C, what is made of parts of A and B where a guard is raised, or the sums of slices of a deep k.
 WORKSPACE = {
     **dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29),
+    **dict.fromkeys(("mma_sync_fp16x3", "mma_sync_tf32x3"), 1 << 29),
     **dict.fromkeys(("hopper", "hopper_tf32", "hopper_bf16"), 1 << 26),
 }
 

@@ -69,6 +69,14 @@ ON_TENSOR_CORES = {
     "fp16x3", "tf32x3", "residues", "complex_fp16x3", "complex_residues", "hopper", "hopper_tf32", "hopper_bf16",
 }  # fmt: skip
 
+# The same on any GPU since Ampere: TF32, 16 bits and int8 have peaks of one ratio on all of these models.
+BY_MMA_SYNC = {"mma_sync", "mma_sync_tf32", "mma_sync_bf16", "mma_sync_fp16x3", "mma_sync_tf32x3"}
+
+# What mma.sync reaches of the peak of a Hopper GPU, which only wgmma reaches (Luo et al., arXiv 2402.13499; our kernel
+# 0.46 on an H200); Ampere and Ada have nothing faster. Later ones have too (tcgen05), and nobody measured what mma.sync
+# reaches: as on Hopper GPUs, for a multiprocessor and clock.
+MMA_SYNC_ON_HOPPER = 0.63
+
 
 def model_named(name: str) -> GpuModel:
     """Return the GPU model of a name, in capitals or not.
@@ -98,9 +106,18 @@ def share_of_measured(model: GpuModel, kernel: str, accumulator: str) -> float:
         have half of its rate on either.
     """
     unit: Unit = "fp64" if accumulator in ("f8", "c16") else "fp32"
+    if kernel in BY_MMA_SYNC:
+        return _by_mma_sync(model) / _by_mma_sync(MEASURED)
     if kernel in ON_TENSOR_CORES:
         unit = "fp16_tensor"
     elif kernel == "dmma" or (kernel == "cublas" and unit == "fp64"):
         unit = "fp64_tensor"
     share: float = getattr(model, unit) / getattr(MEASURED, unit)
     return share
+
+
+def _by_mma_sync(model: GpuModel) -> float:
+    """Return the peak of 16 bits by mma.sync, in TFLOP/s; float32 units tell the number of multiprocessors."""
+    if model.capability < (9, 0):
+        return model.fp16_tensor
+    return MMA_SYNC_ON_HOPPER * MEASURED.fp16_tensor * model.fp32 / MEASURED.fp32

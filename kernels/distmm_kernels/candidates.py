@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, TILE, Problem
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.tiles.fragment_tiles import MULTIPLICANDS, FragmentTiling, Multiplicand, tilings_of_halves
+from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, STRETCH
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS, Tiling
@@ -74,9 +77,13 @@ FLOAT64 = frozenset({"float64"})
 COMPLEX64 = frozenset({"complex64"})
 COMPLEX128 = frozenset({"complex128"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
+AMPERE = ((8, 0), (99, 0))  # and later: asynchronous copies to shared memory
 # A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
 # the rate of a few float64 units, which multiply-adds reach as well.
 FAST_FLOAT64 = frozenset({(8, 0), (9, 0), (10, 0)})
+# The same have float16 tensor cores 15 times as fast as float32 units, and more; other GPUs 2 to 4 times, so that three
+# products and a split gain nothing.
+FAST_TENSOR_CORES = FAST_FLOAT64
 
 
 def _register_loads(problem: Problem) -> int:
@@ -86,6 +93,16 @@ def _register_loads(problem: Problem) -> int:
 def _tile_loads(tiling: Tiling, problem: Problem) -> int:
     steps = -(-problem.k // tiling.depth) * tiling.depth
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
+
+
+def _fragment_loads(
+    kind: Multiplicand | None = None, made: Callable[..., tuple[FragmentTiling, ...]] = fragment_tilings
+) -> Callable[[Problem], int]:
+    def loads(problem: Problem) -> int:
+        tiling = made(kind or MULTIPLICANDS[problem.dtype.name], (9, 0), (True, True))[0]
+        return tiling.parts * _tile_loads(tiling, problem)
+
+    return loads
 
 
 CANDIDATES = (
@@ -153,6 +170,68 @@ CANDIDATES = (
         sizes_below=COORDINATES,
     ),
     Candidate(
+        "mma_sync_fp16x3",
+        "cuda",
+        "emulated_mma_sync:MmaSyncFp16x3Kernel",
+        "three products of scaled float16 halves, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "highest",
+        granule=GRANULE,
+        tile=(64, 64),
+        loads=_fragment_loads("float16", tilings_of_halves),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
+    ),
+    Candidate(
+        "mma_sync_tf32x3",
+        "cuda",
+        "emulated_mma_sync:MmaSyncTf32x3Kernel",
+        "three products of TF32 halves, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "highest",
+        granule=GRANULE,
+        tile=(64, 64),
+        loads=_fragment_loads("tfloat32", tilings_of_halves),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
+    ),
+    Candidate(
+        "mma_sync_bf16",
+        "cuda",
+        "mma_sync:MmaSyncBf16Kernel",
+        "operands rounded to bfloat16, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "medium",
+        granule=GRANULE,
+        tile=(64, 128),
+        loads=_fragment_loads("bfloat16"),
+        capabilities=AMPERE,
+    ),
+    Candidate(
+        "mma_sync_tf32",
+        "cuda",
+        "mma_sync:MmaSyncTf32Kernel",
+        "operands rounded to TF32, on tensor cores fed by ldmatrix",
+        FLOAT32,
+        "high",
+        granule=GRANULE,
+        tile=(64, 128),
+        loads=_fragment_loads("tfloat32"),
+        capabilities=AMPERE,
+    ),
+    Candidate(
+        "mma_sync",
+        "cuda",
+        "mma_sync:MmaSyncKernel",
+        "tensor cores fed by ldmatrix",
+        frozenset(dtype.name for dtype in NARROW),
+        "highest",
+        granule=GRANULE,
+        tile=(64, 128),
+        loads=_fragment_loads(),
+        capabilities=AMPERE,
+    ),
+    Candidate(
         "dmma",
         "cuda",
         "dmma:DmmaKernel",
@@ -162,7 +241,7 @@ CANDIDATES = (
         granule=1,
         tile=(64, 64),
         loads=lambda problem: _tile_loads(tilings((9, 0))[0], problem),
-        capabilities=((8, 0), (99, 0)),
+        capabilities=AMPERE,
         worth_it=FAST_FLOAT64,
     ),
     Candidate(
@@ -216,7 +295,7 @@ CANDIDATES = (
         granule=1,
         tile=(64, 64),
         loads=_register_loads,
-        capabilities=((8, 0), (99, 0)),  # asynchronous copies to shared memory
+        capabilities=AMPERE,
     ),
     Candidate(
         "tiled",

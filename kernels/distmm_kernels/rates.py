@@ -14,7 +14,8 @@ __all__ = ["SIZES", "rate", "seconds"]
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
 # Estimated from the others: those of hopper_bf16; at 512 those of dmma, residues, complex_fp16x3 and complex_residues;
-# below 4096 those of register_tiled's types but float32 and complex64.
+# below 4096 those of register_tiled's types but float32 and complex64. Those of mma_sync were measured next to Hopper's
+# kernels, with hopper's int8 at 2048 and 4096; its bfloat16 to float32, its float16 to float16.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -23,7 +24,16 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "hopper": {
             "bfloat16": (6.7, 61, 459, 736, 736),
             "float16": (7.1, 59, 469, 725, 729),
-            "int8": (3.3, 25, 154, 983, 1460),
+            "int8": (4.0, 25.4, 192, 1171, 1464),
+        },
+        "mma_sync_fp16x3": {"float32": (1.5, 12.4, 78.1, 122, 127)},
+        "mma_sync_tf32x3": {"float32": (1.2, 12.9, 50.3, 49.4, 53.6)},
+        "mma_sync_bf16": {"float32": (3.4, 30, 185, 292, 375)},
+        "mma_sync_tf32": {"float32": (3.3, 20.9, 165, 200, 218)},
+        "mma_sync": {
+            "bfloat16": (6.2, 54.4, 337, 430, 457),
+            "float16": (3.8, 35.6, 213, 338, 399),
+            "int8": (3.7, 24.6, 186, 717, 850),
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},

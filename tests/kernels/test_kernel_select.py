@@ -18,6 +18,7 @@ A100 = dataclasses.replace(H200, name="NVIDIA A100", compute_capability=(8, 0), 
 B200 = dataclasses.replace(H200, name="NVIDIA B200", compute_capability=(10, 0), multiprocessors=148)
 GEFORCE = [dataclasses.replace(H200, name="GeForce", compute_capability=which) for which in ((8, 6), (8, 9), (12, 0))]
 T4 = dataclasses.replace(H200, name="Tesla T4", compute_capability=(7, 5), multiprocessors=40)
+OF_ANY_SIZE = ("register_tiled", "dmma", "mma_sync", "mma_sync_bf16")
 BY_NAME = {candidate.name: candidate for candidate in CANDIDATES}
 
 
@@ -40,12 +41,20 @@ def test_cpu_serves_every_type_and_precision(dtype, precision):
 
 
 @pytest.mark.parametrize(
-    ("precision", "name"),
-    [("ieee", "register_tiled"), ("highest", "fp16x3"), ("high", "hopper_tf32"), ("medium", "hopper_bf16")],
+    ("precision", "name", "elsewhere", "on_small_gpus"),
+    [
+        ("ieee", "register_tiled", "register_tiled", "register_tiled"),
+        ("highest", "fp16x3", "mma_sync_fp16x3", "register_tiled"),
+        ("high", "hopper_tf32", "mma_sync_tf32", "mma_sync_tf32"),
+        ("medium", "hopper_bf16", "mma_sync_bf16", "mma_sync_bf16"),
+    ],
 )
-def test_precision_chooses_among_the_kernels_for_float32(precision, name):
-    assert chosen(problem(k=8192, n=8192), H200, precision) == name
-    assert chosen(problem(k=8192, n=8192), A100, precision) == "register_tiled"
+def test_precision_chooses_among_the_kernels_for_float32(precision, name, elsewhere, on_small_gpus):
+    for reproducible in (False, True):
+        assert chosen(problem(k=8192, n=8192), H200, precision, reproducible=reproducible) == name
+        for where, expected in ((A100, elsewhere), (B200, elsewhere), *((each, on_small_gpus) for each in GEFORCE)):
+            assert chosen(problem(k=8192, n=8192), where, precision, reproducible=reproducible) == expected
+    assert chosen(problem(k=8192, n=8192), T4, precision) == "tiled"
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -125,7 +134,19 @@ def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_f
     large = problem(dtype, k=4096, n=4096)
     assert chosen(large, H200) == chosen(large, H200, "medium") == "hopper"
     assert chosen(large, H200, "ieee") == ("hopper" if dtype == "int8" else "register_tiled")
-    assert chosen(large, A100) == "register_tiled"
+    for where in (A100, B200, *GEFORCE):
+        assert chosen(large, where) == chosen(large, where, "medium") == "mma_sync"
+        assert chosen(large, where, "ieee") == ("mma_sync" if dtype == "int8" else "register_tiled")
+    assert chosen(large, T4) == "tiled"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [*((dtype, "highest") for dtype in NARROW), *(("float32", each) for each in ("highest", "high", "medium"))],
+)
+def test_on_a_hopper_gpu_its_own_kernels_come_first(dtype, precision):
+    for size in (64, 512, 1024, 2048, 4096, 16384):
+        assert not chosen(problem(dtype, k=size, n=size), H200, precision).startswith("mma_sync")
 
 
 @pytest.mark.parametrize("where", [H200, A100, T4])
@@ -263,7 +284,7 @@ def test_kernels_that_count_in_32_bits_refuse_larger_sizes_and_others_take_their
         assert "along an axis" in why_not(candidate, Problem(*sizes, dtype), H200)
         below = (min(size, limit - 1) for size in sizes)
         assert why_not(candidate, Problem(*below, dtype), H200) is None
-        assert chosen(Problem(*sizes, dtype), H200, "medium", reproducible=True) in ("register_tiled", "dmma")
+        assert chosen(Problem(*sizes, dtype), H200, "medium", reproducible=True) in OF_ANY_SIZE
     assert "along an axis" in why_not(candidate, Problem(8, 8, 8, dtype, (2, limit // 2)), H200)
     with pytest.raises(ValueError, match=r"along an axis, and a size is"):
         select(Problem(limit, 8, 8, dtype), H200, name=name)

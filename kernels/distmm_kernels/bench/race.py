@@ -26,7 +26,7 @@ from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.reference import complex_twin, residue_twin
-from distmm_kernels.select import select
+from distmm_kernels.select import CANDIDATES, select, why_not
 
 __all__ = ["HEATS", "SIZES", "Heat", "race"]
 
@@ -62,20 +62,21 @@ class Heat:
 
 
 HEATS = (
-    Heat("float32", "highest", ("fp16x3", "tf32x3"), "float32"),
+    Heat("float32", "highest", ("fp16x3", "tf32x3", "mma_sync_fp16x3", "mma_sync_tf32x3"), "float32"),
     Heat("float32", "ieee", ("register_tiled",), "float32"),
     Heat("float64", "ieee", ("dmma",), "float64"),
-    Heat("float32", "high", ("hopper_tf32",), "float32", tf32=True),
+    Heat("float32", "high", ("hopper_tf32", "mma_sync_tf32"), "float32", tf32=True),
+    Heat("float32", "medium", ("hopper_bf16", "mma_sync_bf16"), "float32"),
     Heat("float64", "highest", ("residues",), "float64"),
     Heat("complex64", "ieee", ("register_tiled",), "complex64"),
     Heat("complex64", "highest", ("complex_fp16x3",), "complex64"),
     Heat("complex128", "ieee", ("register_tiled",), "complex128"),
     Heat("complex128", "highest", ("complex_residues",), "complex128"),
-    Heat("bfloat16", "highest", ("hopper",), "bfloat16"),
-    Heat("bfloat16", "highest", ("hopper",), "float32"),
-    Heat("float16", "highest", ("hopper",), "float16"),
-    Heat("float16", "highest", ("hopper",), "float32"),
-    Heat("int8", "ieee", ("hopper",), "int32"),
+    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "bfloat16"),
+    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "float32"),
+    Heat("float16", "highest", ("hopper", "mma_sync"), "float16"),
+    Heat("float16", "highest", ("hopper", "mma_sync"), "float32"),
+    Heat("int8", "ieee", ("hopper", "mma_sync"), "int32"),
 )
 
 PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn
@@ -137,7 +138,9 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     dtype, out = _dtype(heat.dtype), _dtype(heat.out)
     peer_name, adopt, multiply = peer(dtype, out, heat.tf32)
     problem = Problem(m, k, n, dtype)
-    kernels = [select(problem, device, name=name) for name in heat.kernels]
+    here = {each.name for each in CANDIDATES if why_not(each, problem, device) is None}
+    names = [name for name in heat.kernels if name in here] or heat.kernels[:1]  # of none, say why not the first
+    kernels = [select(problem, device, name=name) for name in names]
     bytes_of_one = (m * k + k * n) * dtype.itemsize
     copies = rotation(bytes_of_one, device_l2(device))
     pairs = [(_normal((m, k), dtype, seed + 2 * i), _normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]

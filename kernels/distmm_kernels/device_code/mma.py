@@ -25,7 +25,7 @@ __all__ = ["multiply", "source"]
 def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
     """Make what `unrolled.multiply` makes; here a step is one instruction's, 4 steps of k."""
     loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0)[1], tiling.steps(1)[1])
-    counts, first_b = tiling.operands, tiling.thread_rows
+    counts, first_b = tiling.operands // 2, tiling.thread_rows
     steps, products = tiling.depth // tiling.step, tiling.products()
     issue = _instruction(tiling.instruction_rows)
 

@@ -30,6 +30,7 @@ int32, int64 = types.int32, types.int64
 operations: Any = simulated if SIMULATED else unrolled
 
 ALIGNMENT = None if SIMULATED else 16  # of shared memory, for vectors; the simulator refuses the argument
+plain: Any = (lambda function: function) if SIMULATED else inlined
 
 
 # Static shared memory of a block ends here; more must be asked for at the launch.
@@ -37,14 +38,21 @@ MOST_STATIC = 48 * 1024
 
 
 def register_tiled(
-    dtype: np.dtype[Any], tiling: Tiling, width: int, multiply: Callable[..., Any] = operations.multiply
+    dtype: np.dtype[Any],
+    tiling: Tiling,
+    width: int,
+    multiply: Callable[..., Any] = operations.multiply,
+    narrow: np.dtype[Any] | None = None,
 ) -> Callable[..., None]:
-    """Make the kernel ``(a, b, c, d)`` for a dtype.
+    """Make the kernel ``(a, b, c, d)`` for a dtype, or ``(a, a_low, b, b_low, c, d, of_rows, of_columns)`` for halves.
 
     A is given as ``(batch, k, m)``, B as ``(batch, k, n)``. Rows have unit stride, or columns where the tiling has the
     operand along k, and begin at multiples of 16 bytes. A stack ``c`` of no matrices stands for zero. Steps of k are
     added one by one in ascending order to the elements of C that a thread starts from, so the result does not depend on
     how k is cut into calls.
+
+    Halves are two matrices for each operand, which lie alike. ``of_rows`` and ``of_columns`` are what each element of
+    their product is multiplied by, one after the other; stacks of no matrices stand for one.
 
     Parameters
     ----------
@@ -52,9 +60,13 @@ def register_tiled(
         Elements of the vectors that D is stored in.
     multiply
         Makes the steps of a tile, as `unrolled.multiply` does.
+    narrow
+        Type of A and B, if it is not ``dtype``. Then a thread holds operands in registers of 32 bits, and C, which lies
+        as D does, is added after all products.
     """
-    number = from_dtype(dtype)
-    place = tiling.place if SIMULATED else inlined(tiling.place)
+    number, c_last = from_dtype(dtype), narrow is not None
+    element, register = (number, number) if narrow is None else (from_dtype(narrow), types.uint32)
+    place = plain(tiling.place)
     rows, columns, depth, stages = tiling.rows, tiling.columns, tiling.depth, tiling.stages
     (share_a, beside_a, start_a, copy_a), (share_b, beside_b, start_b, copy_b) = (_operand(tiling, i) for i in (0, 1))
     close, wait = operations.close_stage(), operations.wait_for_stages(stages - 2)
@@ -62,29 +74,32 @@ def register_tiled(
     parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
     begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
     load_c, store_d = operations.load(tiling.outputs(1)), operations.store(tiling.outputs(width), width)
+    add_c, halves = operations.add(tiling.outputs(width), width), tiling.parts == 2
+    scale = operations.scale(tiling.outputs(1))
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
     if dynamic_bytes(tiling):  # then both arrays are the launch's dynamic shared memory, and B's tiles lie behind A's
         all_a, all_b, first_b = 0, 0, int32(all_a)
-    outputs, operands = tiling.thread_rows * tiling.thread_columns, 2 * tiling.operands
+    low_a, low_b = (int32(tiling.part_elements(i)) for i in (0, 1))
+    outputs, operands = tiling.thread_rows * tiling.thread_columns, tiling.operands
     # unsigned: Numba rounds signed divisions as Python does, and converts int64 with uint64 to floats
-    warp_size, warp_rows, vector = uint32(32), uint32(tiling.warp_rows), uint32(tiling.vector)
+    warp_size, warp_rows = uint32(32), uint32(tiling.warp_rows)
     warp_height, warp_width = (
         uint32(tiling.warp[0] * tiling.thread_rows),
         uint32(tiling.warp[1] * tiling.thread_columns),
     )
     run_rows, run_columns = map(uint32, tiling.runs)
-    spread, (across_a, along_a), (across_b, along_b) = tiling.spread, *(map(uint32, tiling.steps(i)) for i in (0, 1))
-    first, one, last = int32(0), int32(1), int32(stages - 1)
+    begin_a, begin_b = (plain(tiling.first_read(operand)) for operand in (0, 1))
+    first, one, last, origin = int32(0), int32(1), int32(stages - 1), int64(0)
     zero = dtype.type(0)
 
-    def kernel(a, b, c, d):
+    def product(a, a_low, b, b_low, c, d, of_rows, of_columns):
         m, n, steps = d.shape[1], d.shape[2], a.shape[1]
-        tile_a = cuda.shared.array(all_a, number, ALIGNMENT)
-        tile_b = cuda.shared.array(all_b, number, ALIGNMENT)
+        tile_a = cuda.shared.array(all_a, element, ALIGNMENT)
+        tile_b = cuda.shared.array(all_b, element, ALIGNMENT)
         acc = cuda.local.array(outputs, number)
-        held = cuda.local.array(operands, number)
+        held = cuda.local.array(operands, register)
         thread, batch = uint32(cuda.threadIdx.x), cuda.blockIdx.y
 
         # the block's tile of C: groups of GROUP rows of tiles, the last one as high as is left
@@ -104,11 +119,8 @@ def register_tiled(
         j = int32(warp_j + uint32(lane_column) * run_columns)
 
         # where it reads operands
-        if spread:
-            read_a = int32((warp_i + uint32(lane_row) * vector) * across_a + uint32(lane_column) * along_a)
-            read_b = int32((warp_j + uint32(lane_row) * vector) * across_b + uint32(lane_column) * along_b) + first_b
-        else:
-            read_a, read_b = i, j + first_b
+        read_a = begin_a(warp_i, uint32(lane_row), uint32(lane_column))
+        read_b = begin_b(warp_j, uint32(lane_row), uint32(lane_column)) + first_b
 
         # the thread's vectors of the operands; beyond the last column it reads the last one, and the results are not
         # stored
@@ -117,15 +129,21 @@ def register_tiled(
         into_b += first_b
         from_a, from_b = beside_a(i0 + i_a, m), beside_b(j0 + j_b, n)
         next_a, next_b = start_a(a, batch, k_a, from_a), start_b(b, batch, k_b, from_b)
+        to_low_a = start_a(a_low, origin, origin, origin) - start_a(a, origin, origin, origin)
+        to_low_b = start_b(b_low, origin, origin, origin) - start_b(b, origin, origin, origin)
         stride_a, stride_b = a.strides[1] * depth, b.strides[1] * depth
 
         k = 0  # of the next tiles to come
         for stage in range(last):
-            copy_a(tile_a, stage * size_a + into_a, a, batch, k + k_a, from_a, next_a)
-            copy_b(tile_b, stage * size_b + into_b, b, batch, k + k_b, from_b, next_b)
+            into_stage_a, into_stage_b = stage * size_a + into_a, stage * size_b + into_b
+            copy_a(tile_a, into_stage_a, a, batch, k + k_a, from_a, next_a)
+            copy_b(tile_b, into_stage_b, b, batch, k + k_b, from_b, next_b)
+            if halves:
+                copy_a(tile_a, into_stage_a + low_a, a_low, batch, k + k_a, from_a, next_a + to_low_a)
+                copy_b(tile_b, into_stage_b + low_b, b_low, batch, k + k_b, from_b, next_b + to_low_b)
             close()
             k, next_a, next_b = k + depth, next_a + stride_a, next_b + stride_b
-        if c.shape[0] > 0:
+        if not c_last and c.shape[0] > 0:
             load_c(acc, c, batch, i0 + i, j0 + j, inside)
         else:
             for e in range(outputs):
@@ -137,8 +155,12 @@ def register_tiled(
         begin(acc, held, tile_a, read_a, tile_b, read_b)
         steps += k
         while k < steps:
-            copy_a(tile_a, free * size_a + into_a, a, batch, k + k_a, from_a, next_a)
-            copy_b(tile_b, free * size_b + into_b, b, batch, k + k_b, from_b, next_b)
+            into_stage_a, into_stage_b = free * size_a + into_a, free * size_b + into_b
+            copy_a(tile_a, into_stage_a, a, batch, k + k_a, from_a, next_a)
+            copy_b(tile_b, into_stage_b, b, batch, k + k_b, from_b, next_b)
+            if halves:
+                copy_a(tile_a, into_stage_a + low_a, a_low, batch, k + k_a, from_a, next_a + to_low_a)
+                copy_b(tile_b, into_stage_b + low_b, b_low, batch, k + k_b, from_b, next_b + to_low_b)
             close()
             k, next_a, next_b = k + depth, next_a + stride_a, next_b + stride_b
             multiply_most(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
@@ -147,7 +169,19 @@ def register_tiled(
             wait()
             cuda.syncthreads()  # the next tiles are complete, and no thread reads the old ones any more
             multiply_last(acc, held, tile_a, now * size_a + read_a, tile_b, now * size_b + read_b)
+        if halves and of_rows.shape[0] > 0:
+            scale(acc, of_rows, batch, i0 + i, j0 + j, inside)
+            scale(acc, of_columns, batch, i0 + i, j0 + j, inside)
+        if c_last and c.shape[0] > 0:
+            add_c(acc, c, batch, i0 + i, j0 + j, inside)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
+
+    if halves:
+        return product
+    product = plain(product)
+
+    def kernel(a, b, c, d):
+        product(a, a, b, b, c, d, d, d)
 
     return kernel
 
@@ -159,15 +193,15 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
     and its place in the tile. ``beside(i, size)`` gives the row or column to read in place of one that may lie beyond
     the last. The other two are those of `unrolled.address` and `unrolled.copy`.
     """
-    lanes, pitch, vector = uint32(tiling.lanes(operand)), int32(tiling.pitch(operand)), uint32(tiling.vector)
+    lanes, vector, place = uint32(tiling.lanes(operand)), uint32(tiling.vector), plain(tiling.vector_place(operand))
 
     def share(thread):
-        k, i = int32(thread // lanes), int32(thread % lanes * vector)
-        return k, i, int32(k * pitch + i)
+        row, number = uint32(thread // lanes), uint32(thread % lanes)
+        return int32(row), int32(number * vector), place(row, number)
 
     def share_along_k(thread):
-        i, k = int32(thread // lanes), int32(thread % lanes * vector)
-        return k, i, int32(i * pitch + k)
+        row, number = uint32(thread // lanes), uint32(thread % lanes)
+        return int32(number * vector), int32(row), place(row, number)
 
     def last_or(i, size):
         return min(i, (size - 1) // vector * vector)
@@ -180,7 +214,7 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
         made, moves = (share_along_k, any_of), (operations.address(0), operations.copy_along_k(*copies))
     else:
         made, moves = (share, last_or), (operations.address(), operations.copy(*copies, tiling.vector))
-    return *(function if SIMULATED else inlined(function) for function in made), *moves
+    return *map(plain, made), *moves
 
 
 def dynamic_bytes(tiling: Tiling) -> int:
@@ -193,7 +227,10 @@ def source(dtype: str, tiling: Tiling, width: int) -> Source:
     return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
 
 
-def source_of(kernel: Callable[..., None], dtype: str, tiling: Tiling) -> Source:
+def source_of(kernel: Callable[..., None], dtype: str, tiling: Tiling, narrow: str | None = None) -> Source:
     """Return the source of a kernel that `register_tiled` made."""
-    stack = types.Array(from_dtype(np.dtype(dtype)), 3, "A")
-    return Source(kernel, types.void(stack, stack, stack, stack), tiling.threads, tiling.blocks, dynamic_bytes(tiling))
+    operand, result = (types.Array(from_dtype(np.dtype(name)), 3, "A") for name in (narrow or dtype, dtype))
+    more = tiling.parts - 1
+    operands, scales = [operand] * 2 * tiling.parts, [result] * 2 * more
+    signature = types.void(*operands, result, result, *scales)
+    return Source(kernel, signature, tiling.threads, tiling.blocks, dynamic_bytes(tiling))

@@ -7,13 +7,18 @@ lanes would hold.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Sequence
 
-from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling
+import numpy as np
+
+from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling
+from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling, lane_place
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
 __all__ = [
+    "add",
     "address",
     "close_stage",
     "copy",
@@ -21,6 +26,8 @@ __all__ = [
     "load",
     "multiply",
     "multiply_by_warp",
+    "multiply_fragments",
+    "scale",
     "store",
     "wait_for_stages",
 ]
@@ -35,6 +42,31 @@ def load(offsets: Offsets) -> Callable[..., None]:
             valid = row + i < matrix.shape[0] and column + j < matrix.shape[1]
             assert valid or not inside
             registers[p] = matrix[row + i, column + j] if valid else 0
+
+    return run
+
+
+def add(offsets: Offsets, width: int) -> Callable[..., None]:
+    """Make what `unrolled.add` makes."""
+
+    def run(registers, matrices, batch, row, column, inside):
+        matrix = matrices[batch]
+        for p, (i, j) in enumerate(offsets):
+            for e in range(width):
+                if row + i < matrix.shape[0] and column + j + e < matrix.shape[1]:
+                    registers[p * width + e] += matrix[row + i, column + j + e]
+
+    return run
+
+
+def scale(offsets: Offsets) -> Callable[..., None]:
+    """Make what `unrolled.scale` makes."""
+
+    def run(registers, matrices, batch, row, column, inside):
+        matrix = matrices[batch]
+        for p, (i, j) in enumerate(offsets):
+            if row + i < matrix.shape[0] and column + j < matrix.shape[1]:
+                registers[p] *= matrix[row + i, column + j]
 
     return run
 
@@ -148,3 +180,53 @@ def _lane(start: int, tiling: MmaTiling) -> tuple[int, int]:
     row, column = divmod(start, tiling.pitch(0))
     i, k = (row, column) if tiling.along_k[0] else (column, row)
     return i % (2 * LANES[0]) // 2, k
+
+
+def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callable[..., None]:
+    """Make what `fragments.multiply` makes, as `multiply_by_warp` does: lanes' registers are read when needed."""
+    steps, each = tiling.depth // tiling.step, 4 // tiling.itemsize  # elements of a register
+    shape = tiling.thread_rows, tiling.thread_columns
+    products = [product for number in range(tiling.part[1] // EDGE) for product in tiling.products(number)]
+    begins = [_first_reads(tiling, operand) for operand in (0, 1)]
+    whose = [{places[lane]: (edge, lane) for edge, places in each.items() for lane in range(32)} for each in begins]
+
+    def held(operand, step, edge, lane, register):
+        """Return where the elements lie that ldmatrix gives a lane in a register, from the start of a stage."""
+        number, matrix = divmod(register, 4)
+        _, flipped, offset = tiling.fragments(operand, step)[number]
+        row, column = divmod(lane, 4)
+        named = [(row, each * column + e) if tiling.along_k[operand] else (each * column + e, row) for e in range(each)]
+        return [(begins[operand][edge][8 * matrix + line] ^ flipped) + offset + e for line, e in named]
+
+    @functools.cache
+    def read(operand, step, edge, lane):
+        """Return where the numbers lie that a lane's elements of C are made of: rows of A, or columns of B."""
+        group, quarter = lane_place(lane)
+        lines: dict[int, dict[tuple[int, int], list[int]]] = {}
+        for (a, b, c), two, half, q in itertools.product(products, (0, 1), (0, 1), range(4)):
+            line = c[2 * two] // shape[1] if operand == 0 else c[two] % shape[1]
+            source = (4 * group + q, a[2 * half + two]) if operand == 0 else (4 * (2 * quarter + two) + q, b[half])
+            lines.setdefault(line, {})[half, q] = held(operand, step, edge, *source)
+        return np.array([[at for key in sorted(lines[line]) for at in lines[line][key]] for line in sorted(lines)])
+
+    def run(acc, operands, tile_a, base_a, tile_b, base_b):
+        for k in range(first, last):
+            high, low = [], []
+            for operand, (tile, base) in enumerate(((tile_a, int(base_a)), (tile_b, int(base_b)))):
+                place = base % tiling.stage_elements(operand)
+                at = base - place + read(operand, (k + 1) % steps, *whose[operand][place])
+                high.append(tile[at].astype(int))
+                low.append(tile[at + tiling.part_elements(operand) * (tiling.parts - 1)].astype(int))
+            added = high[0] @ high[1].T
+            if tiling.halves:
+                added += low[0] @ high[1].T + high[0] @ low[1].T
+            acc += added.reshape(-1).astype(acc.dtype)
+
+    return run
+
+
+def _first_reads(tiling: FragmentTiling, operand: int) -> dict[int, list[int]]:
+    """Return where each lane begins to read, by the first row or column of its warp."""
+    begin, whole = tiling.first_read(operand), (tiling.rows, tiling.columns)[operand]
+    edges = range(0, whole, tiling.part[operand])
+    return {edge: [int(begin(edge, *lane_place(lane))) for lane in range(32)] for edge in edges}

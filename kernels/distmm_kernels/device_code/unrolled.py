@@ -13,10 +13,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from distmm_kernels.device_code.elements import Matrix, Registers, Shared, copy_part, copy_vector
-from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, is_integer, types
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
-__all__ = ["address", "close_stage", "copy", "copy_along_k", "load", "multiply", "store", "wait_for_stages"]
+__all__ = [
+    "add",
+    "address",
+    "close_stage",
+    "copy",
+    "copy_along_k",
+    "load",
+    "multiply",
+    "scale",
+    "store",
+    "wait_for_stages",
+]
 
 i32, i64, boolean = types.int32, types.int64, types.boolean
 
@@ -38,6 +49,36 @@ def load(offsets: Offsets) -> Callable[..., None]:
             registers.put(p, registers.zeros(1))
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
                 registers.put(p, matrix.load(offset, 1))
+
+    return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
+
+
+def add(offsets: Offsets, width: int) -> Callable[..., None]:
+    """Make ``(registers, matrices, batch, row, column, inside)``: add vectors along rows, where inside, to registers.
+
+    Rows have unit stride; a vector wider than one element is aligned, and lies within the matrix.
+    """
+
+    def write(builder, array, stack, batch, row, column, inside):
+        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), 1)
+        plus = builder.add if is_integer(registers.real) else builder.fadd
+        for p, offset in enumerate(offsets):
+            with builder.if_then(builder.or_(inside, matrix.contains(offset))):
+                pairs = zip(registers.get(p * width, width), matrix.load(offset, width), strict=True)
+                registers.put(p * width, [(plus(old, more),) for (old,), (more,) in pairs])
+
+    return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
+
+
+def scale(offsets: Offsets) -> Callable[..., None]:
+    """Make ``(registers, matrices, batch, row, column, inside)``: multiply by elements of a matrix, where inside."""
+
+    def write(builder, array, stack, batch, row, column, inside):
+        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), None)
+        for p, offset in enumerate(offsets):
+            with builder.if_then(builder.or_(inside, matrix.contains(offset))):
+                ((value,),), ((factor,),) = registers.get(p, 1), matrix.load(offset, 1)
+                registers.put(p, [(builder.fmul(value, factor),)])
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 

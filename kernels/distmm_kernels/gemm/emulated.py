@@ -13,6 +13,7 @@ another way:
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -35,6 +36,8 @@ __all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
 SHORTEST = 256
 
 TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its neighbours lie apart along both axes
+
+Gemm = Callable[[tuple[Stack, ...], tuple[Stack, ...], Stack | None, Stack, Scales], None]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -164,7 +167,8 @@ class Fp16x3Kernel(GuardedKernel):
             gemm = self._gemm(left[0], right[0], to, c is not None)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> HopperGemm:
+    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> Gemm:
+        """Return what multiplies such parts into such matrices."""
         key = a.format.name, to.shape, a.k_major, b.k_major, adds
         if key not in self._gemms:
             columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)

@@ -62,12 +62,16 @@ class RegisterTiledKernel(launch.CudaKernel):
         """Return the launch for arrays like these."""
         *batch, m, n = d.shape
         tiling = self._tiling(a, b, d)
-        width = tiling.vector if n % tiling.vector == 0 and has_vectors(d, -1) else 1
-        recipe = Recipe(self.maker, (self.dtype.name, tiling, width))
+        width = tiling.widest if n % tiling.widest == 0 and has_vectors(d, -1) else 1
+        recipe = Recipe(self.maker, (self._elements(), tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
         arrays = a.swapaxes(-1, -2), b, c, d
         stacks = [None if x is None else stack.Stack.of(x) for x in arrays]
         return launch.Launch(recipe, self.device, blocks, stacks)
+
+    def _elements(self) -> str:
+        """Return what the kernel's maker calls the operands' type."""
+        return self.dtype.name
 
     def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
         """Choose the tiling for operands and a result like these."""

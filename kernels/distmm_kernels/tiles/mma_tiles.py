@@ -8,8 +8,11 @@ two neighbours of A or of B as 16 bytes, and owns 2 x 4 neighbours in each 16 x 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
+
+from numpy import int32, uint32
 
 from distmm_kernels.tiles.tiling import Tiling
 
@@ -46,11 +49,14 @@ class MmaTiling(Tiling):
 
     warp: ClassVar[tuple[int, int]] = LANES
     place: ClassVar[Any] = staticmethod(lane_place)
-    spread: ClassVar[bool] = True
-    step: ClassVar[int] = 4
 
     along_k: tuple[bool, bool] = (False, False)
     instruction_rows: int = 8
+
+    @property
+    def step(self) -> int:
+        """See `Tiling.step`."""
+        return 4
 
     @property
     def runs(self) -> tuple[int, int]:
@@ -60,7 +66,7 @@ class MmaTiling(Tiling):
     @property
     def operands(self) -> int:
         """See `Tiling.operands`."""
-        return self.thread_rows + self.thread_columns // 2
+        return 2 * (self.thread_rows + self.thread_columns // 2)
 
     def pitch(self, operand: int) -> int:
         """Elements from a row of the tile in shared memory to the next.
@@ -70,6 +76,11 @@ class MmaTiling(Tiling):
         read 4 neighbours in every second of 8 rows.
         """
         return self.tile(operand)[1] + (2 if self.along_k[operand] else 4)
+
+    def first_read(self, operand: int) -> Callable[[Any, Any, Any], Any]:
+        """See `Tiling.first_read`: lanes side by side read steps of k side by side."""
+        vector, (across, along) = uint32(self.vector), map(uint32, self.steps(operand))
+        return lambda first, row, column: int32((first + row * vector) * across + column * along)
 
     def loads(self, operand: int) -> tuple[tuple[int, int, int], ...]:
         """List ``(register, place, count)`` of a step's vectors of A or B.

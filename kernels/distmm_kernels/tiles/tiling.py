@@ -7,8 +7,11 @@ constant of the compiled kernel, and is computed here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeAlias, TypeVar
+
+from numpy import int32, uint32
 
 __all__ = ["TILINGS", "VECTOR_BYTES", "WARP", "Tiling", "lane_place", "tiling_for"]
 
@@ -56,9 +59,7 @@ class Tiling:
     """
 
     warp: ClassVar[tuple[int, int]] = WARP
-    step: ClassVar[int] = 1  # steps of k whose operands a thread loads at once
     place: ClassVar[Any] = staticmethod(lane_place)
-    spread: ClassVar[bool] = False  # whether lanes side by side read steps of k side by side
 
     rows: int
     columns: int
@@ -97,14 +98,29 @@ class Tiling:
         return False, False
 
     @property
+    def step(self) -> int:
+        """Steps of k whose operands a thread loads at once."""
+        return 1
+
+    @property
     def runs(self) -> tuple[int, int]:
         """Neighbours in a column and in a row of C that a thread owns."""
         return self.vector, self.vector
 
     @property
+    def widest(self) -> int:
+        """Elements of the widest vector of C that a thread owns."""
+        return self.vector
+
+    @property
+    def parts(self) -> int:
+        """Matrices that A is the sum of, and B: tiles of all of them lie in a stage, one behind the other."""
+        return 1
+
+    @property
     def operands(self) -> int:
-        """Elements of A and B that a thread holds for one step."""
-        return self.thread_rows + self.thread_columns
+        """Registers for operands of a thread: those of one step, and of the next."""
+        return 2 * (self.thread_rows + self.thread_columns)
 
     @property
     def warp_rows(self) -> int:
@@ -167,7 +183,27 @@ class Tiling:
 
     def stage_elements(self, operand: int) -> int:
         """Elements of one stage of A (0) or B (1) in shared memory."""
+        return self.parts * self.part_elements(operand)
+
+    def part_elements(self, operand: int) -> int:
+        """Elements of a tile of one part."""
         return self.tile(operand)[0] * self.pitch(operand)
+
+    def vector_place(self, operand: int) -> Callable[[Any, Any], Any]:
+        """Return a function from a row of the tile and the number of a vector in it to where the vector lies.
+
+        Its integers are unsigned, of 32 bits, here and in `first_read`: the kernel calls these functions too.
+        """
+        pitch, vector = uint32(self.pitch(operand)), uint32(self.vector)
+        return lambda row, number: int32(row * pitch + number * vector)
+
+    def first_read(self, operand: int) -> Callable[[Any, Any, Any], Any]:
+        """Return ``(first, row, column)``: where in a tile a thread begins to read.
+
+        ``first`` is the first row of A, or column of B, of the warp; ``row`` and ``column`` are the lane's place.
+        """
+        down, across = (uint32(run if which == operand else 0) for which, run in enumerate(self.runs))
+        return lambda first, row, column: int32(first + row * down + column * across)
 
     def lanes(self, operand: int) -> int:
         """Threads side by side on one row of a tile, each with a vector."""

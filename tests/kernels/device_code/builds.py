@@ -7,6 +7,8 @@ import importlib
 
 import numpy as np
 
+from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS
 
@@ -16,8 +18,9 @@ def compiled(kernel, dtype, architecture, *options, signature=None):
     from cuda.bindings import nvjitlink
     from numba import cuda, from_dtype, types
 
-    stack = types.Array(from_dtype(dtype), 3, "A")
-    signature = signature or types.void(stack, stack, stack, stack)
+    if signature is None:
+        stack = types.Array(from_dtype(dtype), 3, "A")
+        signature = types.void(stack, stack, stack, stack)
     ptx, _ = cuda.compile(kernel, signature, device=False, cc=architecture, output="ptx", abi="numba")
     options = [f"-arch=sm_{architecture[0]}{architecture[1]}", "-verbose", "-Xptxas=-v", *options]
     handle = nvjitlink.create(len(options), options)
@@ -79,6 +82,30 @@ def warp_tiles(along_k, architecture, size, wide):
 
     tiling = dataclasses.replace(tilings(architecture)[size], along_k=along_k)
     return compiler.build(source("float64", tiling, tiling.vector if wide else 1), architecture)
+
+
+def fragments(operand, along_k, architecture, size, wide):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    tiling = fragment_tilings(operand, architecture, along_k)[size]
+    return compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
+
+
+def fragments_of_halves(operand, along_k, architecture, size):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    return compiler.build(source(operand, tilings_of_halves(operand, architecture, along_k)[size], 2), architecture)
+
+
+def fragment_instructions(operand, instruction, reads):
+    """The kernel fed by ldmatrix as PTX."""
+    from distmm_kernels.device_code.fragments import source
+
+    tiling = fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[1]
+    made = source(operand, tiling, tiling.widest)
+    return compiled(made.function, None, (9, 0), "-maxrregcount=255", signature=made.signature)
 
 
 def copies(copy, architecture):

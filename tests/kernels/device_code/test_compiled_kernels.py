@@ -9,6 +9,8 @@ import re
 import pytest
 
 from distmm_kernels.config import SUPPORTED
+from distmm_kernels.tiles.fragment_tiles import tilings as fragment_tilings
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import TILINGS
 from tests.kernels.device_code import builds
@@ -88,6 +90,66 @@ def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(made, arch
     assert len(re.findall(rf"mma\.sync\.aligned\.m{steps}n8k4\.row\.col\.f64", ptx)) == each
     assert not re.search(r"(fma|add|sub|mul|mad)(\.rn)?\.f64", ptx)
     assert re.search(r"st\.global\.v2\.", ptx)
+
+
+# each architecture, layout, size of elements and store, and both tilings, once or more: not all of their combinations
+@pytest.mark.parametrize(
+    ("operand", "along_k", "architecture", "size", "wide"),
+    [
+        ("bfloat16", (True, False), (9, 0), 0, True),
+        ("bfloat16", (False, False), (8, 0), 0, True),
+        ("bfloat16", (False, True), (8, 6), 1, True),
+        ("float16", (True, True), (12, 0), 0, True),
+        ("int8", (True, True), (10, 0), 0, True),
+        ("tfloat32", (True, True), (8, 9), 0, False),
+    ],
+)
+@pytest.mark.apart(function=builds.fragments)
+def test_fragments_stay_in_registers(made, operand, along_k, architecture, size, wide):
+    tiling = fragment_tilings(operand, architecture, along_k)[size]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+    assert made.shared_bytes in (0, tiling.shared_bytes)
+
+
+@pytest.mark.parametrize(
+    ("operand", "along_k", "architecture", "size"),
+    [
+        ("float16", (True, False), (8, 0), 0),
+        ("float16", (False, False), (8, 6), 0),
+        ("tfloat32", (True, True), (9, 0), 1),
+    ],
+)
+@pytest.mark.apart(function=builds.fragments_of_halves)
+def test_fragments_of_halves_stay_in_registers(made, operand, along_k, architecture, size):
+    tiling = tilings_of_halves(operand, architecture, along_k)[size]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+
+
+@pytest.mark.parametrize(
+    ("operand", "instruction", "reads"),
+    [
+        ("bfloat16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [".trans", ""]),
+        ("float16", "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32", [".trans", ""]),
+        ("int8", "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32", ["", ""]),
+        ("tfloat32", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", ["", ""]),
+    ],
+)
+@pytest.mark.apart(function=builds.fragment_instructions)
+def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(made, operand, instruction, reads):
+    (ptx, _), tiling = made, fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[1]
+    steps = tiling.depth // tiling.step
+    assert ptx.count(f"{instruction} ") == steps * (tiling.part[0] // 16) * (tiling.part[1] // 8)
+    expected = {".trans": 0, "": 0}
+    for turned, edge in zip(reads, tiling.part, strict=True):
+        expected[turned] += (steps + 1) * edge // 16  # and once before the loop
+    for turned, count in expected.items():
+        assert ptx.count(f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 ") == count
+    assert "cp.async.cg.shared.global" in ptx
+    assert "st.global.v2." in ptx
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)

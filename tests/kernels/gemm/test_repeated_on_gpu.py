@@ -44,7 +44,7 @@ def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
         np.testing.assert_array_equal(d, np.broadcast_to(expected, d.shape) + (c is not None))
 
 
-@pytest.mark.parametrize("name", ["fp16x3", "tf32x3", "hopper_tf32", "residues"])
+@pytest.mark.parametrize("name", ["fp16x3", "tf32x3", "mma_sync_fp16x3", "mma_sync_tf32", "hopper_tf32", "residues"])
 def test_a_repeated_matrix_takes_the_memory_of_one(gpu, live_memory, name):
     import cupy
 

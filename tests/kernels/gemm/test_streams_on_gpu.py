@@ -28,6 +28,11 @@ KERNELS = [
     ("hopper_bf16", "float32"),
     ("fp16x3", "float32"),
     ("tf32x3", "float32"),
+    ("mma_sync_fp16x3", "float32"),
+    ("mma_sync", BFLOAT16),
+    ("mma_sync", "int8"),
+    ("mma_sync_tf32", "float32"),
+    ("mma_sync_bf16", "float32"),
     ("dmma", "float64"),
     ("residues", "float64"),
     ("complex_fp16x3", "complex64"),
@@ -35,7 +40,14 @@ KERNELS = [
     ("register_tiled", "float32"),
 ]
 # Exponents of numbers in the second granule that raise a guard; 0 raises none. The second way of fp16x3 holds those.
-GUARDED = {"fp16x3": 30, "tf32x3": 60, "residues": 30, "complex_fp16x3": 30, "complex_residues": 30}
+GUARDED = {
+    "fp16x3": 30,
+    "tf32x3": 60,
+    "mma_sync_fp16x3": 30,
+    "residues": 30,
+    "complex_fp16x3": 30,
+    "complex_residues": 30,
+}
 CASES = pytest.mark.parametrize(
     ("name", "dtype", "guarded"),
     [

@@ -51,6 +51,20 @@ def test_where_no_guard_is_raised_the_error_is_below_that_of_a_float32_chain(nam
             assert ours.componentwise <= chain.componentwise
 
 
+@pytest.mark.parametrize(("kept", "step"), [(25, 16), (24, 8)])  # H200, A100
+@pytest.mark.parametrize("k", [256, 1024])
+@pytest.mark.parametrize("name", FINITE)
+def test_sums_that_leave_after_each_instruction_have_errors_below_those_of_a_float32_chain(name, k, kept, step):
+    a, b = drawn(name, k=k)
+    chain = accuracy.errors(twins.fma_chain(a, b), a, b)
+    few, most = (2.0, 1.01) if name == "very wide exponents" else (1.0, 1.0)  # of few products a chain hardly rounds
+    for halves, holds, part in (("float16", HELD, step), ("float32", BY_TF32, step // 2)):
+        if name in holds:
+            ours = accuracy.errors(twins.mma_sync_x3(a, b, halves=halves, kept=kept, step=part), a, b)
+            assert ours.normwise <= few * chain.normwise
+            assert ours.componentwise <= most * chain.componentwise
+
+
 def test_integers_are_exact():
     a, b = drawn("integers")
     for kernel in (twins.fp16x3, twins.tf32x3, twins.fma_chain):

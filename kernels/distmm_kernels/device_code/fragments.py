@@ -1,0 +1,114 @@
+"""Tensor cores fed by `ldmatrix`: bfloat16, float16, int8 and TF32 by `mma.sync`, on any GPU since Ampere.
+
+The kernel is `register_tiled`, with a warp's instructions in place of its threads' multiply-adds. Tiles come to shared
+memory by asynchronous copies, a few stages ahead. `ldmatrix` brings a step's operands into registers one step early.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from distmm_kernels.device_code import simulated
+from distmm_kernels.device_code.elements import Registers, Shared
+from distmm_kernels.device_code.emit import ANY, F32, I32, SIMULATED, assembly, constant, intrinsic, types
+from distmm_kernels.device_code.register_tiled import register_tiled, source_of
+from distmm_kernels.launch.compiler import Source
+from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplicand
+
+__all__ = ["multiply", "source"]
+
+# Steps of k of one instruction, the operands' name in PTX, the type of its sums, and the type that operands lie in
+# memory as: their bits only.
+_KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {
+    "bfloat16": (16, "bf16", "float32", "uint16"),
+    "float16": (16, "f16", "float32", "uint16"),
+    "int8": (32, "s8", "int32", "uint8"),
+    "tfloat32": (8, "tf32", "float32", "uint32"),
+}
+
+
+def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Callable[..., None]]:
+    """Return what makes, for a tiling, what `unrolled.multiply` makes; a step is one instruction's, 32 bytes of k.
+
+    Tensor cores truncate their sums. Of halves, the sum of a step's three products leaves them at once, and is added
+    rounded to nearest.
+    """
+    depth, name, sums, _ = _KINDS[operand]
+    issue = _instruction(depth, name, sums)
+
+    def make(tiling: FragmentTiling, first: int, last: int) -> Callable[..., None]:
+        steps, (of_a, of_b) = tiling.depth // tiling.step, (edge // EDGE for edge in tiling.part)
+        parts, high, low = range(tiling.parts), 0, 1
+        first_b = 8 * of_a * tiling.parts  # A has registers for two steps, B for one
+        fragments = [[tiling.fragments(which, step) for which in (0, 1)] for step in range(steps)]
+        reads = [_read(not along_k) for along_k in tiling.along_k]
+
+        def write(builder, totals, held, array_a, base_a, array_b, base_b):
+            acc, operands = Registers(builder, totals), Registers(builder, held)
+            tiles = (array_a, base_a), (array_b, base_b)
+
+            def load(which, number, step, first):
+                (array, base), fragment = tiles[which], fragments[step][which][number]
+                tile = Shared(builder, array, builder.xor(base, I32(fragment.flipped)))
+                for part in parts:
+                    place = tile.pointer(fragment.offset + part * tiling.part_elements(which))
+                    words = reads[which](builder, [builder.ptrtoint(place, I32)])
+                    operands.put(first + 4 * ((of_a, of_b)[which] * part + number), [(word,) for word in words])
+
+            def multiplied(product, now, of, c):
+                """Return C with the products of a part of A and one of B."""
+                a, b = now + 4 * of_a * of[0], first_b + 4 * of_b * of[1]
+                registers = [*(a + x for x in product.a), *(b + x for x in product.b)]
+                return issue(builder, [*(operands.get(x, 1)[0][0] for x in registers), *c])
+
+            for k in range(first, last):
+                now, following, step = k % 2 * first_b // 2, (k + 1) % 2 * first_b // 2, (k + 1) % steps
+                for i in range(of_a):
+                    load(0, i, step, following)
+                for j in range(of_b):
+                    products = tiling.products(j) if k >= 0 else ()
+                    old = [[acc.get(x, 1)[0][0] for x in product.c] for product in products]
+                    if tiling.halves:
+                        new = [[constant(F32, 0)] * 4] * len(products)
+                        for of in ((low, high), (high, low), (high, high)):  # the smallest first
+                            new = [multiplied(p, now, of, c) for p, c in zip(products, new, strict=True)]
+                        new = [list(map(builder.fadd, *each)) for each in zip(old, new, strict=True)]
+                    else:
+                        new = [multiplied(p, now, (high, high), c) for p, c in zip(products, old, strict=True)]
+                    for product, values in zip(products, new, strict=True):
+                        for register, value in zip(product.c, values, strict=True):
+                            acc.put(register, [(value,)])
+                    load(1, j, step, first_b)  # in place of what was multiplied just now
+
+        return intrinsic(write, (ANY, ANY, ANY, types.int32, ANY, types.int32))
+
+    return make
+
+
+def _read(transposed: bool) -> Callable[[Any, Any], list[Any]]:
+    """Return a function that writes the ldmatrix of four matrices."""
+    turned = ".trans" if transposed else ""
+    text = f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
+    return assembly(text, [I32] * 4, [I32], ["=r"] * 4 + ["r"])
+
+
+def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[Any]]:
+    """Return a function that writes one instruction, from values of A, B and C to those of D, which are where C is."""
+    number, letter, short = (F32, "f", "f32") if sums == "float32" else (I32, "r", "s32")
+    text = (
+        f"mma.sync.aligned.m16n8k{depth}.row.col.{short}.{name}.{name}.{short} "
+        "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
+    )
+    letters = [f"={letter}"] * 4 + ["r"] * 6 + [str(i) for i in range(4)]
+    return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, letters, pure=True)
+
+
+def source(operand: Multiplicand, tiling: FragmentTiling, width: int) -> Source:
+    """Return what `distmm_kernels.launch.binary` compiles."""
+    _, _, sums, narrow = _KINDS[operand]
+    makes: Any = simulated.multiply_fragments if SIMULATED else multiply(operand)
+    kernel = register_tiled(np.dtype(sums), tiling, width, makes, np.dtype(narrow))
+    return source_of(kernel, sums, tiling, narrow)

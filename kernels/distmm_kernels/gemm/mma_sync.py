@@ -1,0 +1,142 @@
+"""Products on tensor cores of any GPU since Ampere, by `mma.sync`: float16, bfloat16, int8, and float32 made narrower.
+
+Operands of 16 bits may lie with either axis contiguous. Those of 8 and of 32 bits must have k contiguous, since
+`ldmatrix` transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fragments`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import ml_dtypes
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import GRANULE, TF32
+from distmm_kernels.emulation.splits import as_stack, splitter
+from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.kernel import Array
+from distmm_kernels.layout.stack import Stack, distinct
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
+from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
+from distmm_kernels.tiles.tiling import Tiling, tiling_for
+
+__all__ = ["MmaSyncBf16Kernel", "MmaSyncKernel", "MmaSyncTf32Kernel", "Rounded"]
+
+
+@dataclass(frozen=True, eq=False)
+class Rounded:
+    """A prepared operand of another type than the block's, or of fewer bits.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    kind
+        What the tensor cores read it as.
+    array
+        Its matrices; of those that a broadcast repeats, one.
+    """
+
+    shape: tuple[int, ...]
+    kind: Multiplicand
+    array: Array
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.array.nbytes)
+
+
+class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
+    """float16 and bfloat16 accumulated in float32, int8 in int32.
+
+    Tensor cores truncate their sums. So sums leave them after each granule of k, and are added in memory, where each
+    addition rounds to nearest.
+    """
+
+    name = "mma_sync"
+    maker: ClassVar[str] = "distmm_kernels.device_code.fragments:source"
+    takes_narrow = True
+    granule = GRANULE
+    kinds: ClassVar[dict[str, Multiplicand]] = MULTIPLICANDS
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.kind = self.kinds[self.dtype.name]
+
+    def _left(self, a: Array) -> Array:
+        if has_vectors(a, -1):
+            return a
+        if ITEMSIZE[self.kind] != 2:
+            return in_vectors(a, self.device)
+        if has_vectors(a, -2):
+            return a
+        down = Stack.of(a).contiguous(-2)
+        return in_vectors(a.swapaxes(-1, -2), self.device).swapaxes(-1, -2) if down else in_vectors(a, self.device)
+
+    def _right(self, b: Array) -> Array:
+        return self._left(b.swapaxes(-1, -2)).swapaxes(-1, -2)
+
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        k, c = a.shape[-1], self._loadable(c)
+        for first in range(0, k, GRANULE):
+            last = first + GRANULE
+            parts = (a, b) if k <= GRANULE else (a[..., first:last], b[..., first:last, :])
+            super()._accumulate(*parts, c, d)
+            c = d
+
+    def _elements(self) -> str:
+        return self.kind
+
+    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
+        *batch, m, n = d.shape
+        which = self._tilings((has_vectors(a, -1), has_vectors(b, -2)))
+        return tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
+
+    def _tilings(self, along_k: tuple[bool, bool]) -> tuple[FragmentTiling, FragmentTiling]:
+        return tilings(self.kind, self.device.compute_capability, along_k)
+
+
+class _RoundedKernel(MmaSyncKernel):
+    """float32 operands that `prepare_a` and `prepare_b` make narrower."""
+
+    def _check(self, operand: Any, name: str) -> None:
+        if not isinstance(operand, Rounded) or operand.kind != self.kind:
+            kind = getattr(operand, "kind", type(operand).__name__)
+            raise TypeError(f"{name} is {kind}, this kernel multiplies {self.kind}: prepare it with this kernel first")
+
+    def _accumulate(self, a: Rounded, b: Rounded, c: Array | None, d: Array) -> None:
+        super()._accumulate(a.array, b.array, c, d)
+
+
+class MmaSyncTf32Kernel(_RoundedKernel):
+    """float32 operands rounded to nearest to 11 significant bits (TF32)."""
+
+    name = "mma_sync_tf32"
+    kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "tfloat32"}
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._split = splitter(TF32, device)
+
+    def _format(self, block: Array, operand: str) -> Rounded:
+        own = distinct(block).astype(self.dtype, copy=False)
+        rows = own if operand == "A" else own.swapaxes(-1, -2)
+        parts, _ = self._split(as_stack(rows))
+        rounded = parts.rounded(rows.shape)
+        return Rounded(block.shape, self.kind, rounded if operand == "A" else rounded.swapaxes(-1, -2))
+
+
+class MmaSyncBf16Kernel(_RoundedKernel):
+    """float32 operands rounded to bfloat16."""
+
+    name = "mma_sync_bf16"
+    kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "bfloat16"}
+
+    def _format(self, block: Array, operand: str) -> Rounded:
+        narrow = distinct(block).astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+        return Rounded(block.shape, self.kind, self._left(narrow) if operand == "A" else self._right(narrow))
