@@ -26,8 +26,8 @@ __all__ = [
 Device = Literal["auto", "cpu", "gpu"]
 
 # FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
-# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of float16, bfloat16 and
-# int8 where a kernel takes them as they are.
+# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of 16 and 8 bits
+# and bool where a kernel takes them as they are.
 RATES: dict[str, dict[str, float]] = {
     "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
     "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
@@ -41,7 +41,7 @@ RATES: dict[str, dict[str, float]] = {
     "complex_residues": {"c16": 1e14},
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
-    "hopper": {"f4": 6.8e14, "i4": 1.2e15},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15, "i8": 1.2e15},
     "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }
@@ -64,8 +64,8 @@ PREPARED = {
 }
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
-# of C, or what is made of parts of A and B where a guard is raised.
-WORKSPACE = dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
+# of C, counts of bools, or what is made of parts of A and B where a guard is raised.
+WORKSPACE = dict.fromkeys(("hopper", "residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16

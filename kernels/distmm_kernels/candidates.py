@@ -68,7 +68,7 @@ class Candidate:
 
 
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
-FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
+FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iub")
 FLOAT32 = frozenset({"float32"})
 FLOAT64 = frozenset({"float64"})
 COMPLEX64 = frozenset({"complex64"})

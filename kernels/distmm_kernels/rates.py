@@ -23,7 +23,7 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "hopper": {
             "bfloat16": (6.7, 61, 459, 736, 736),
             "float16": (7.1, 59, 469, 725, 729),
-            "int8": (3.3, 25, 154, 983, 1460),
+            **dict.fromkeys(("int8", "uint8", "bool"), (3.3, 25, 154, 983, 1460)),
         },
         "fp16x3": {"float32": (1.5, 14, 92, 207, 243)},
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},

@@ -7,7 +7,7 @@ import pytest
 
 from distmm_kernels import device
 from distmm_kernels.candidates import CANDIDATES
-from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
+from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate
 from distmm_kernels.select import explain, names, select, why_not
@@ -124,7 +124,7 @@ def test_guarded_granules_are_multiplied_by_the_fastest_chain(name, dtype, fallb
 def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_for(dtype):
     large = problem(dtype, k=4096, n=4096)
     assert chosen(large, H200) == chosen(large, H200, "medium") == "hopper"
-    assert chosen(large, H200, "ieee") == ("hopper" if dtype == "int8" else "register_tiled")
+    assert chosen(large, H200, "ieee") == ("hopper" if compute_dtype(dtype).kind == "i" else "register_tiled")
     assert chosen(large, A100) == "register_tiled"
 
 

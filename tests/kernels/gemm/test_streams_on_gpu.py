@@ -24,6 +24,8 @@ KERNELS = [
     ("hopper", "float16"),
     ("hopper", BFLOAT16),
     ("hopper", "int8"),
+    ("hopper", "uint8"),
+    ("hopper", "bool"),
     ("hopper_tf32", "float32"),
     ("hopper_bf16", "float32"),
     ("fp16x3", "float32"),
