@@ -37,6 +37,7 @@ RATES: dict[str, dict[str, float]] = {
     "fp16x3": {"f4": 2.2e14},
     "tf32x3": {"f4": 1.3e14},
     "residues": {"f8": 8.5e13},
+    "integer_residues": {"i4": 1.3e14, "i8": 7.5e13},
     "complex_fp16x3": {"c8": 2.2e14},
     "complex_residues": {"c16": 1e14},
     "hopper_tf32": {"f4": 3e14},
@@ -50,7 +51,8 @@ RATES: dict[str, dict[str, float]] = {
 # fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, dmma operands whose rows
 # begin at no multiples of 16 bytes. residues: 16 bytes for each element of 8, 12 for each granule of a row, and while
 # they are made 8 for 128 elements; a granule has 512 elements or more. complex_residues: 48 for each of 16, 12 for each
-# granule, 8 for 64. complex_fp16x3 holds B as a real matrix, twice as large as B, and its halves; A takes less.
+# granule, 8 for 64. integer_residues: 10 for each of 4, or 18 for each of 8. complex_fp16x3 holds B as a real matrix,
+# twice as large as B, and its halves; A takes less.
 PREPARED = {
     "register_tiled": 1.0,
     "dmma": 1.0,
@@ -59,13 +61,16 @@ PREPARED = {
     "hopper_tf32": 1.0,
     "hopper_bf16": 0.5,
     "residues": 2.011,
+    "integer_residues": 2.5,
     "complex_fp16x3": 4.001,
     "complex_residues": 3.011,
 }
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
 # of C, counts of bools, or what is made of parts of A and B where a guard is raised.
-WORKSPACE = dict.fromkeys(("hopper", "residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29)
+WORKSPACE = dict.fromkeys(
+    ("hopper", "residues", "complex_residues", "integer_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29
+)
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16

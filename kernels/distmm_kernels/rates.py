@@ -13,8 +13,8 @@ __all__ = ["SIZES", "rate", "seconds"]
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Estimated from the others: those of hopper_bf16; at 512 those of dmma, residues, complex_fp16x3 and complex_residues;
-# below 4096 those of register_tiled's types but float32 and complex64.
+# Estimated from the others: those of hopper_bf16, of uint8 and bool, and of integer_residues; at 512 those of dmma,
+# residues, complex_fp16x3 and complex_residues; below 4096 those of register_tiled's types but float32 and complex64.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
@@ -29,6 +29,7 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
         "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
         "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
+        "integer_residues": {"int32": (2.4, 18, 70, 112, 138), "int64": (1.5, 12, 42, 62, 77)},
         "complex_fp16x3": {"complex64": (5, 38.2, 176, 219, 222)},
         "complex_residues": {"complex128": (5.7, 27.1, 72.4, 96.3, 104)},
         "register_tiled": {

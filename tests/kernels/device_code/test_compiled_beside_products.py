@@ -35,6 +35,8 @@ KERNELS = [
     ("residues", "split", (False, 2)),
     ("reconstruct_complex", "reconstruct", (True,)),
     ("reconstruct_complex", "reconstruct", (False,)),
+    *(("integer_residues", "split", (bits, along_k)) for bits in (32, 64) for along_k in (True, False)),
+    *(("integer_residues", "reconstruct", (bits, adds)) for bits in (32, 64) for adds in (True, False)),
     ("copies.real_view", "source", ("float32", False)),
     ("copies.real_view", "source", ("float32", True)),
     ("copies.real_view", "source", ("float64", True)),

@@ -44,11 +44,11 @@ def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
         np.testing.assert_array_equal(d, np.broadcast_to(expected, d.shape) + (c is not None))
 
 
-@pytest.mark.parametrize("name", ["fp16x3", "tf32x3", "hopper_tf32", "residues"])
+@pytest.mark.parametrize("name", ["fp16x3", "tf32x3", "hopper_tf32", "residues", "integer_residues"])
 def test_a_repeated_matrix_takes_the_memory_of_one(gpu, live_memory, name):
     import cupy
 
-    dtype = np.dtype("float64" if name == "residues" else "float32")
+    dtype = np.dtype({"residues": "float64", "integer_residues": "int64"}.get(name, "float32"))
     candidate = next(each for each in CANDIDATES if each.name == name)
     if reason := why_not(candidate, Problem(1, 1, 1, dtype), gpu):
         pytest.skip(reason)

@@ -32,6 +32,8 @@ KERNELS = [
     ("tf32x3", "float32"),
     ("dmma", "float64"),
     ("residues", "float64"),
+    ("integer_residues", "int32"),
+    ("integer_residues", "int64"),
     ("complex_fp16x3", "complex64"),
     ("complex_residues", "complex128"),
     ("register_tiled", "float32"),
