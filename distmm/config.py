@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("distmm.yaml"
 
 dask.config.update_defaults({"distmm": DEFAULTS})
 
-# Values of those settings that have a few.
+# Settings that have one of a few values.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "device": ("auto", "cpu", "gpu"),
@@ -29,8 +29,8 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 }
 
 
-def chosen(name: str, given: Any) -> Any:
-    """Return an argument as the caller has given it; for None the configured default.
+def chosen(name: str, given: Any = None) -> Any:
+    """Return an argument as the caller has given it; for None, and for what is no argument, the configured value.
 
     Raises
     ------
@@ -39,14 +39,25 @@ def chosen(name: str, given: Any) -> Any:
     """
     if given is not None:
         return given
-    value = dask.config.get(f"distmm.{name}", DEFAULTS[name])
+    value = dask.config.get(f"distmm.{name}", dask.config.get(name, config=DEFAULTS))
     if name in ALLOWED and value not in ALLOWED[name]:
         what = f"which is not one of {', '.join(ALLOWED[name])}"
     elif name == "kernel" and not isinstance(value, (str, type(None))):
         what = "which is no kernel's name: use one that distmm info lists, or null"
+    elif name == "accelerate.min-flops" and not _is_count(value):
+        what = "which is no number of operations: use one such as 1e8, or 0 for all products"
     else:
         return value
+    variable = f"DASK_DISTMM__{name.upper().replace('.', '__').replace('-', '_')}"
     raise InputError(
         f"Dask's configuration has distmm.{name}: {value!r}, {what}; correct it in the YAML file, in the environment "
-        f"variable DASK_DISTMM__{name.upper()} or in dask.config.set, wherever it is set"
+        f"variable {variable} or in dask.config.set, wherever it is set"
     )
+
+
+def _is_count(value: Any) -> bool:
+    """Whether a value is a number from 0; 1e8 in YAML is a text."""
+    try:
+        return not isinstance(value, bool) and float(value) >= 0
+    except (TypeError, ValueError):
+        return False

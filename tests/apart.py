@@ -53,13 +53,13 @@ class Apart:
         self._program: subprocess.Popen[str] | None = None
         self._cwd = Path.cwd()  # tests change it, and remove where they have been
         self._folder = tempfile.TemporaryDirectory(prefix="distmm-apart-", ignore_cleanup_errors=True)
-        for item in items:
-            if (mark := item.get_closest_marker("apart")) is None:
-                continue
+        marked = [(item, mark) for item in items if (mark := item.get_closest_marker("apart")) is not None]
+        if any("function" in mark.kwargs for _, mark in marked):
+            self._process.submit(int)  # starts the process here and now, not in the folder of some test
+        for item, mark in marked:
             if "program" in mark.kwargs:
                 self.of[item.nodeid] = self._thread.submit(self._run, mark.kwargs["program"])
             else:
-                self._process.submit(int)  # starts the process here and now, not in the folder of some test
                 parameters = item.callspec.params  # type: ignore[attr-defined]  # of tests with parameters
                 self.of[item.nodeid] = self._thread.submit(self._call, mark.kwargs["function"], parameters)
 

@@ -12,18 +12,20 @@ import dask
 import dask.array as da
 import numpy as np
 
+from distmm import config
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
 from distmm.api import einsum as contractions
 from distmm.errors import InputError
+from distmm.graph.product_graph import ProductLayer
 
 __all__ = ["REPLACEMENTS"]
 
 log = logging.getLogger("distmm.accelerate")
 
-# Operations below which a product stays Dask's: 3 ms of a core in float64, where planning takes 2 to 4 ms, and on a
-# cluster a question to all of its workers too.
-MIN_FLOPS = 1e8
+# The setting that says which products are too small, and all that products read.
+MIN_FLOPS = "accelerate.min-flops"
+SETTINGS = ("precision", "kernel", "device", MIN_FLOPS)
 
 Chunks = tuple[tuple[int, ...], ...]
 Label = int | str
@@ -43,7 +45,7 @@ def matmul(a: Any, b: Any) -> da.Array:
     shared = math.prod(min(sum(x), sum(y)) for x, y in pairs)  # dimensions that are broadcast have length 1
     columns = b.shape[-1] if b.ndim > 1 else 1
     _check_flops(2 * a.size * columns * math.prod(b.shape[:-2]) / shared)
-    return products.matmul(a, b)
+    return _kept(products.matmul(a, b), a, b)
 
 
 def tensordot(lhs: Any, rhs: Any, axes: Any = 2) -> da.Array:
@@ -115,7 +117,7 @@ def _contracted(
     _check_flops(2 * math.prod(map(sum, edges.values())))
     number = {label: at for at, label in enumerate(edges)}
     numbered = [[number[label] for label in labels] for labels in (of_a, of_b, out)]
-    c = contractions.einsum(a, numbered[0], b, numbered[1], numbered[2])
+    c = _kept(contractions.einsum(a, numbered[0], b, numbered[1], numbered[2]), a, b)
     chunks = tuple(edges[label] for label in out)
     return c if c.chunks == chunks else c.rechunk(chunks)
 
@@ -131,8 +133,20 @@ def _check_blocks(a: da.Array, b: da.Array) -> None:
         raise StaysDasks("a block has no elements")
 
 
+def _kept(c: da.Array, a: da.Array, b: da.Array) -> da.Array:
+    """Return the product of a and b, unless the workers have too little memory for all of its blocks.
+
+    Then `persist` would fail. That of Dask's product does not: its workers write blocks to their disks.
+    """
+    made = c.dask.layers.keys() - a.dask.layers.keys() - b.dask.layers.keys()
+    layers = (c.dask.layers[name] for name in made)
+    if any(isinstance(layer, ProductLayer) and layer.plan.streamed for layer in layers):
+        raise StaysDasks("the workers have too little memory for all blocks of the product")
+    return c
+
+
 def _check_flops(flops: float) -> None:
-    least = float(dask.config.get("distmm.accelerate.min-flops", MIN_FLOPS))
+    least = float(config.chosen(MIN_FLOPS))
     if flops < least:
         raise StaysDasks(f"{flops:.3g} operations are less than {least:.3g}")
 
@@ -143,6 +157,8 @@ def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]
 
     @wraps(by_dask)
     def chosen(*args: Any, **kwargs: Any) -> Any:
+        for setting in SETTINGS:  # one that cannot be used is an error, and no reason to call Dask's function
+            config.chosen(setting)
         try:
             result = by_distmm(*args, **kwargs)
         except (StaysDasks, InputError) as reason:  # InputError: also what does not fit into the cluster's memory

@@ -31,7 +31,7 @@ def accelerate(on: bool = True) -> None:
       QR decompositions of a single block;
     - types for which Dask's result is of another type than distmm's: bool and integers of fewer than 64 bits;
     - objects, masked, structured and sparse arrays, unknown or empty chunks;
-    - products for which the cluster has too little memory, or no worker;
+    - products for which the cluster has no worker, or too little memory for all of their blocks;
     - einsums with `dtype`, `casting` or other options, of one operand or more than two, and those whose results
       Dask would cut into smaller chunks.
 

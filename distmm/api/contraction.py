@@ -6,9 +6,10 @@ are merged into one dimension, and those of C are split again:
 
 - An array in memory is reshaped, which is a view where its strides allow, else a copy at the call. Where two runs of
   its labels would need a copy, the shorter one may become a batch dimension that the other array has not.
-- A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). No block moves. Along k the order of
-  elements does not matter, as long as both arrays have the same. Two Dask arrays get the same chunks there; beside an
-  array in memory, a Dask array gets chunks that follow each other in C order.
+- A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). Along k the order of elements does not
+  matter, as long as both arrays have the same. Two Dask arrays get the same chunks there, those of the larger one;
+  beside an array in memory, a Dask array gets chunks that follow each other in C order. An array whose chunks change is
+  rechunked by Dask, which moves parts of blocks.
 """
 
 from __future__ import annotations

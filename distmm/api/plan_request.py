@@ -156,13 +156,13 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
-    measured = _measured(request, plan, client)
+    measured = _measured(request, plan, spec, client)
     return plan if measured == spec else _within_host_memory(request, measured)
 
 
-def _measured(request: PlanRequest, plan: Plan, client: Client) -> ClusterSpec:
+def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:
     """Describe the cluster with the rates of its links and files, where a plan uses them and they are lower."""
-    spec, job = plan.cluster, request.job
+    job = request.job
     links = [link_rate(client, spec.device)] if plan.bytes_moved else []
     files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
     return replace(

@@ -188,9 +188,10 @@ class Gemm:
 
     def _check_sendable(self, client: Client | None) -> None:
         """Refuse operands that the workers of a cluster cannot open."""
+        if client is None:
+            return
         for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
-            if client is not None:
-                check_sendable(operand.source, operand.name)
+            check_sendable(operand.source, operand.name)
 
     def _prepare(self, plan: Plan, wishes: Wishes, client: Client | None) -> None:
         """Refuse what cannot run on a cluster, and get the cluster ready."""

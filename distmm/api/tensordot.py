@@ -33,7 +33,8 @@ def tensordot(
 
     The dimensions that are summed over become k, the others of A the rows of C and the others of B its columns. NumPy
     and CuPy arrays are reshaped, which takes a copy at the call only where their strides forbid a view. Dask arrays are
-    reshaped block by block, and no block moves for it.
+    reshaped block by block; before that, one whose chunks do not match along the dimensions that are summed over is
+    rechunked.
 
     Parameters
     ----------

@@ -111,8 +111,8 @@ class Waves:
                 error.add_note("the scheduler is lost: out is at rest when its workers have ended")
             raise
         finally:
-            # Tasks must not stay on the cluster for what still refers to their futures: the traceback of an error that
-            # is kept, and Dask's loop, where each future that has not ended waits to say so.
+            # A task stays on the cluster as long as its future is not released. The traceback of an error and Dask's
+            # loop refer to futures for longer than this method runs.
             for sent in self.sent:
                 for future in sent.pending.values():
                     future.release()

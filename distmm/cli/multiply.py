@@ -39,17 +39,17 @@ def multiply(
     dtype: Annotated[
         str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
     ] = None,
-    check: options.OwnCheck = None,
+    check: options.ConfiguredCheck = None,
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.OwnDevice = None,
+    device: options.ConfiguredDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.OwnPrecision = None,
+    precision: options.ConfiguredPrecision = None,
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 

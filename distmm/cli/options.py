@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit",
-    "OwnCheck", "OwnDevice", "OwnPrecision", "Plan", "PrecisionOption", "Tls", "TransA", "TransB", "Workers",
-    "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
+    "Blocks", "Check", "CheckOption", "Cluster", "ConfiguredCheck", "ConfiguredDevice", "ConfiguredPrecision",
+    "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan", "PrecisionOption", "Tls", "TransA",
+    "TransB", "Workers", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
 ]  # fmt: skip
 
 
@@ -105,18 +105,18 @@ Tls = Annotated[
     typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
 DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
-# Of these, None is the default of Dask's configuration.
-OwnDevice = Annotated[
+# Where one of the next three is not given, Dask's configuration decides.
+ConfiguredDevice = Annotated[
     Device | None,
     typer.Option(
         "--device", help="Where to multiply; auto takes GPUs where it can.", show_default="auto, or configured"
     ),
 ]
-OwnPrecision = Annotated[
+ConfiguredPrecision = Annotated[
     Precision | None,
     typer.Option("--precision", help="Least accuracy of float32 products.", show_default="highest, or configured"),
 ]
-OwnCheck = Annotated[
+ConfiguredCheck = Annotated[
     Check | None,
     typer.Option(
         "--check",

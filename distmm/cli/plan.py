@@ -24,7 +24,7 @@ def plan(
     transa: options.TransA = False,
     transb: options.TransB = False,
     cluster: options.Cluster = "local",
-    device: options.OwnDevice = None,
+    device: options.ConfiguredDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
@@ -45,7 +45,7 @@ def plan(
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.OwnPrecision = None,
+    precision: options.ConfiguredPrecision = None,
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 

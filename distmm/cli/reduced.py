@@ -53,17 +53,17 @@ def topk(
     overwrite: Overwrite = False,
     transa: options.TransA = False,
     transb: options.TransB = False,
-    check: options.OwnCheck = None,
+    check: options.ConfiguredCheck = None,
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.OwnDevice = None,
+    device: options.ConfiguredDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.OwnPrecision = None,
+    precision: options.ConfiguredPrecision = None,
 ) -> None:
     """Write the k best elements of each row of A @ B, and their columns, to disk; the product is held nowhere.
 
@@ -107,17 +107,17 @@ def threshold(
     overwrite: Overwrite = False,
     transa: options.TransA = False,
     transb: options.TransB = False,
-    check: options.OwnCheck = None,
+    check: options.ConfiguredCheck = None,
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.OwnDevice = None,
+    device: options.ConfiguredDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
     blocks: options.Blocks = None,
     plan: options.Plan = None,
     kernel: options.Kernel = None,
-    precision: options.OwnPrecision = None,
+    precision: options.ConfiguredPrecision = None,
 ) -> None:
     """Write the elements of A @ B that are at least t to disk, as a sparse matrix; the product is held nowhere.
 
@@ -133,7 +133,7 @@ def threshold(
     from distmm.job import threshold as job
     from distmm.job.reduction import Threshold
 
-    least = int(t) if t.is_integer() else t
+    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
     product: dict[str, Any] = {
         "transa": transa,
         "transb": transb,

@@ -16,7 +16,7 @@ def resume(
     c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
-    device: options.OwnDevice = None,
+    device: options.ConfiguredDevice = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",

@@ -21,7 +21,7 @@ def verify(
     transb: options.TransB = False,
     check: options.CheckOption = options.Check.freivalds,
     seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random vectors.", show_default=False)] = None,
-    precision: options.OwnPrecision = None,
+    precision: options.ConfiguredPrecision = None,
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,

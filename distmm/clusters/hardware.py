@@ -124,7 +124,7 @@ def gpus(
     Raises
     ------
     InputError
-        For a model that is none of these, and for numbers and sizes that are none.
+        For an unknown model, a count below 1, and a size that cannot be read or is not positive.
 
     Examples
     --------
@@ -163,7 +163,7 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
     Raises
     ------
     InputError
-        For numbers and sizes that are none.
+        For a number of workers or threads below 1, and a size that cannot be read or is not positive.
 
     Examples
     --------

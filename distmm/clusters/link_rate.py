@@ -1,31 +1,28 @@
-"""Bandwidth between workers: measured once for each set of workers of a client, and kept.
+"""Bandwidth between workers.
 
 Plans assume the best link there is (`distmm.clusters.cluster.LINKS`): NVLink between GPUs, loopback between processes
-of one host. Many clusters have a slower network. Callers take a lower rate only: a link that is faster than assumed
-while it is idle will not be as fast beside products.
+of one host. Many clusters have a slower network.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-import logging
 import math
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from distributed import Client, Worker, wait
 from distributed.worker import get_data_from_worker
 
+from distmm.clusters.measured import measured_once
 from distmm.worker.tasks import to_device
 from distmm.worker.tasks.epilogue import Block
 
-__all__ = ["link_rate", "two_digits"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["link_rate"]
 
 # Bytes of the block that is fetched. It takes 15 ms by loopback between processes, and by a network of 10 Gbit/s; with
 # GPUs 2.5 ms by NVLink, beside 2 ms that any fetch takes.
@@ -40,31 +37,23 @@ ENOUGH_SECONDS = 0.2
 # Time after which the measurement is given up, for workers that are busy or lost; connections of GPUs take up to 2.5 s.
 PATIENCE_SECONDS = 5.0
 
-_rates: WeakKeyDictionary[Client, dict[tuple[frozenset[str], str], float | None]] = WeakKeyDictionary()
-
 
 def link_rate(client: Client, device: Literal["cpu", "cuda"]) -> float | None:
     """Return bytes/s of the slowest kind of link between workers: within one host, and between two hosts.
 
-    Asked once for each set of workers; None where they cannot tell, also later.
+    Asked once for each set of workers; None where they cannot tell, also later, and for a single worker.
     """
     hosts = {address: info["host"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
-    known = _rates.setdefault(client, {})
-    workers = frozenset(hosts), device
-    if workers not in known:
-        known[workers] = None  # also if this is interrupted
-        known[workers] = _measured(client, device, list(_pairs(hosts)))
-    return known[workers]
-
-
-def _measured(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[str, str]]) -> float | None:
-    """Measure the slowest of the links between `pairs` of workers; None if that fails, which is no reason to stop."""
-    try:
-        seconds = [_fetch_seconds(client, device, *pair) for pair in pairs]
-    except Exception as error:  # whatever it is: the product has not begun, and can do without the figure
-        logger.warning("the bandwidth between workers could not be measured, plans assume the usual one: %r", error)
+    pairs = list(_pairs(hosts))
+    if not pairs:
         return None
-    return two_digits(BLOCK_BYTES[device] / max(seconds)) if seconds else None
+    slowest = partial(_slowest, client, device, pairs)
+    return measured_once(client, "the bandwidth between workers", (frozenset(hosts), device), slowest)
+
+
+def _slowest(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[str, str]]) -> float:
+    """Measure the slowest of the links between `pairs` of workers."""
+    return BLOCK_BYTES[device] / max(_fetch_seconds(client, device, *pair) for pair in pairs)
 
 
 def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -112,9 +101,3 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
         return best
 
     return await asyncio.wait_for(several(), PATIENCE_SECONDS)
-
-
-def two_digits(rate: float) -> float:
-    """Round down to two digits: plans of the same product are found again for the same rate."""
-    step = 10.0 ** (math.floor(math.log10(rate)) - 1)
-    return math.floor(rate / step) * step

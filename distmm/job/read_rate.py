@@ -1,30 +1,25 @@
-"""How fast workers read A and B from their files: measured once for a set of workers and matrices, and kept.
+"""How fast workers read A and B from their files.
 
 Plans assume files that are in the memory of the hosts (`distmm.job.planning.LOADS`). Disks and networks are slower, and
-some programs unpack chunks slowly. Callers take a lower rate only: files that are in memory while the plan is made need
-not be when they are read.
+some programs unpack chunks slowly. Files that are in memory while the plan is made need not be when they are read.
 """
 
 from __future__ import annotations
 
-import logging
 import math
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Literal
-from weakref import WeakKeyDictionary
 
 from distributed import Client, Worker
 
-from distmm.clusters.link_rate import two_digits
+from distmm.clusters.measured import measured_once
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import load
 
 __all__ = ["read_rate"]
-
-logger = logging.getLogger(__name__)
 
 # Bytes that are read in one go, at least; a chunk if it is larger. A disk with 100 MB/s takes 40 ms.
 PIECE_BYTES = 1 << 22
@@ -35,42 +30,22 @@ ENOUGH_SECONDS, MOST_PIECES = 0.2, 16
 # Workers that read at the same time, at most: enough to see what they share.
 MOST_WORKERS = 16
 
-_rates: WeakKeyDictionary[Client, dict[tuple[frozenset[str], str, str], float | None]] = WeakKeyDictionary()
-
 
 def read_rate(client: Client, matrix: Matrix, device: Literal["cpu", "cuda"]) -> float | None:
-    """Return the bytes/s at which each worker reads blocks of a matrix while the others read too.
+    """Return the bytes/s at which each worker reads blocks of a matrix to `device` while the others read too.
 
-    Parameters
-    ----------
-    client : distributed.Client
-    matrix : Matrix
-    device : {"cpu", "cuda"}
-        Where the blocks go.
-
-    Returns
-    -------
-    float or None
-        None where the workers cannot tell, also later.
+    Asked once for each set of workers; None where they cannot tell, also later.
     """
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
-    known = _rates.setdefault(client, {})
-    key = frozenset(workers), matrix.path, device
-    if key not in known:
-        known[key] = None  # also if this is interrupted
-        known[key] = _measured(client, workers[:MOST_WORKERS], matrix, device)
-    return known[key]
+    slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
+    return measured_once(client, f"the rate of reading {matrix.path}", (frozenset(workers), device), slowest)
 
 
-def _measured(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float | None:
-    """Let workers read; None if that fails: it says so where the matrix is read for the product."""
+def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float:
+    """Let workers read, and return the lowest of their rates."""
     ranks = {address: rank for rank, address in enumerate(workers)}
-    try:
-        rates = client.run(_read, ranks, matrix, device, workers=workers)
-    except Exception as error:  # whatever it is: the product has not begun, and can do without the figure
-        logger.warning("%s: the rate of reading could not be measured, plans assume a fast one: %r", matrix.path, error)
-        return None
-    return two_digits(min(rates.values()))
+    rates: dict[str, float] = client.run(_read, ranks, matrix, device, workers=workers)
+    return min(rates.values())
 
 
 def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"], dask_worker: Worker) -> float:

@@ -144,7 +144,7 @@ def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made 
     parts = [part for _, part in made]
     part = None
     if all(each is not None for each in parts):
-        part = parts[0] if len(parts) == 1 else writer.reduction.combine(parts)
+        part = tasks.merge(writer.reduction, parts, None, False, writer.plan.cluster.device)
     if not last:
         return records, part
     # The task keeps its slot: as many rows are put together at a time as the plan has counted, and writing is short.

@@ -12,6 +12,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import dask
 import numpy as np
 from distributed import Client
 
@@ -34,7 +35,11 @@ __all__ = ["ROWS", "check_sample"]
 # hardly more time: that is the reading of B.
 ROWS = 32
 
-# Bytes of the columns of B, in the working type, that a task takes at a time.
+# Columns of B that a task takes: whole chunks, so that each is read once. A row of a file without chunks is read in
+# pieces of 64 kB. Of chunks that are wider than the second number a task takes a part: it has five arrays of 32 rows.
+COLUMNS = 1 << 13, 1 << 17
+
+# Bytes of B, in the working type, that a task takes at a time; it reads a chunk at least.
 PIECE = 64 << 20
 
 
@@ -85,9 +90,8 @@ class _Columns:
     tolerance: Tolerance
 
     def __call__(self, columns: slice) -> Found:
-        right = _region(self.b, slice(0, self.b.shape[0]), columns).astype(self.tolerance.work)
         with np.errstate(all="ignore"):
-            truth, limit = self.elements(right)
+            truth, limit = self.elements(columns)
             found = Found()
             for at, row in enumerate(self.rows):
                 own, values = self.given[at]
@@ -98,23 +102,41 @@ class _Columns:
                 found |= self._left_out(row, left_out, values, truth[at], limit[at], columns.start)
         return found
 
-    def elements(self, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def elements(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return what the result should have of each element, in its order, and by how much that may differ."""
-        truth, tolerance = self.left @ right, self.tolerance
+        truth, spread, of_columns = self.sums(columns)
+        tolerance = self.tolerance
         if tolerance.exact:
             return truth.astype(tolerance.dtype), np.zeros(truth.shape)
-        limit = tolerance.limit(np.abs(self.left) @ np.abs(right), np.abs(truth), tolerance.underflow(1))
+        limit = tolerance.limit(spread, np.abs(truth), tolerance.underflow(1))
         metric = self.reduction.metric if isinstance(self.reduction, TopK) else None
+        of_rows = (self.left**2).sum(axis=1)
         if metric == "cosine":
-            lengths = np.outer(*(_lengths(x) for x in (self.left, right.T)))
+            lengths = np.outer(_lengths(of_rows), _lengths(of_columns))
             # Two norms, and the divisions by them, are rounded once each.
             truth, limit = truth / lengths, limit / lengths
             limit = limit + SIGMAS * 4 * tolerance.u_out * np.abs(truth)
         elif metric == "euclidean":
-            squares = (self.left**2).sum(axis=1)[:, None] + (right**2).sum(axis=0)
+            squares = of_rows[:, None] + of_columns
             # Minus the square of the distance: the nearest are the largest. The score is rounded in C's type.
             truth, limit = 2 * truth - squares, 2 * limit + SIGMAS * 4 * tolerance.u_out * squares
         return truth, limit
+
+    def sums(self, columns: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return A @ B for the sampled rows and these columns, |A| @ |B|, and the squared norms of the columns of B."""
+        width, work = columns.stop - columns.start, self.tolerance.work
+        truth = np.zeros((len(self.rows), width), work)
+        spread, squares = np.zeros(truth.shape), np.zeros(width)
+        few = max(1, PIECE // max(1, width * work.itemsize))
+        for panel in _cut(self.b.shape[0], (self.b.storage_chunk or (1, 1))[0], few):
+            block = _region(self.b, panel, columns)
+            for part in _cut(len(block), 1, few):
+                left, right = self.left[:, panel][:, part], block[part].astype(work)
+                truth += left @ right
+                if not self.tolerance.exact:
+                    spread += np.abs(left) @ np.abs(right)
+                    squares += (right**2).sum(axis=0)
+        return truth, spread, squares
 
     def _listed(
         self, row: int, own: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
@@ -136,7 +158,7 @@ class _Columns:
             least = _in_order(values[-1:], self.reduction, self.tolerance)[0]
             belongs = truth > least
         else:
-            least, belongs = self.reduction.t, truth >= self.reduction.t
+            least, belongs = float(self.reduction.t), truth >= self.reduction.t
         at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
         found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
         what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
@@ -164,9 +186,9 @@ def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) ->
     return -(wide**2) if isinstance(reduction, TopK) and reduction.metric == "euclidean" else wide
 
 
-def _lengths(x: np.ndarray) -> np.ndarray:
-    """Norms of rows to divide by: a row of zeros has the cosine 0 with all others."""
-    lengths = np.sqrt((x * x).sum(axis=1))
+def _lengths(squares: np.ndarray) -> np.ndarray:
+    """Norms to divide by: what is zero has the cosine 0 with all others."""
+    lengths = np.sqrt(squares)
     lengths[lengths == 0] = 1
     return np.asarray(lengths)
 
@@ -197,12 +219,15 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
         return Verdict("wrong", math.inf, problem)
     left = np.concatenate([_region(spec.a, slice(row, row + 1), slice(0, k)) for row in chosen.tolist()])
     check = _Columns(tuple(chosen.tolist()), left.astype(tolerance.work), given, spec.b, spec.reduction, tolerance)
-    width = max(1, PIECE // (max(1, k) * tolerance.work.itemsize))
-    regions = list(slices(even_edges(n, width)))
+    width = (spec.b.storage_chunk or (1, 1))[1]
+    regions = _cut(n, min(width, COLUMNS[1]), COLUMNS[0])
     if client is None or not isinstance(spec.b.source, Matrix):
         found = [check(region) for region in regions]
     else:
-        found = client.gather(client.map(check, regions, pure=False, batch_size=1000))
+        # The rows of A may be larger than what Dask takes for a mistake in a graph. They are sent once.
+        with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
+            sent = client.submit(_sent, check, pure=False)
+        found = client.gather(client.map(_compared, regions, check=sent, pure=False, batch_size=1000))
     whole = Found()
     for each in found:
         whole |= each
@@ -213,6 +238,20 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
         what = f"{whole.unknown} elements of {about}, are inf or NaN and cannot be compared; the others are right"
         return Verdict("cannot tell", whole.ratio, what)
     return Verdict("right", whole.ratio, f"{about}, are right, the largest error is {of_tolerance(whole.ratio)}")
+
+
+def _cut(size: int, chunk: int, least: int) -> list[slice]:
+    """Cut rows or columns into parts of whole chunks, of about `least`, or of one chunk."""
+    edge = max(1, chunk) * max(1, least // max(1, chunk))
+    return [slice(start, min(size, start + edge)) for start in range(0, size, edge)]
+
+
+def _sent(check: _Columns) -> _Columns:
+    return check
+
+
+def _compared(columns: slice, check: _Columns) -> Found:
+    return check(columns)
 
 
 def _given(
@@ -249,7 +288,9 @@ def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction:
     if isinstance(reduction, TopK):
         falls = values[1:] < values[:-1] if reduction.metric == "euclidean" else values[1:] > values[:-1]
         return f"row {row} is not in the order of its values" if falls.any() else None
-    return f"row {row} has values below the threshold" if (values < reduction.t).any() else None
+    with np.errstate(over="ignore"):  # a threshold beyond the type of the values is infinite
+        below = values < reduction.t
+    return f"row {row} has values below the threshold" if below.any() else None
 
 
 def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:

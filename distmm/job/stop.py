@@ -19,7 +19,8 @@ from distmm.errors import DistmmError, InputError, Stopped
 
 __all__ = ["Stop", "seconds"]
 
-# Until the code that dropped the exception of a second signal has ended.
+# Python drops an exception that is raised in `__del__` or a callback of the garbage collector. A second signal that was
+# lost so is sent again after this time, which such code does not take.
 RAISE_AGAIN_SECONDS = 0.05
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

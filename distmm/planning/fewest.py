@@ -15,11 +15,11 @@ TOLERANCE = 1 / 8
 
 
 def few_workers(fits: Callable[[int], bool], first: int, least: int = 1) -> int | None:
-    """Return a number of workers that is enough, at most an eighth above the fewest; None if `MOST_WORKERS` do not do.
+    """Return a number of workers that is enough, at most an eighth above the fewest.
 
-    From `first` the numbers are halved or doubled until one is enough and another is not, and bisected then. More
-    workers mostly hold what fewer hold. Where that is not so (a prime number of workers has no square grid), there may
-    be smaller numbers that are enough.
+    It is None if `MOST_WORKERS` are too few. From `first` the numbers are halved or doubled until one is enough and
+    another is not, and bisected then. More workers mostly hold what fewer hold. Where that is not so (a prime number of
+    workers has no square grid), there may be smaller numbers that are enough.
 
     Parameters
     ----------

@@ -17,7 +17,6 @@ while it runs.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
@@ -108,12 +107,7 @@ class OutputSlots:
             self._give_back(rank, holder)
         return self._wake(owners)
 
-    def lift(self) -> Iterable[str]:
-        """Bound no longer: a client keeps blocks of C, which do not leave then. Return the products that waited."""
-        self.most = math.inf
-        return self._wake(set(self.waiting))
-
-    def require(self, slots: int) -> Iterable[str]:
+    def require(self, slots: float) -> Iterable[str]:
         """Let each worker have at least so many slots; return the products that wait for one."""
         self.most = max(self.most, slots)
         return self._wake(set(self.waiting))

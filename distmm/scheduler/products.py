@@ -7,6 +7,7 @@ on the scheduler, and carries out what it decides.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -146,11 +147,12 @@ class Products:
         for name in kept:
             product = self.products.get(name)
             if product is not None and product.slots is not None and not product.limits.wave_orders:
-                self.opening.update(dict.fromkeys(product.slots.lift()))
+                # A client keeps blocks of C: they do not leave, and give no slot back.
+                self.opening.update(dict.fromkeys(product.slots.require(math.inf)))
         return arranged
 
     def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
-        """List what the chains of a product make and has not left; nothing if it is not streamed."""
+        """List the blocks of a streamed product that are still to be made, or in memory; none of another product."""
         product = self.products.get(name)
         if product is None or product.slots is None or not product.limits.wave_orders:
             return []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import dask.array as da
 import numpy as np
 import pytest
 import yaml
@@ -84,6 +85,10 @@ def test_a_configured_check_is_that_of_jobs(tmp_path: Path, client: Any) -> None
         ("check", "some", lambda: distmm.multiply(A, A, "c.npy")),
         ("check", False, lambda: distmm.multiply(A, A, "c.npy")),
         ("device", "tpu", lambda: distmm.resume("c.npy")),
+        ("accelerate.min-flops", "many", lambda: accelerated()),
+        ("accelerate.min-flops", None, lambda: accelerated()),
+        ("accelerate.min-flops", -1, lambda: accelerated()),
+        ("precision", "lowest", lambda: accelerated()),
     ],
 )
 def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_its_setting(
@@ -93,6 +98,23 @@ def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_its_setting(
     with dask.config.set({f"distmm.{name}": value}), pytest.raises(InputError, match=f"has distmm.{name}: .*which is "):
         call()
     assert not list(tmp_path.iterdir())
+
+
+def accelerated() -> Any:
+    with distmm.accelerated():
+        return da.from_array(A) @ A
+
+
+def test_a_bad_setting_with_several_words_is_named_as_environment_variables_name_it() -> None:
+    variable = "environment variable DASK_DISTMM__ACCELERATE__MIN_FLOPS or"
+    with dask.config.set({"distmm.accelerate.min-flops": "many"}), pytest.raises(InputError, match=variable):
+        accelerated()
+
+
+@pytest.mark.parametrize("text", ["1e3", "1000", "2e3"])
+def test_a_number_of_operations_may_be_a_text_as_it_is_in_yaml(text: str) -> None:
+    with dask.config.set({"distmm.accelerate.min-flops": text}):
+        assert accelerated().name.startswith("distmm") == (float(text) <= 2 * 8**3)
 
 
 def test_an_unknown_argument_is_not_called_a_setting() -> None:
@@ -113,7 +135,11 @@ def test_files_and_environment_variables_are_read_as_dask_reads_them(tmp_path: P
 @pytest.mark.parametrize(
     ("function", "settings"),
     [(f, ("precision", "kernel", "device")) for f in (distmm.matmul, distmm.gemm, distmm.gram, distmm.plan)]
-    + [(distmm.multiply, tuple(config.DEFAULTS)), (distmm.verify, ("precision",)), (distmm.resume, ("device",))],
+    + [
+        (distmm.multiply, ("precision", "kernel", "device", "check")),
+        (distmm.verify, ("precision",)),
+        (distmm.resume, ("device",)),
+    ],
 )
 def test_arguments_with_a_setting_have_no_other_default(function: Any, settings: tuple[str, ...]) -> None:
     parameters = inspect.signature(function).parameters
@@ -122,5 +148,7 @@ def test_arguments_with_a_setting_have_no_other_default(function: Any, settings:
 
 def test_the_reference_has_every_setting_and_its_default() -> None:
     page = (Path(distmm.__file__).parents[1] / "deploy/site/pages/reference/configuration.md").read_text()
-    rows = re.findall(r"^\| `distmm\.(\w+)` \| `(\w+)` \|", page, re.MULTILINE)
-    assert {name: yaml.safe_load(default) for name, default in rows} == config.DEFAULTS
+    rows = re.findall(r"^\| `distmm\.([\w.-]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    found: dict[str, Any] = {}
+    dask.config.set({name: yaml.safe_load(default) for name, default in rows}, config=found)
+    assert found == config.DEFAULTS

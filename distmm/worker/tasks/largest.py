@@ -5,7 +5,7 @@ first pass finds a value that at least k elements of the row reach: the k-th lar
 groups of columns. The second one picks what reaches it, a few more than k elements, and only these are sorted.
 
 The order is NumPy's: NaN is larger than any number, and -0.0 equals 0.0. The result follows from the elements alone,
-however the matrix was cut. Where `largest_on_gpu` suits, a kernel does it in one read.
+however the matrix was cut. On a GPU a kernel does it in one read, where it can (`reductions_on_gpu`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.worker import gpu
-from distmm.worker.tasks import largest_on_gpu
+from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.rows import Block
 
 __all__ = ["largest", "sortable"]
@@ -50,8 +50,8 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
     values, columns : arrays ``(r, k)``, of the type of `x` and int64
         In descending order.
     """
-    if largest_on_gpu.suits(x, k, None):
-        return largest_on_gpu.largest(x, k, None, None)
+    if reductions_on_gpu.finds_largest(x, k, None):
+        return reductions_on_gpu.largest(x, k, None, None)
     library = gpu.namespace(x)
     rows, n = x.shape
     if 2 * k >= n:

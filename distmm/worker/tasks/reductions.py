@@ -23,7 +23,7 @@ import numpy as np
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.gpu_copies import to_host
-from distmm.worker.tasks import largest_on_gpu
+from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.epilogue import Block, flipped
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
@@ -43,6 +43,10 @@ __all__ = [
     "merge",
     "on_host",
 ]
+
+# Bytes of parts that are merged on a GPU at a time. With their copies and the buffers of sorts, some 60 bytes for 12 of
+# an element, they take no more than `rows.WORKSPACE`.
+MERGED = 1 << 27
 
 Device = Literal["cpu", "cuda"]
 Part = Any  # an array, or a tuple of arrays
@@ -136,12 +140,19 @@ def merge(reduction: Reduction, made: list[Any], sides: tuple[int, ...] | None, 
     return reduction.finish(part) if last else part
 
 
-def _combined_on_gpu(reduction: Reduction, parts: list[Part]) -> Part:
+def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
+    """Combine values and indices, some lines at a time; norms of the lines stay as they are."""
     import cupy
 
-    with gpu.working("product"):
-        combined = reduction.combine([tuple(map(cupy.asarray, part)) for part in parts])
-    return on_host(combined)
+    lines, made = parts[0][0].shape[-2], []
+    nbytes = sum(each.nbytes for part in parts for each in part[:2])
+    height = max(1, lines * MERGED // max(1, nbytes))
+    for top in range(0, max(1, lines), height):
+        with gpu.working("product"):
+            some = [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
+            combined = reduction.combine(some)
+        made.append(on_host(combined))
+    return (*(np.concatenate(each, axis=-2) for each in zip(*made, strict=True)), *parts[0][2:])
 
 
 @dataclass(frozen=True)
@@ -158,8 +169,8 @@ class Largest:
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
         k, metric = min(self.k, block.shape[-1]), self.metric
-        if largest_on_gpu.suits(block, k, metric):
-            values, columns = largest_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
+        if reductions_on_gpu.finds_largest(block, k, metric):
+            values, columns = reductions_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
             return (values, columns + first, *(() if norms is None else norms[:1]))
 
         def best(x: Block, at: tuple[Any, ...]) -> tuple[Block, Block]:
@@ -302,9 +313,13 @@ class Threshold:
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
+        if reductions_on_gpu.finds_above(block, self.least):
+            count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
+            return count, row, None if column is None else column + first, values
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
-            found = sortable(block[rows]) >= self.least
+            with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
+                found = sortable(block[rows]) >= self.least
             count += int(library.count_nonzero(found))
             if count <= self.most:
                 places = library.flatnonzero(found)

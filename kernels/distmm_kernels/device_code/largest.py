@@ -1,38 +1,38 @@
-"""The kernel that finds the k largest elements of each row of a matrix in one read of it.
+"""The kernels that find the k largest elements of each line of a matrix, a row or a column, in one read of it.
 
-A thread block owns a row, and walks along it. In each stretch of the row a thread holds `held` elements in registers.
-It compares them with a bound that at least k elements of the row reach. What is beyond the bound becomes a candidate,
-in shared memory; when there are many candidates, the k best are kept, and the last of these is the new bound.
+A warp owns a line, and walks along it. It keeps the best elements so far, sorted: element ``32 r + lane`` in register
+r of a lane. It compares a stretch of the line with the k-th best. Few elements come before that, as the k-th best is
+soon good: some ``k log(n / k)`` of a line of n random elements. Each one that does is inserted; what comes after it
+moves on by one place.
 
-The first bound comes from the first stretch: elements are in `groups` groups, and the bound is the k-th best of the
-groups' best elements. Then k groups at most have elements that reach it. The same is done where more elements reach the
-bound than there is room for. So the memory that a row takes is bounded, whatever the elements are.
+Elements are inserted in the order of the line. So a later one never comes before an equal one, and columns are not
+compared. NaN is larger than any number. The result depends on the elements alone.
 
-The order is by value, descending, then by column, ascending; NaN is larger than any number. It is a total order, so
-that the result depends neither on the threads that are first nor on the bounds.
+Lines that are rows are read from memory. For lines that are columns, a block reads a tile, row by row, and each of its
+warps reads one column of the tile in shared memory.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["Weighing", "largest"]
+__all__ = ["Weighing", "of_columns", "of_rows"]
 
 Weighing = Literal["", "plain", "times", "minus"]
 
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
-NOWHERE = u32(0xFFFFFFFF)
+NOWHERE = i32(-1)  # the place of an element that is not there yet
 
 
-def largest(dtype: str, weighing: Weighing, most: int, threads: int, held: int) -> Source:
-    """Make the kernel. Its grid: one block for each row.
+def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
+    """Make the kernel for lines that are rows. Its grid: a warp for each row, `warps` in a block.
 
     The parameters of the kernel: elements, in memory from the first to the last one; ``weights (n,)``; the results
-    ``values`` and ``columns``, ``(rows, k)``, as vectors; elements from a row to the next; n; k.
+    ``values`` and ``places``, ``(rows, k)``, as vectors; elements from a row to the next; rows; n; k.
 
     Parameters
     ----------
@@ -41,131 +41,176 @@ def largest(dtype: str, weighing: Weighing, most: int, threads: int, held: int) 
     weighing
         What is compared: ``x`` ("" and "plain"), ``x * weights[column]`` or ``x - weights[column]``. But for "", NaN
         counts as minus infinity.
-    most
-        Greatest k: a power of two, at most half of `threads`.
-    threads, held
-        Threads of a block; elements of a stretch in the registers of a thread.
+    registers
+        Those in which a lane keeps best elements: k over the lanes of a warp, rounded up.
+    held
+        Elements of a stretch that a lane compares at a time.
+    lanes, warps
+        Lanes of a warp; warps of a block.
     """
     number = getattr(types, dtype)
+    weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
+    every = u32((1 << lanes) - 1)
+    stretch = held * lanes
+
+    def kernel(elements, weights, values, places, pitch, rows, n, k):
+        best, at = cuda.local.array(registers, number), cuda.local.array(registers, i32)
+        lane = i32(cuda.threadIdx.x) % i32(lanes)
+        row = u64(cuda.blockIdx.x) * u64(warps) + u64(i32(cuda.threadIdx.x) // i32(lanes))
+        if row >= rows:
+            return
+        bound, full = begin(best, at)
+        first, start = u64(0), row * pitch
+        while first < n:
+            left = i32(min(n - first, u64(stretch)))
+            reaches = True
+            if full and left == i32(stretch):
+                reaches = False
+                for i in range(held):
+                    column = first + u64(i * lanes) + u64(lane)
+                    if beyond(weighed(elements[start + column], weights, column), bound):
+                        reaches = True
+            if cuda.ballot_sync(every, reaches) != u32(0):
+                for i in range(i32(0), left, i32(lanes)):
+                    column = first + u64(i) + u64(lane)
+                    there = i + lane < left
+                    x = weighed(elements[start + column], weights, column) if there else number(0)
+                    votes = u32(cuda.ballot_sync(every, there and (not full or beyond(x, bound))))
+                    bound, full = insert(best, at, x, i32(first) + i, votes, bound, full, lane, k)
+            first += u64(stretch)
+        write(best, at, values, places, row, lane, k)
+
+    return Source(kernel, _signature(number), warps * lanes, 2048 // (2 * warps * lanes))
+
+
+def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
+    """Make the kernel for lines that are columns of what lies in memory. Its grid: a block for `warps` of them.
+
+    Parameters and those of the kernel are as for `of_rows`: a "row" is a line, and `pitch` is from an element of a
+    line to its next one. Lines are neighbours in memory. `warps` divides `lanes`.
+    """
+    number = getattr(types, dtype)
+    weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
+    every = u32((1 << lanes) - 1)
+    stretch = held * lanes
+    width = stretch + lanes // warps  # what a warp stores at a time lies in different banks
+    room = warps * width
+
+    def kernel(elements, weights, values, places, pitch, rows, n, k):
+        tile = cuda.shared.array(room, number)
+        own = cuda.local.array(held, number)
+        best, at = cuda.local.array(registers, number), cuda.local.array(registers, i32)
+        thread, block = i32(cuda.threadIdx.x), u64(cuda.blockIdx.x) * u64(warps)
+        lane, line = thread % i32(lanes), thread // i32(lanes)
+        place, step = thread % i32(warps), thread // i32(warps)  # of what this thread loads: its line, and where in it
+        row, loaded = block + u64(line), block + u64(place)
+        mine = line * i32(width) + lane
+        bound, full = begin(best, at)
+        first = u64(0)
+        for i in range(held):
+            j = u64(i * lanes) + u64(step)
+            own[i] = weighed(elements[j * pitch + loaded], weights, j) if j < n and loaded < rows else number(0)
+        while first < n:
+            left = i32(min(n - first, u64(stretch)))
+            for i in range(held):
+                tile[place * i32(width) + i32(i * lanes) + step] = own[i]
+            cuda.syncthreads()
+            for i in range(held):
+                j = first + u64(stretch + i * lanes) + u64(step)
+                own[i] = weighed(elements[j * pitch + loaded], weights, j) if j < n and loaded < rows else number(0)
+            reaches = True
+            if full and left == i32(stretch):
+                reaches = False
+                for i in range(held):
+                    if beyond(tile[mine + i32(i * lanes)], bound):
+                        reaches = True
+            if cuda.ballot_sync(every, reaches) != u32(0):
+                for i in range(i32(0), left, i32(lanes)):
+                    there = i + lane < left
+                    x = tile[mine + i] if there else number(0)
+                    votes = u32(cuda.ballot_sync(every, there and (not full or beyond(x, bound))))
+                    bound, full = insert(best, at, x, i32(first) + i, votes, bound, full, lane, k)
+            cuda.syncthreads()
+            first += u64(stretch)
+        if row < rows:
+            write(best, at, values, places, row, lane, k)
+
+    return Source(kernel, _signature(number), warps * lanes, 768 // (warps * lanes))
+
+
+def _signature(number: Any) -> Any:
+    vector = types.Array(number, 1, "C")
+    return types.void(vector, vector, vector, types.Array(i64, 1, "C"), u64, u64, u64, u64)
+
+
+def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type: ignore[no-untyped-def]
+    """Make the functions of both kernels."""
+    number = getattr(types, dtype)
     real = dtype.startswith("float")
-    weighted = weighing in ("times", "minus")
-    zero, lowest = number(0), number(float("-inf")) if real else number(0)
-    stretch, groups, kept = threads * held, 2 * most, 2 * most
-    # Elements of k groups. Of threads that reach a bound, more than this many are in k groups at least.
-    many = most * (threads // groups)
-    room = kept + many * held
+    lowest = number(float("-inf")) if real else number(0)
+    every = u32((1 << lanes) - 1)
 
     @inlined
-    def ahead(x, at, y, other):
-        """Whether x, in column `at`, comes before y."""
-        if real and x != x:
-            return y == y or at < other
-        return x > y or (x == y and at < other)
-
-    @inlined
-    def beyond(x, bound):
-        """Whether x comes before a bound that lies to the left of it."""
-        if real and weighing == "":
-            return not x <= bound
-        return x > bound
-
-    @inlined
-    def weighed(x, weight):
+    def weighed(x, weights, column):
         if weighing == "times":
-            x *= weight
+            x *= weights[column]
         if weighing == "minus":
-            x -= weight
+            x -= weights[column]
         if weighing != "" and x != x:
             x = lowest
         return x
 
-    def kernel(elements, weights, values, columns, pitch, n, k):
-        candidates = cuda.shared.array(room, number)
-        places = cuda.shared.array(room, u32)
-        tops = cuda.shared.array(threads, number)
-        tops_at = cuda.shared.array(threads, u32)
-        bounds = cuda.shared.array(1, number)
-        bounds_at = cuda.shared.array(1, u32)
-        count = cuda.shared.array(1, i32)
-        own = cuda.local.array(held, number)
-        thread, wanted, there = i32(cuda.threadIdx.x), i32(k), i32(0)
-        start = u64(cuda.blockIdx.x) * pitch
-        bound, bound_at, bounded = zero, NOWHERE, False
-        if thread == i32(0):
-            count[0] = i32(0)
-        first = u64(0)
-        while first < n:
-            length = i32(min(n - first, u64(stretch)))
-            left = length - thread
-            base = first + u64(thread)
-            for i in range(held):
-                own[i] = elements[start + base + u64(i * threads)] if i32(i * threads) < left else zero
-            if weighing != "":
-                for i in range(held):
-                    if i32(i * threads) < left:
-                        own[i] = weighed(own[i], weights[base + u64(i * threads)] if weighted else zero)
-            reaches = not bounded
-            for i in range(held):
-                if i32(i * threads) < left and beyond(own[i], bound):
-                    reaches = True
-            reached = i32(cuda.syncthreads_count(i32(1) if reaches else i32(0)))
-            if length >= i32(groups) and (not bounded or reached > i32(many)):
-                best, best_at = zero, NOWHERE
-                for i in range(held):
-                    at = u32(base) + u32(i * threads)
-                    if i32(i * threads) < left and (best_at == NOWHERE or ahead(own[i], at, best, best_at)):
-                        best, best_at = own[i], at
-                tops[thread], tops_at[thread] = best, best_at
-                cuda.syncthreads()
-                if thread < i32(groups):
-                    for i in range(1, threads // groups):
-                        other = thread + i32(i * groups)
-                        if tops_at[other] != NOWHERE and ahead(tops[other], tops_at[other], best, best_at):
-                            best, best_at = tops[other], tops_at[other]
-                    tops[thread], tops_at[thread] = best, best_at
-                cuda.syncthreads()
-                if thread < i32(groups):
-                    rank = i32(0)
-                    for i in range(groups):
-                        if ahead(tops[i], tops_at[i], best, best_at):
-                            rank += i32(1)
-                    if rank == wanted - i32(1):
-                        bounds[0], bounds_at[0] = best, best_at
-                cuda.syncthreads()
-                bound, bound_at, bounded = bounds[0], bounds_at[0], True
-            if reached > i32(0):
-                if reaches:
-                    for i in range(held):
-                        at = u32(base) + u32(i * threads)
-                        if i32(i * threads) < left and not (bounded and ahead(bound, bound_at, own[i], at)):
-                            slot = cuda.atomic.add(count, 0, i32(1))
-                            candidates[slot], places[slot] = own[i], at
-                cuda.syncthreads()
-                there = count[0]
-            first += u64(stretch)
-            if there > i32(kept) or first >= n:
-                each = thread
-                while each < there:
-                    x, at = candidates[each], places[each]
-                    rank = i32(0)
-                    for i in range(there):
-                        if ahead(candidates[i], places[i], x, at):
-                            rank += i32(1)
-                    if rank < wanted:
-                        tops[rank], tops_at[rank] = x, at
-                    each += i32(threads)
-                cuda.syncthreads()
-                if thread < wanted:
-                    candidates[thread], places[thread] = tops[thread], tops_at[thread]
-                if thread == i32(0):
-                    count[0] = wanted
-                bound, bound_at, bounded = tops[wanted - i32(1)], tops_at[wanted - i32(1)], True
-                there = wanted
-                cuda.syncthreads()
-        if thread < wanted:
-            out = u64(cuda.blockIdx.x) * k + u64(thread)
-            values[out], columns[out] = tops[thread], i64(tops_at[thread])
+    @inlined
+    def beyond(x, y):
+        """Whether x comes before y, which is to the left of it."""
+        if real and weighing == "":
+            return not x <= y and y == y
+        return x > y
 
-    vector = types.Array(number, 1, "C")
-    signature = types.void(vector, vector, vector, types.Array(i64, 1, "C"), u64, u64, u64)
-    return Source(kernel, signature, threads, 512 // threads)
+    @inlined
+    def begin(best, at):
+        """Return the k-th best, and whether there is one: no element is there."""
+        for r in range(registers):
+            best[r], at[r] = number(0), NOWHERE
+        return number(0), False
+
+    @inlined
+    def insert(best, at, x, first, votes, bound, full, lane, k):
+        """Insert the x of lanes that vote for it, in their order; return the k-th best, and whether there is one."""
+        left = max(lane - i32(1), i32(0))
+        while votes != u32(0):
+            source = i32(cuda.ffs(votes)) - i32(1)
+            votes = u32(votes & (votes - u32(1)))
+            new = cuda.shfl_sync(every, x, source)
+            if not full or beyond(new, bound):
+                rank = i32(0)
+                for r in range(registers):
+                    rank += i32(cuda.popc(cuda.ballot_sync(every, at[r] != NOWHERE and not beyond(new, best[r]))))
+                for i in range(registers):
+                    r = registers - 1 - i
+                    mine = i32(r * lanes) + lane
+                    before, before_at = cuda.shfl_sync(every, best[r], left), cuda.shfl_sync(every, at[r], left)
+                    if r > 0:
+                        end, end_at = (
+                            cuda.shfl_sync(every, best[r - 1], i32(lanes - 1)),
+                            cuda.shfl_sync(every, at[r - 1], i32(lanes - 1)),
+                        )
+                        if lane == i32(0):
+                            before, before_at = end, end_at
+                    if mine > rank:
+                        best[r], at[r] = before, before_at
+                    if mine == rank:
+                        best[r], at[r] = new, first + source
+                last = i32(k - u64(1)) % i32(lanes)
+                bound = cuda.shfl_sync(every, best[registers - 1], last)
+                full = cuda.shfl_sync(every, at[registers - 1], last) != NOWHERE
+        return bound, full
+
+    @inlined
+    def write(best, at, values, places, row, lane, k):
+        for r in range(registers):
+            mine = u64(r * lanes) + u64(lane)
+            if mine < k:
+                values[row * k + mine], places[row * k + mine] = best[r], i64(at[r])
+
+    return weighed, beyond, begin, insert, write

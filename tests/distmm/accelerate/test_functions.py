@@ -228,3 +228,37 @@ def test_products_of_cupy_blocks_stay_on_the_gpu() -> None:
     assert isinstance(c.compute(), cupy.ndarray)
     np.testing.assert_array_equal(c.compute().get(), A.compute() @ B.compute())
     np.testing.assert_allclose(found.compute().get(), A[:, :3].compute(), atol=1e-12)
+
+
+MULTIPLIED: dict[str, Callable[[da.Array, da.Array], da.Array]] = {
+    "matmul": lambda a, b: a @ b,
+    "einsum": lambda a, b: da.einsum("ij,jk->ki", a, b),
+}
+
+
+@pytest.mark.parametrize("product", MULTIPLIED)
+def test_a_product_that_does_not_fit_stays_dasks_and_can_be_kept(
+    client: Client, memory: Callable[[int], None], caplog: pytest.LogCaptureFixture, product: str
+) -> None:
+    a, b = array((160, 20), 20), array((20, 160), 20)
+    expected = MULTIPLIED[product](a, b)
+    memory(expected.nbytes // 4 - 1)  # of each of the four workers
+    with client.as_current():
+        with distmm.accelerated(), caplog.at_level(logging.DEBUG, "distmm.accelerate"):
+            c = MULTIPLIED[product](a, b)
+        assert "too little memory for all blocks" in caplog.text
+        np.testing.assert_array_equal(c.persist().compute(), expected.compute(scheduler="sync"))
+
+
+def test_a_product_that_fits_runs_on_distmm_where_its_operand_does_not_fit(
+    client: Client, memory: Callable[[int], None]
+) -> None:
+    a, b = array((160, 20), 20), array((20, 160), 20)
+    with client.as_current():
+        memory(160 * 160 * 8 // 4 - 1)
+        does_not_fit = distmm.matmul(a, b)
+        memory(10**9)
+        with distmm.accelerated():
+            c = does_not_fit @ array((160, 20), 20)
+        assert does_not_fit.dask.layers[does_not_fit.name].plan.streamed
+        assert c.name.startswith("distmm-matmul")

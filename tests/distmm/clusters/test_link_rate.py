@@ -11,7 +11,7 @@ from distributed import Client, LocalCluster, Worker
 
 import distmm
 from distmm.api import plan_request
-from distmm.clusters import cluster, link_rate
+from distmm.clusters import cluster, link_rate, measured
 from tests import forked
 
 EDGE = 256
@@ -21,9 +21,9 @@ EDGE = 256
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Pairs of workers of each measurement. Earlier measurements are forgotten, and every product is worth one."""
     seen: list[object] = []
-    measured = link_rate._measured
-    monkeypatch.setattr(link_rate, "_rates", type(link_rate._rates)())
-    monkeypatch.setattr(link_rate, "_measured", lambda *args: seen.append(args[-1]) or measured(*args))
+    slowest = link_rate._slowest
+    monkeypatch.setattr(measured, "_rates", type(measured._rates)())
+    monkeypatch.setattr(link_rate, "_slowest", lambda *args: seen.append(args[-1]) or slowest(*args))
     monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
     monkeypatch.setitem(cluster.LINKS, "cpu", math.inf)
     return seen
@@ -87,6 +87,6 @@ def test_a_worker_that_dies_during_the_measurement_does_no_harm(
     with local, Client(local, set_as_default=False) as client:
         product = distmm.matmul(a, b, client=client, blocks=(EDGE // 4,) * 3)
         assert len(asked) == 1
-        assert "bandwidth between workers could not be measured" in caplog.text
-        assert set(link_rate._rates[client].values()) == {None}
+        assert "the bandwidth between workers could not be measured" in caplog.text
+        assert set(measured._rates[client].values()) == {None}
         np.testing.assert_array_equal(client.compute(product, sync=True), a @ b)

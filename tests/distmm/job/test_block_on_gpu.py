@@ -34,7 +34,7 @@ from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
-from distmm.worker.tasks import largest_on_gpu, squared_norms
+from distmm.worker.tasks import reductions_on_gpu, squared_norms
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 
@@ -78,7 +78,8 @@ class Cupy(types.ModuleType):
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Cupy]]:
     monkeypatch.setitem(sys.modules, "cupy", Cupy("cupy"))
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
-    monkeypatch.setattr(largest_on_gpu, "suits", lambda *args: False)  # kernels do not run on such arrays
+    for finds in ("finds_largest", "finds_above"):  # kernels do not run on such arrays
+        monkeypatch.setattr(reductions_on_gpu, finds, lambda *args: False)
     Block.to_host.clear()
     Cupy.to_device.clear()
     yield Cupy

@@ -14,11 +14,17 @@ from distributed import Client
 from hypothesis import given
 from hypothesis import strategies as st
 
+import distmm
 from distmm import job
 from distmm.api import plan_request
+from distmm.api.operands import wrap
+from distmm.api.plan_request import FileJob, PlanRequest, Wishes
+from distmm.clusters import cluster, measured
 from distmm.job import planning as job_planning
 from distmm.job import read_rate
+from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
 from distmm.storage.npy import NpyMatrix
@@ -52,14 +58,14 @@ def test_readers_read_whole_chunks_and_none_twice(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Matrices of each measurement. Earlier measurements are forgotten, and every job is worth one."""
     seen: list[str] = []
-    measured = read_rate._measured
+    slowest = read_rate._slowest
 
-    def noted(client: Client, workers: list[str], matrix: Matrix, device: Any) -> float | None:
+    def noted(client: Client, workers: list[str], matrix: Matrix, device: Any) -> float:
         seen.append(Path(matrix.path).name)
-        return measured(client, workers, matrix, device)
+        return slowest(client, workers, matrix, device)
 
-    monkeypatch.setattr(read_rate, "_rates", type(read_rate._rates)())
-    monkeypatch.setattr(read_rate, "_measured", noted)
+    monkeypatch.setattr(measured, "_rates", type(measured._rates)())
+    monkeypatch.setattr(read_rate, "_slowest", noted)
     monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
     return seen
 
@@ -125,9 +131,33 @@ def test_a_file_that_cannot_be_read_is_no_matter_of_the_measurement(
     matrix = open_matrix("A.zarr")
     shutil.rmtree("A.zarr")
     assert read_rate.read_rate(client, matrix, "cpu") is None
-    assert "A.zarr: the rate of reading could not be measured" in caplog.text
+    assert "A.zarr could not be measured" in caplog.text
     assert read_rate.read_rate(client, matrix, "cpu") is None
     assert asked == ["A.zarr"]
+
+
+def test_a_plan_that_leaves_host_memory_free_is_not_made_anew_where_no_rate_is_lower(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = np.broadcast_to(np.float32(0), (60_000, 60_000))
+    hosts = distmm.gpus(4, "H200", host_memory="1TB").spec(a.dtype, None, "highest")
+    monkeypatch.setattr(cluster, "describe", lambda *args, **how: hosts)
+    monkeypatch.setattr(plan_request, "link_rate", lambda *args: None)
+    made: list[int | None] = []
+    planned_for = plan_request._planned_for
+
+    def noted(request: PlanRequest, spec: ClusterSpec) -> Plan:
+        made.append(spec.host_memory)
+        return planned_for(request, spec)
+
+    monkeypatch.setattr(plan_request, "_planned_for", noted)
+    on_disk = FileJob(0.2, {"cuda": 1e10}, 100 * 10**9, lambda choice: None, lambda *args: None)
+    wishes = Wishes(device="gpu")
+    request = PlanRequest(
+        Problem(60_000, 60_000, 60_000, a.dtype), wrap(a, "A"), wrap(a, "B"), wishes, True, job=on_disk
+    )
+    assert plan_request.plan_for(request, client).cost.seconds > plan_request.WORTH_MEASURING_SECONDS
+    assert made == [100 * 10**9]
 
 
 def test_a_slow_disk_is_seen_by_all_that_read_from_it(client: Client, asked: list[str], tmp_path: Path) -> None:

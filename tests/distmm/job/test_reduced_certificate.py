@@ -17,12 +17,13 @@ import zarr
 from distributed import Client
 
 from distmm import job
+from distmm.api.operands import Operand
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError, WrongResultError
 from distmm.job import block_rows, sampled_rows
 from distmm.worker import tasks
 from distmm.worker.tasks import products
-from tests.distmm.job.reduced import PLAN, arrays, best, operands, threshold, topk
+from tests.distmm.job.reduced import PLAN, SHAPE, arrays, best, operands, threshold, topk
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +149,31 @@ def test_a_row_that_leaves_out_its_best_column_is_found(copied: Path) -> None:
     altered("topk.zarr", without_the_best)
     verdict = job.recheck("topk.zarr")
     assert (verdict.outcome, "leaves out column" in verdict.message) == ("wrong", True), verdict.message
+
+
+@pytest.mark.parametrize(
+    ("columns", "width", "read"), [((40, 90), 32, (10, 32)), ((64, 90), 64, (10, 64)), ((4, 16), 16, (10, 16))]
+)
+def test_what_is_computed_again_reads_each_chunk_of_b_once(
+    columns: tuple[int, int], width: int, read: tuple[int, int], copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Chunks are 10 x 32 elements. The third case takes parts of chunks, as if they were very wide."""
+    regions: list[tuple[slice, slice]] = []
+    region = sampled_rows._region
+
+    def noted(operand: Operand, *at: slice) -> np.ndarray:
+        if operand.name == "B":
+            regions.append((at[0], at[1]))
+        return region(operand, *at)
+
+    monkeypatch.setattr(sampled_rows, "_region", noted)
+    monkeypatch.setattr(sampled_rows, "COLUMNS", columns)
+    monkeypatch.setattr(sampled_rows, "PIECE", 3 * 8 * width)
+    assert job.recheck("topk.zarr").outcome == "right"
+    _, k, n = SHAPE
+    height, width = read
+    starts = [(top, left) for left in range(0, n, width) for top in range(0, k, height)]
+    assert regions == [(slice(i, min(k, i + height)), slice(j, min(n, j + width))) for i, j in starts]
 
 
 def test_a_threshold_that_leaves_out_an_element_is_found(copied: Path) -> None:

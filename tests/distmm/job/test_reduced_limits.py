@@ -50,6 +50,11 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
     assert summary.entries == np.count_nonzero(c >= 0)
 
 
+@pytest.mark.parametrize("t", [1e39, 10**39, -(10**39)])
+def test_a_threshold_beyond_the_numbers_of_c_keeps_all_or_nothing(client: Client, c: np.ndarray, t: float) -> None:
+    assert threshold(client, t=t).entries == (c.size if t < 0 else 0)
+
+
 def _rows_hold(nbytes: int) -> None:
     """Let a row of small blocks keep so many bytes in any case."""
     reduction.ALWAYS_OF_ROW = nbytes

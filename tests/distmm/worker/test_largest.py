@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.worker import tasks
-from distmm.worker.tasks import metrics, rows
+from distmm.worker import gpu, tasks
+from distmm.worker.tasks import metrics, reductions, rows
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.reductions import on_host
 from distmm.worker.tasks.rows import by_rows, pieces
@@ -154,6 +156,7 @@ def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
     assert count == 3
     assert [each.tolist() for each in kept] == [[0, 1, 1], [12, 10, 11], [3.0, 2.0, 2.0]]
     assert tasks.Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
+    assert tasks.Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
 
 
 @pytest.mark.gpu
@@ -176,12 +179,39 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
     np.testing.assert_array_equal(sums, numbers.sum(axis=1))
 
 
+@pytest.mark.parametrize("lines", [0, 1, 50])
+def test_parts_are_merged_on_a_gpu_some_lines_at_a_time(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy stands in for CuPy: what is tested is how lines are cut."""
+    monkeypatch.setitem(sys.modules, "cupy", np)
+    monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
+    monkeypatch.setattr(reductions, "MERGED", 2000)
+    taken: list[int] = []
+
+    class Noting(tasks.Largest):
+        def combine(self, parts: list[Any]) -> Any:
+            taken.append(sum(each.nbytes for part in parts for each in part))
+            return super().combine(parts)
+
+    x = np.random.default_rng(6).integers(-99, 99, (lines, 60)).astype("f4")
+    squares = [np.ones(lines), np.arange(60.0)]
+    parts = parts_of(tasks.Largest(5, x.dtype, "euclidean"), x, [20, 30], squares)
+    found = tasks.merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
+    assert max(taken) <= 2000
+    expected = tasks.merge(tasks.Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
+    for mine, own in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(mine, own)
+        assert mine.dtype == own.dtype
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("metric", [None, *metrics.METRICS])
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4"])
-def test_gpus_merge_parts_to_what_cpus_do(dtype: str, metric: metrics.Metric | None) -> None:
+def test_gpus_merge_parts_to_what_cpus_do(
+    dtype: str, metric: metrics.Metric | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import cupy
 
+    monkeypatch.setattr(reductions, "MERGED", 4000)  # some of the 50 lines at a time
     rng = np.random.default_rng(6)
     x = rng.integers(-999, 999, (50, 2000)).astype(dtype)
     if x.dtype.kind == "f":

@@ -59,7 +59,7 @@ def test_the_largest_are_those_of_a_sort(kind, dtype):
 def test_any_strides_will_do(dtype, monkeypatch):
     import cupy
 
-    from distmm_kernels.reductions import largest as module
+    from distmm_kernels.reductions import lines as module
 
     monkeypatch.setattr(module, "PIECE_BYTES", 40_000)  # several pieces of rows
     x = elements("normal", (3, 60, 700), dtype)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from types import SimpleNamespace
 from typing import ClassVar
 
@@ -61,6 +61,22 @@ def lines_without_their_text(monkeypatch):
     monkeypatch.setattr(kernelapi, "traceback", SimpleNamespace(extract_stack=extract_stack))
 
 
+@pytest.fixture(autouse=True)
+def warps(monkeypatch):
+    """Let lanes of a warp tell each other what they have; a warp has as many lanes as the mask of an operation."""
+    monkeypatch.setattr(kernelapi.FakeCUDAModule, "ballot_sync", ballot, raising=False)
+    monkeypatch.setattr(kernelapi.FakeCUDAModule, "shfl_sync", shuffle, raising=False)
+
+
+def ballot(_, mask, vote):
+    votes = threading.current_thread().exchange(int(mask).bit_count(), vote)
+    return sum(1 << lane for lane, each in enumerate(votes) if each)
+
+
+def shuffle(_, mask, x, source):
+    return threading.current_thread().exchange(int(mask).bit_count(), x)[source]
+
+
 class Block:
     """The CUDA threads of a block, of which one runs at a time: it gives the turn to the next one.
 
@@ -68,14 +84,19 @@ class Block:
     ----------
     places
         Those of the threads that are not begun yet.
-    waiting
-        The threads that are at a barrier or over, in the order of their turns.
+    turns
+        The threads that may go on, in the order of their turns.
+    meeting
+        The threads that wait at a barrier for others: of the block, or of a warp.
+    said
+        What the lanes of a warp have told each other: by warp and number of the operation.
     """
 
     def __init__(self, manager, place, args):
         self.manager, self.place, self.args = manager, place, args
         self.places = deque(np.ndindex(*manager._block_dim))
-        self.waiting, self.turn = [], 0
+        self.size = len(self.places)
+        self.turns, self.meeting, self.said = deque(), defaultdict(list), defaultdict(dict)
         self.error, self.done = None, threading.Event()
 
     def run(self):
@@ -86,19 +107,12 @@ class Block:
 
     def pass_on(self):
         if self.places:
-            self.turn = len(self.waiting)
-            self.waiting.append(Turns(self))
-            self.waiting[-1].start()
-            return
-        self.turn = (self.turn + 1) % len(self.waiting)
-        if self.turn == 0:
-            over = {thread.over for thread in self.waiting}
-            if over == {True}:
-                self.done.set()
-                return
-            assert over == {False}, SOME_HAVE_ENDED
-            self.waiting.reverse()
-        self.waiting[self.turn].mine.release()
+            Turns(self).start()
+        elif self.turns:
+            self.turns.popleft().mine.release()
+        else:
+            assert not self.meeting, SOME_HAVE_ENDED
+            self.done.set()
 
 
 class Turns(simulator.BlockThread):
@@ -110,23 +124,36 @@ class Turns(simulator.BlockThread):
     def __init__(self, block):
         super().__init__(None, block.manager, block.place, (0, 0, 0), False)
         self.block = block
-        self.mine, self.ended, self.over = threading.Lock(), False, False
+        self.mine, self.operations = threading.Lock(), 0
         self.mine.acquire()
 
     def run(self):
         try:
             while self.block.places:
-                self.threadIdx = Dim3(*self.block.places.popleft())
+                self.threadIdx, self.operations = Dim3(*self.block.places.popleft()), 0
                 self.block.manager._f(*self.block.args)
-                self.ended = True
-            self.over = True
             self.block.pass_on()
         except Exception as error:
             self.block.error = error
             self.block.done.set()
 
     def syncthreads(self):
-        assert not self.ended, SOME_HAVE_ENDED
+        self.meet("block", self.block.size)
+
+    def exchange(self, lanes, x):
+        """Return what each lane of this warp has."""
+        warp, lane = divmod(self.threadIdx.x, lanes)
+        said = self.block.said[warp, self.operations]
+        said[lane] = x
+        self.operations += 1
+        self.meet(warp, lanes)
+        return [said[lane] for lane in range(lanes)]
+
+    def meet(self, barrier, count):
+        there = self.block.meeting[barrier]
+        there.append(self)
+        if len(there) == count:
+            self.block.turns.extend(reversed(self.block.meeting.pop(barrier)))
         self.block.pass_on()
         self.mine.acquire()
 

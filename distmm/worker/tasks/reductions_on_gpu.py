@@ -1,4 +1,4 @@
-"""The k largest elements of each row of a block in GPU memory, where a kernel finds them in one read of the block."""
+"""What kernels find in blocks in GPU memory: the k largest elements of each row, and those above a threshold."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 from distmm.worker import gpu
 from distmm.worker.tasks.metrics import Metric, score_dtype, weighing
 
-__all__ = ["Block", "largest", "suits"]
+__all__ = ["Block", "above", "finds_above", "finds_largest", "largest"]
 
 Block = Any  # a CuPy array
 
 
-def suits(block: Block, k: int, metric: Metric | None) -> bool:
+def finds_largest(block: Block, k: int, metric: Metric | None) -> bool:
     """Whether `largest` can reduce this block: on a GPU, for small k, of types that the kernel compares."""
     if not hasattr(block, "__cuda_array_interface__") or block.size == 0:
         return False
@@ -44,3 +44,20 @@ def largest(block: Block, k: int, metric: Metric | None, squares: Any) -> tuple[
     work = score_dtype(metric, library.dtype("f4") if block.itemsize < 4 else block.dtype)
     how, weights = weighing(metric, squares, work)
     return kernel.largest(block, k, device.current(), how, weights)
+
+
+def finds_above(block: Block, least: float) -> bool:
+    """Whether `above` can reduce this block: on a GPU, of types that the kernel compares."""
+    if not hasattr(block, "__cuda_array_interface__") or block.size == 0:
+        return False
+    from distmm_kernels.reductions import above as kernel
+
+    return kernel.suits(block.dtype, block.shape[-1], least)
+
+
+def above(block: Block, least: float, most: int) -> tuple[int, Block | None, Block | None, Block | None]:
+    """Return how many elements reach `least`, and their rows, columns and values if they are at most `most`."""
+    from distmm_kernels import device
+    from distmm_kernels.reductions import above as kernel
+
+    return kernel.above(block, least, most, device.current())

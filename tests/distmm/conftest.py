@@ -1,4 +1,4 @@
-"""What several tests of this folder need."""
+"""What tests of several folders need."""
 
 from __future__ import annotations
 

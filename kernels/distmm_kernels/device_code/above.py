@@ -1,0 +1,73 @@
+"""The kernel that finds the elements of a matrix that are at least as large as a number, in the order of rows.
+
+It runs twice: to count those of each row, and to pick them, when the place of each row's first one is known. A warp
+owns a row. It votes on stretches of it, and looks closer where a lane has found something.
+"""
+
+from __future__ import annotations
+
+from distmm_kernels.device_code.emit import cuda, types
+from distmm_kernels.launch.compiler import Source
+
+__all__ = ["above"]
+
+i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
+
+
+def above(dtype: str, picks: bool, held: int, lanes: int, warps: int) -> Source:
+    """Make the kernel. Its grid: a warp for each row, `warps` in a block.
+
+    The parameters of the kernel: elements, in memory from the first to the last one; ``starts (rows,)``, the place of
+    each row's first element among the results, which the kernel that counts sets to the number of them; the results:
+    ``found_rows``, ``columns`` and ``values``; the least element that counts, float64 for real numbers and int64 for
+    integers; elements from a row to the next; rows; n; the number of the first row.
+
+    Parameters
+    ----------
+    dtype
+        Name of a Numba number: float32, float64, int32 or int64.
+    picks
+        Whether the kernel picks, or counts.
+    held
+        Elements of a stretch that a lane compares at a time.
+    lanes, warps
+        Lanes of a warp; warps of a block.
+    """
+    number = getattr(types, dtype)
+    every, stretch = u32((1 << lanes) - 1), held * lanes
+
+    def kernel(elements, starts, found_rows, columns, values, least, pitch, rows, n, top):
+        lane = i32(cuda.threadIdx.x) % i32(lanes)
+        row = u64(cuda.blockIdx.x) * u64(warps) + u64(i32(cuda.threadIdx.x) // i32(lanes))
+        if row >= rows:
+            return
+        limit, before = number(least), u32((u64(1) << u64(lane)) - u64(1))
+        first, start, slot = u64(0), row * pitch, u64(0)
+        if picks:
+            slot = u64(starts[row])
+        while first < n:
+            left = i32(min(n - first, u64(stretch)))
+            reaches = True
+            if left == i32(stretch):
+                reaches = False
+                for i in range(held):
+                    if elements[start + first + u64(i * lanes) + u64(lane)] >= limit:
+                        reaches = True
+            if cuda.ballot_sync(every, reaches) != u32(0):
+                for i in range(i32(0), left, i32(lanes)):
+                    column = first + u64(i) + u64(lane)
+                    x = elements[start + column] if i + lane < left else number(0)
+                    mine = i + lane < left and x >= limit
+                    votes = u32(cuda.ballot_sync(every, mine))
+                    if picks and mine:
+                        at = slot + u64(cuda.popc(u32(votes & before)))
+                        found_rows[at], columns[at], values[at] = i64(top + row), i64(column), x
+                    slot += u64(cuda.popc(votes))
+            first += u64(stretch)
+        if not picks and lane == i32(0):
+            starts[row] = i64(slot)
+
+    numbers, places = types.Array(number, 1, "C"), types.Array(i64, 1, "C")
+    wide = types.float64 if dtype.startswith("float") else i64
+    signature = types.void(numbers, places, places, places, numbers, wide, u64, u64, u64, u64)
+    return Source(kernel, signature, warps * lanes, 1024 // (warps * lanes))

@@ -1,0 +1,99 @@
+"""The elements of a matrix in GPU memory that are at least as large as a number."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+import numpy as np
+
+from distmm_kernels.device import Device
+from distmm_kernels.kernel import Array
+from distmm_kernels.launch import driver
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.reductions.lines import LANES, LONGEST, compared, pieces, span, vector
+
+__all__ = ["above", "suits"]
+
+MAKER = "distmm_kernels.device_code.above:above"
+WARPS = 4  # of a block
+HELD_BYTES = 32  # of a row that a lane compares at a time
+EXACT = 1 << 53  # integers beyond it have no float64 of their own
+
+
+def suits(dtype: np.dtype[Any], columns: int, least: float) -> bool:
+    """Whether `above` compares elements of this type, in rows of so many, with this number."""
+    wide = compared(dtype)
+    return wide is not None and columns <= LONGEST and (wide.kind == "f" or abs(least) < EXACT)
+
+
+def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array | None, Array | None, Array | None]:
+    """Return how many elements are at least `least`, and their rows, columns and values, in the order of rows.
+
+    Runs on CuPy's current stream, and waits for it. A NaN is not as large as any number.
+
+    Parameters
+    ----------
+    x : cupy.ndarray ``(m, n)``
+        Of a type and size that it `suits`, with any strides.
+    least : float
+        Rounded to float32 where `x` has no more bits.
+    most : int
+        If there are more, only their number is returned: there would be no memory for them.
+    device : Device
+        Where `x` lies.
+
+    Returns
+    -------
+    count : int
+    rows, columns, values : cupy.ndarray ``(count,)``, or None
+        Of types int64, int64 and that of `x`.
+    """
+    if x.strides[1] != x.itemsize and x.strides[0] == x.itemsize:
+        count, columns, rows, values = above(x.T, least, most, device)
+        if rows is not None and columns is not None and values is not None:
+            order = rows.argsort(kind="stable")
+            rows, columns, values = rows[order], columns[order], values[order]
+        return count, rows, columns, values
+    array, dtype = type(x), compared(x.dtype)
+    assert dtype is not None
+    if dtype.kind == "i":
+        limit = max(math.ceil(least), np.iinfo(dtype).min)
+        if limit > np.iinfo(dtype).max:
+            limit, x = 0, x[:0]
+    else:
+        (limit,) = struct.unpack("q", struct.pack("d", dtype.type(least)))
+    ends = array((len(x) + 1,), np.int64)
+    ends[:1] = 0
+    nowhere, nothing = array((0,), np.int64), array((0,), dtype)
+    none = tuple(vector(each, 0) for each in (nowhere, nowhere, nothing))
+    _launch(x, dtype, ends[1:], none, limit, False, device)
+    ends = ends.cumsum()
+    count = int(ends[-1])
+    if count > most:
+        return count, None, None, None
+    rows, columns, values = array((count,), np.int64), array((count,), np.int64), array((count,), dtype)
+    found = tuple(vector(each, count) for each in (rows, columns, values))
+    if count:
+        _launch(x, dtype, ends, found, limit, True, device)
+    return count, rows, columns, values.astype(x.dtype, copy=False)
+
+
+def _launch(
+    x: Array,
+    dtype: np.dtype[Any],
+    starts: Array,
+    found: tuple[tuple[int, ...], ...],
+    limit: int,
+    picks: bool,
+    device: Device,
+) -> None:
+    recipe = Recipe(MAKER, (dtype.name, picks, HELD_BYTES // dtype.itemsize, LANES, WARPS))
+    kernel = driver.loaded(recipe, device)
+    for (at,), rows in pieces(x, dtype, device):
+        height, n = rows.shape
+        arguments = *span(rows), *vector(starts[at], height), *found[0], *found[1], *found[2], limit
+        kernel.launch(
+            (-(-height // WARPS), 1, 1), (), (*arguments, rows.strides[0] // dtype.itemsize, height, n, at.start)
+        )
