@@ -42,7 +42,7 @@ RATES: dict[str, dict[str, float]] = {
     "complex_residues": {"c16": 1e14},
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
-    "hopper": {"f4": 6.8e14, "i4": 1.2e15, "i8": 1.2e15},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15, "i8": 1e15},
     "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
     "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
 }

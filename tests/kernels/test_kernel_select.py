@@ -59,6 +59,14 @@ def test_integers_have_one_precision(dtype, precision):
     assert chosen(problem(dtype, k=4096, n=4096), T4, precision) == "tiled"
 
 
+@pytest.mark.parametrize(
+    ("dtype", "registers", "residues"), [("int32", 1024, 2048), ("int64", 512, 1024)], ids=["int32", "int64"]
+)
+def test_integers_go_to_residues_from_the_size_where_these_were_faster(dtype, registers, residues):
+    for size, name in ((registers, "register_tiled"), (residues, "integer_residues")):
+        assert chosen(problem(dtype, k=size, n=size), H200) == name
+
+
 @pytest.mark.parametrize("shape", [(512, 512, 512), (1, 8192, 8192), (100, 200, 300)])
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
 def test_small_and_thin_products_of_integers_stay_in_registers(dtype, shape):

@@ -1,7 +1,8 @@
 """int32 and int64 products on int8 tensor cores, as products of residues: exact modulo 2^32 and 2^64.
 
 Integers of 16 bits are multiplied as int32, and unsigned ones as the signed ones of their width, which have the same
-bits. Where k is short, multiply-adds are as fast, and residues would take more memory than they save time.
+bits. Where k is short, multiply-adds take its place: residues would take 2.5 times the memory of an operand, and passes
+over C most of the time. From how few steps they pay is not measured.
 """
 
 from __future__ import annotations
