@@ -21,13 +21,13 @@ from distmm import clusters
 def block_seconds(m: int, k: int, n: int, best: int) -> tuple[float, float]:
     """Seconds of a product of operands in GPU memory, and of finding the best of its rows: means of ten."""
     import cupy as cp
+
+    from distmm.worker.tasks import Largest
     from distmm_kernels.config import Problem
     from distmm_kernels.device import current
     from distmm_kernels.select import select
 
-    from distmm.worker.tasks import Largest
-
-    kernel = select(Problem(m=m, k=k, n=n, dtype=np.float32), current(), "highest")
+    kernel = select(Problem(m=m, k=k, n=n, dtype=np.dtype("f4")), current(), "highest")
     rng = cp.random.default_rng(0)
     a = kernel.prepare_a(rng.standard_normal((m, k), dtype="f4"))
     b = kernel.prepare_b(rng.standard_normal((k, n), dtype="f4"))
