@@ -201,7 +201,7 @@ def test_the_last_step_may_round_as_it_writes(kernel_for, case, dtype, n):
 
 @pytest.mark.parametrize("c", [None, 0, -1])
 def test_sums_of_uint8_wrap_around_and_counts_of_bools_do_not(kernel_for, c):
-    k = 2**32 // 255**2 + 4  # sums of uint8 pass 2^31 and 2^32, which -1 does not undo; counts do not
+    k = 2**32 // 255**2 + 4  # sums of 255 * 255 exceed 2^32, also with c = -1
     kernel, a, b = kernel_for("uint8"), np.full((130, k), 255, "u1"), np.full((k, 70), 255, "u1")
     c0 = None if c is None else on_gpu(np.full((130, 70), c), dtype=kernel.accumulator)
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c0)
