@@ -26,8 +26,8 @@ __all__ = [
 Device = Literal["auto", "cpu", "gpu"]
 
 # FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
-# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of float16, bfloat16 and
-# int8 where a kernel takes them as they are.
+# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of 16 and 8 bits
+# and bool where a kernel takes them as they are.
 RATES: dict[str, dict[str, float]] = {
     "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
     "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
@@ -37,11 +37,12 @@ RATES: dict[str, dict[str, float]] = {
     "fp16x3": {"f4": 2.2e14},
     "tf32x3": {"f4": 1.3e14},
     "residues": {"f8": 8.5e13},
+    "integer_residues": {"i4": 1.3e14, "i8": 7.5e13},
     "complex_fp16x3": {"c8": 2.2e14},
     "complex_residues": {"c16": 1e14},
     "hopper_tf32": {"f4": 3e14},
     "hopper_bf16": {"f4": 5e14},
-    "hopper": {"f4": 6.8e14, "i4": 1.2e15},
+    "hopper": {"f4": 6.8e14, "i4": 1.2e15, "i8": 1e15},
     "mma_sync_fp16x3": {"f4": 1.2e14},
     "mma_sync_tf32x3": {"f4": 5e13},
     "mma_sync_tf32": {"f4": 2e14},
@@ -55,8 +56,8 @@ RATES: dict[str, dict[str, float]] = {
 # fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, mma_sync an int8 B in C
 # order; dmma and mma_sync copy operands whose rows begin at no multiples of 16 bytes. residues: 16 bytes for each of 8,
 # 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has 512 elements or more.
-# complex_residues: 48 for each of 16, 12 for each granule, 8 for 64. complex_fp16x3 holds B as a real matrix, twice as
-# large as B, and its halves; A takes less.
+# complex_residues: 48 for each of 16, 12 for each granule, 8 for 64. integer_residues: 10 for each of 4, or 18 for each
+# of 8. complex_fp16x3 holds B as a real matrix, twice as large as B, and its halves; A takes less.
 PREPARED = {
     "register_tiled": 1.0,
     "dmma": 1.0,
@@ -70,16 +71,17 @@ PREPARED = {
     "mma_sync_tf32": 1.0,
     "mma_sync_bf16": 0.5,
     "residues": 2.011,
+    "integer_residues": 2.5,
     "complex_fp16x3": 4.001,
     "complex_residues": 3.011,
 }
 
 # Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
-# of C, what is made of parts of A and B where a guard is raised, or the sums of slices of a deep k.
+# of C, counts of bools, what is made of parts of A and B where a guard is raised, or the sums of slices of a deep k.
 WORKSPACE = {
-    **dict.fromkeys(("residues", "complex_residues", "fp16x3", "tf32x3", "complex_fp16x3"), 1 << 29),
-    **dict.fromkeys(("mma_sync_fp16x3", "mma_sync_tf32x3"), 1 << 29),
-    **dict.fromkeys(("hopper", "hopper_tf32", "hopper_bf16"), 1 << 26),
+    **dict.fromkeys(("hopper", "residues", "complex_residues", "integer_residues"), 1 << 29),
+    **dict.fromkeys(("fp16x3", "tf32x3", "complex_fp16x3", "mma_sync_fp16x3", "mma_sync_tf32x3"), 1 << 29),
+    **dict.fromkeys(("hopper_tf32", "hopper_bf16"), 1 << 26),
 }
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.

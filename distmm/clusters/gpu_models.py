@@ -66,7 +66,8 @@ MEASURED = MODELS["H200"]
 # Kernels whose multiply-adds run on tensor cores of another type than float64. The peaks of TF32, int8 and bfloat16
 # have one ratio to that of float16 on all Hopper GPUs, the only ones that these kernels run on.
 ON_TENSOR_CORES = {
-    "fp16x3", "tf32x3", "residues", "complex_fp16x3", "complex_residues", "hopper", "hopper_tf32", "hopper_bf16",
+    "fp16x3", "tf32x3", "residues", "integer_residues", "complex_fp16x3", "complex_residues", "hopper", "hopper_tf32",
+    "hopper_bf16",
 }  # fmt: skip
 
 # The same on any GPU since Ampere: TF32, 16 bits and int8 have peaks of one ratio on all of these models.

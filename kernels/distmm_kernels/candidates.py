@@ -71,10 +71,11 @@ class Candidate:
 
 
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
-FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iu")
+FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iub")
 FLOAT32 = frozenset({"float32"})
 FLOAT64 = frozenset({"float64"})
 COMPLEX64 = frozenset({"complex64"})
+WIDE_INTEGERS = frozenset({"int32", "int64"})
 COMPLEX128 = frozenset({"complex128"})
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 AMPERE = ((8, 0), (99, 0))  # and later: asynchronous copies to shared memory
@@ -256,6 +257,20 @@ CANDIDATES = (
         capabilities=HOPPER,
         sizes_below=COORDINATES,
         passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
+        side_by_side=False,
+    ),
+    Candidate(
+        "integer_residues",
+        "cuda",
+        "integer_residues:IntegerResidueKernel",
+        "ten or eighteen products of int8 residues, on tensor cores",
+        WIDE_INTEGERS,
+        "ieee",
+        granule=1,
+        tile=(128, 128),
+        capabilities=HOPPER,
+        sizes_below=COORDINATES,
+        passes=(26, 44),  # of int64: 8 in, 18 out; 18 out, 18 in, 8 out
         side_by_side=False,
     ),
     Candidate(

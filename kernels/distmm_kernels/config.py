@@ -18,7 +18,11 @@ SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
 )
 
 # Types of operands that are narrower than what their products are accumulated in; tensor cores take them as they are.
-NARROW: tuple[np.dtype[Any], ...] = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16), np.dtype("int8"))
+NARROW: tuple[np.dtype[Any], ...] = (
+    np.dtype("float16"),
+    np.dtype(ml_dtypes.bfloat16),
+    *(np.dtype(name) for name in ("int8", "uint8", "bool")),
+)
 
 # What each promises: README.md, "How a kernel is chosen".
 PRECISIONS = ("highest", "high", "medium", "ieee")
@@ -123,7 +127,7 @@ class Problem:
 
     @property
     def accumulator(self) -> np.dtype[Any]:
-        """Type of c and d: float32 for 16-bit floats, int32 for int8, else the operands' own."""
+        """Type of c and d: float32 for 16-bit floats, int32 for 8-bit integers, int64 for bool, else the operands'."""
         return compute_dtype(self.dtype)
 
     def __str__(self) -> str:

@@ -191,9 +191,14 @@ class Kernel(ABC):
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
         dtype = block.dtype
-        # same_kind lets uint32 pass to int32: modulo 2^32 they are the same number
-        if dtype != self.dtype and (  # ml_dtypes lets complex pass to bfloat16
-            (dtype.kind == "c" and self.dtype.kind != "c") or not np.can_cast(dtype, self.dtype, "same_kind")
+        # integers wrap around: modulo 2^bits they are the same number in any type of so many bits
+        wraps = dtype.kind in "iub" and self.dtype.kind in "iu"
+        if (
+            dtype != self.dtype
+            and not wraps
+            and (  # ml_dtypes lets complex pass to bfloat16
+                (dtype.kind == "c" and self.dtype.kind != "c") or not np.can_cast(dtype, self.dtype, "same_kind")
+            )
         ):
             raise TypeError(f"{operand} is {dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():

@@ -13,18 +13,22 @@ __all__ = ["SIZES", "rate", "seconds"]
 
 # TFLOP/s of whole products of n x n matrices, the preparation of both operands and the host's time included; by type of
 # operand, or of accumulator where a kernel converts to that. One NVIDIA H200, N(0, 1) data (README.md says how).
-# Estimated from the others: those of hopper_bf16; at 512 those of dmma, residues, complex_fp16x3 and complex_residues;
-# below 4096 those of register_tiled's types but float32 and complex64. Those of mma_sync were measured next to Hopper's
-# kernels, with hopper's int8 at 2048 and 4096; its bfloat16 to float32, its float16 to float16.
+# bool as the result of bool: the counts are compared with 0 in another pass. uint8 has the rates of int8, within 4 %
+# at 8192. Those of mma_sync were measured next to Hopper's kernels, with hopper_bf16 and hopper's int8 below 8192; its
+# bfloat16 to float32, its float16 to float16. Estimated from the others: at 512 those of bool, dmma, residues,
+# integer_residues, complex_fp16x3 and complex_residues, and of register_tiled's types but float32 and complex64; below
+# 4096 float64 and complex128 there. int32 and int64 there were measured without the preparation, which takes as long as
+# that of float32.
 SIZES = (512, 1024, 2048, 4096, 8192)
 _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
     (9, 0): {
-        "hopper_bf16": {"float32": (4.5, 35, 290, 480, 580)},
+        "hopper_bf16": {"float32": (2.7, 32, 209, 393, 528)},
         "hopper_tf32": {"float32": (4.9, 37, 284, 358, 383)},
         "hopper": {
             "bfloat16": (6.7, 61, 459, 736, 736),
             "float16": (7.1, 59, 469, 725, 729),
-            "int8": (4.0, 25.4, 192, 1171, 1464),
+            **dict.fromkeys(("int8", "uint8"), (4.0, 25.4, 192, 1171, 1464)),
+            "bool": (1.5, 11.8, 99.5, 693, 959),
         },
         "mma_sync_fp16x3": {"float32": (1.5, 12.4, 78.1, 122, 127)},
         "mma_sync_tf32x3": {"float32": (1.2, 12.9, 50.3, 49.4, 53.6)},
@@ -39,13 +43,14 @@ _RATES: dict[tuple[int, int], dict[str, dict[str, tuple[float, ...]]]] = {
         "tf32x3": {"float32": (1.8, 15, 100, 115, 133)},
         "dmma": {"float64": (5.2, 41.3, 52.5, 54.4, 54.3)},
         "residues": {"float64": (1.8, 14.5, 48.9, 71.1, 87.1)},
+        "integer_residues": {"int32": (1.4, 11.2, 87.9, 122, 139), "int64": (1.4, 11.1, 51.6, 69.9, 77.6)},
         "complex_fp16x3": {"complex64": (5, 38.2, 176, 219, 222)},
         "complex_residues": {"complex128": (5.7, 27.1, 72.4, 96.3, 104)},
         "register_tiled": {
             "float32": (4.3, 35, 50, 52.8, 53.6),
-            "int32": (3.5, 20, 28, 31, 31),
+            "int32": (3.5, 25, 28.3, 31, 31.2),
             "float64": (3.5, 15, 22, 25.5, 26),
-            "int64": (2, 4.5, 6, 6.3, 6.3),
+            "int64": (2, 6, 6.2, 6.1, 6.4),
             "complex64": (10, 30.9, 45.9, 46.4, 46.8),
             "complex128": (18.3, 23.4, 24, 25, 25),
         },

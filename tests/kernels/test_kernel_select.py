@@ -7,7 +7,7 @@ import pytest
 
 from distmm_kernels import device
 from distmm_kernels.candidates import CANDIDATES
-from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
+from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate
 from distmm_kernels.select import explain, names, select, why_not
@@ -59,10 +59,27 @@ def test_precision_chooses_among_the_kernels_for_float32(precision, name, elsewh
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("dtype", ["int32", "int64"])
-def test_other_types_have_one_precision(dtype, precision):
-    for where in (H200, A100):
-        assert chosen(problem(dtype, k=4096, n=4096), where, precision) == "register_tiled"
+def test_integers_have_one_precision(dtype, precision):
+    for size in (4096, 8192, 16384):
+        assert chosen(problem(dtype, k=size, n=size), H200, precision) == "integer_residues"
+        for where in (A100, B200, *GEFORCE):
+            assert chosen(problem(dtype, k=size, n=size), where, precision) == "register_tiled"
+    assert chosen(problem(dtype, k=1, n=1), H200, precision, reproducible=True) == "integer_residues"
     assert chosen(problem(dtype, k=4096, n=4096), T4, precision) == "tiled"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "registers", "residues"), [("int32", 1024, 2048), ("int64", 512, 1024)], ids=["int32", "int64"]
+)
+def test_integers_go_to_residues_from_the_size_where_these_were_faster(dtype, registers, residues):
+    for size, name in ((registers, "register_tiled"), (residues, "integer_residues")):
+        assert chosen(problem(dtype, k=size, n=size), H200) == name
+
+
+@pytest.mark.parametrize("shape", [(512, 512, 512), (1, 8192, 8192), (100, 200, 300)])
+@pytest.mark.parametrize("dtype", ["int32", "int64"])
+def test_small_and_thin_products_of_integers_stay_in_registers(dtype, shape):
+    assert chosen(Problem(*shape, np.dtype(dtype)), H200) == "register_tiled"
 
 
 @pytest.mark.parametrize(("dtype", "name"), [("complex64", "complex_fp16x3"), ("complex128", "complex_residues")])
@@ -133,9 +150,10 @@ def test_guarded_granules_are_multiplied_by_the_fastest_chain(name, dtype, fallb
 def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_for(dtype):
     large = problem(dtype, k=4096, n=4096)
     assert chosen(large, H200) == chosen(large, H200, "medium") == "hopper"
-    assert chosen(large, H200, "ieee") == ("hopper" if dtype == "int8" else "register_tiled")
+    assert chosen(large, H200, "ieee") == ("hopper" if compute_dtype(dtype).kind == "i" else "register_tiled")
+    elsewhere = "register_tiled" if dtype in ("uint8", "bool") else "mma_sync"
     for where in (A100, B200, *GEFORCE):
-        assert chosen(large, where) == chosen(large, where, "medium") == "mma_sync"
+        assert chosen(large, where) == chosen(large, where, "medium") == elsewhere
         assert chosen(large, where, "ieee") == ("mma_sync" if dtype == "int8" else "register_tiled")
     assert chosen(large, T4) == "tiled"
 
@@ -204,9 +222,8 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    dtype = next(
-        name for name in ("float32", "float16", "float64", "complex64", "complex128") if name in candidate.dtypes
-    )
+    types = ("float32", "float16", "float64", "complex64", "complex128", "int64")
+    dtype = next(name for name in types if name in candidate.dtypes)
     kernel = select(problem(dtype), where, name=candidate.name)
     assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
     assert kernel.granule == candidate.granule
@@ -236,7 +253,7 @@ def test_rates_rise_with_size_and_every_type_has_one(candidate):
 
 
 def test_a_name_that_cannot_serve_is_refused_with_the_names_that_can():
-    with pytest.raises(ValueError, match=r"does not multiply int32; use one of register_tiled, tiled, naive, guvec"):
+    with pytest.raises(ValueError, match=r"does not multiply int32; use one of integer_residues, register_tiled, til"):
         select(problem("int32"), H200, name="cublas")
     with pytest.raises(ValueError, match=r"runs on cuda devices.*; use one of cpu$"):
         select(problem(), CPU, name="tiled")

@@ -47,7 +47,7 @@ def test_without_steps_of_k_the_product_is_c():
     assert not np.shares_memory(d, c)
 
 
-@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "int8"])
+@pytest.mark.parametrize("dtype", ["float16", ml_dtypes.bfloat16, "int8", "uint8", "bool"])
 def test_narrow_operands_accumulate_wide_and_are_rounded_once(dtype):
     dtype = np.dtype(dtype)
     kernel = kernel_for(dtype)

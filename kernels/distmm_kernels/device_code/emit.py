@@ -64,9 +64,9 @@ VERSIONS_SEEN = ("0.30",)
 """Versions of numba-cuda, by their first two numbers, that this file was tested with."""
 
 BUILDER_METHODS = (
-    "add", "addrspacecast", "and_", "bitcast", "extract_element", "extract_value", "fadd", "fma", "fmul", "fsub", "gep",
-    "icmp_signed", "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select", "shl", "store",
-    "sub", "trunc", "xor", "zext",
+    "add", "addrspacecast", "and_", "ashr", "bitcast", "extract_element", "extract_value", "fadd", "fma", "fmul",
+    "fsub", "gep", "icmp_signed", "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select",
+    "sext", "shl", "store", "sub", "trunc", "xor", "zext",
 )  # fmt: skip
 """Methods of a builder that intrinsics may call."""
 

@@ -30,14 +30,18 @@ from distmm_kernels.emulation.moduli import LIMIT, MODULI, byte_weights, multipl
 from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["find_factors", "split", "sum_squares"]
+__all__ = [
+    "FOURS", "PITCH", "ROWS_EACH", "WARPS", "find_factors", "split", "sum_squares", "tile_of_block", "write_residues",
+]  # fmt: skip
 
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)
+# Stores of residues, which give the address of the next modulus'. The compiler must not see that it is a sum: it would
+# keep all multiples of the step for the next row, for which there are too few registers.
 PUT = {
-    4: "st.global.b32 [$0], $1;",
-    2: "{ .reg .b16 low, high; mov.b32 {low, high}, $1; st.global.b16 [$0], low; }",
+    4: "st.global.b32 [$1], $2; add.s64 $0, $1, $3;",
+    2: "{ .reg .b16 low, high; mov.b32 {low, high}, $2; st.global.b16 [$1], low; add.s64 $0, $1, $3; }",
 }
 WARPS = THREADS // 32
 ROWS_EACH = ROWS // WARPS  # of a warp, where its lanes lie along k
@@ -72,7 +76,7 @@ power_of_two = instruction(
 """power_of_two(exponent), from -1022 to 1023."""
 
 
-def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., None]:
+def write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., None]:
     """Make ``(to, step, x0, x1, ...)``: write residues of two or four neighbours for each modulus, ``step`` apart.
 
     ``x + 2^63`` is an unsigned number of 8 bytes; the sum of its bytes by their weights has the residue of x, and is
@@ -80,7 +84,7 @@ def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., N
     """
     dot = assembly("dp4a.u32.s32 $0, $1, $2, $3;", [I32], [I32] * 3, ["=r", "r", "r", "r"], pure=True)
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
-    put = assembly(PUT[neighbours], [], [I64, I32], ["l", "r"])
+    put = assembly(PUT[neighbours], [I64], [I64, I32, I64], ["=l", "l", "r", "l"])
 
     def write(builder, to, step, *numbers):
         words = []
@@ -97,8 +101,7 @@ def _write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., N
                 quotient = high(builder, [value, I32(multiplier(modulus))])[0]
                 residue = builder.sub(value, builder.mul(quotient, I32(modulus)))
                 packed = builder.xor(packed, builder.shl(residue, I32(8 * i)))
-            put(builder, [to, packed])
-            to = builder.add(to, step)
+            to = put(builder, [to, packed, step])[0]
 
     return intrinsic(write, (u64, u64, *[i64] * neighbours))
 
@@ -136,7 +139,7 @@ def _fours(parts: int) -> Any:
 
 
 @inlined
-def _tile_of_block(rows, k, first_matrix):
+def tile_of_block(rows, k, first_matrix):
     """Return lane and warp of the thread, and the part of the operand that its block reads.
 
     That is the first of `ROWS` rows, the number of the stretch, the matrix, the first step of k and the count of steps.
@@ -165,7 +168,7 @@ def sum_squares(along_k: bool, parts: int = 1) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
-        lane, warp, base, down, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
+        lane, warp, base, down, matrix, first, steps = tile_of_block(rows, k, first_matrix)
         stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
         start = source + matrix * between + place(first, along)
         to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
@@ -232,7 +235,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
     """Scale, round, and write the residues of each row, contiguous along k. Grid: as for `sum_squares`."""
     moduli, wide_granule = len(MODULI), parts * GRANULE
     forms = FORMS[parts]
-    write = _write_residues(MODULI, 4 // parts)
+    write = write_residues(MODULI, 4 // parts)
     place, four = _placed(parts), _fours(parts)
 
     def weight_of(x, y, least, there):
@@ -247,7 +250,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
-        lane, warp, base, _, matrix, first, steps = _tile_of_block(rows, k, first_matrix)
+        lane, warp, base, _, matrix, first, steps = tile_of_block(rows, k, first_matrix)
         granule, granules = first // u64(wide_granule), (k + u64(wide_granule - 1)) // u64(wide_granule)
         whole = (granule + u64(1)) * u64(wide_granule) < k
         length = u32(min(k - granule * u64(wide_granule), u64(wide_granule)))

@@ -1,1 +1,1 @@
-"""Operands in narrower formats: float32 as two halves, float64 as residues."""
+"""Operands in narrower formats: float32 as two halves, float64 and integers as residues."""

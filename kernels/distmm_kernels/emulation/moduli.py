@@ -25,6 +25,7 @@ __all__ = [
     "epilogue_multiplier",
     "multiplier",
     "start",
+    "weight",
 ]
 
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
@@ -53,14 +54,14 @@ def digits(number: int) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _weight(modulus: int) -> int:
-    """Return the number between -P/2 and P/2 whose residue is 1 modulo one modulus and 0 modulo all others."""
-    others = PRODUCT // modulus
-    weight = others * pow(others, -1, modulus)
-    return (weight + PRODUCT // 2) % PRODUCT - PRODUCT // 2
+def weight(modulus: int, product: int) -> int:
+    """Return the number between -P/2 and P/2 whose residue is 1 modulo one modulus of P and 0 modulo all others."""
+    others = product // modulus
+    found = others * pow(others, -1, modulus)
+    return (found + product // 2) % product - product // 2
 
 
-WEIGHTS = tuple(_weight(modulus) for modulus in MODULI)
+WEIGHTS = tuple(weight(modulus, PRODUCT) for modulus in MODULI)
 
 
 def byte_weights(modulus: int) -> tuple[int, ...]:

@@ -65,7 +65,8 @@ class Layout(NamedTuple):
     """Where the residues of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
 
     Each granule is a stack ``(batch, forms * moduli, rows, k)`` of its own, with lines of `GRANULE` bytes, in the last
-    one of ``last_ld``. Then come a float64 factor and a weight of 32 bits for each matrix, granule and row.
+    one of ``last_ld``. If rows are scaled, a float64 factor and a weight of 32 bits follow for each matrix, granule and
+    row.
     """
 
     batch: int
@@ -79,12 +80,14 @@ class Layout(NamedTuple):
     matrices: int  # of residues, for each matrix
 
     @classmethod
-    def of(cls, batch: int, rows: int, k: int, parts: int = 1) -> Layout:
+    def of(
+        cls, batch: int, rows: int, k: int, parts: int = 1, moduli: int = len(MODULI), scaled: bool = True
+    ) -> Layout:
         """Lay out the residues of a stack of real numbers, or of complex ones, which have two parts."""
-        matrices = FORMS[parts] * len(MODULI)
+        matrices = FORMS[parts] * moduli
         count, lines = max(granules(k), 1), batch * matrices * rows
         last_ld = row_pitch(k - (count - 1) * GRANULE, 1)
-        step, table = lines * GRANULE, batch * count * rows
+        step, table = lines * GRANULE, batch * count * rows if scaled else 0
         factors = -(-((count - 1) * step + lines * last_ld) // ALIGNMENT) * ALIGNMENT
         weights = factors + 8 * table
         return cls(batch, rows, k, last_ld, step, factors, weights, weights + 4 * table, matrices)

@@ -1,4 +1,4 @@
-"""Products on Hopper's tensor cores, operands loaded by the tensor memory accelerator: float16, bfloat16, int8, TF32.
+"""Products on Hopper's tensor cores, operands loaded by the tensor memory accelerator: 8 bits, 16 bits, TF32.
 
 The accelerator reads operands in place if rows or columns are contiguous and all of them begin at multiples of 16
 bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
@@ -7,6 +7,7 @@ bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -18,12 +19,13 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
 from distmm_kernels.layout.stack import Stack, distinct
-from distmm_kernels.layout.vectors import in_vectors
+from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
@@ -59,24 +61,30 @@ class HopperOperand:
 
 
 class HopperKernel(AlignedKernel):
-    """float16 and bfloat16 accumulated in float32, int8 in int32.
+    """float16 and bfloat16 accumulated in float32, int8 and uint8 in int32, bool in int64.
 
     Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions: of
-    one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`).
+    one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`). Sums of
+    integers are exact modulo 2^32. Tensor cores count the true terms of a bool product in int32, which no k exceeds.
+    Counts of a chain of products are added in int64, since 2^32 must not look like zero; those of a part of C, of
+    `WORKSPACE` bytes at most, are made at a time.
     """
 
     name = "hopper"
     takes_narrow = True
-    granule = STRETCH  # int32 sums are exact, so int8 could be cut anywhere
+    granule = STRETCH  # sums of integers are exact, so these could be cut anywhere
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
         "float16": "float16",
         "bfloat16": "bfloat16",
         "int8": "int8",
+        "uint8": "uint8",
+        "bool": "uint8",  # whose bytes are 0 and 1
     }
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.operand = self.formats[self.dtype.name]
+        self._counts = self.dtype.kind == "b"
         self._gemms: dict[Any, HopperGemm] = {}
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
@@ -99,7 +107,8 @@ class HopperKernel(AlignedKernel):
         return HopperOperand(shape, array, major, self.operand, stack)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
-        return dtype == self.accumulator or (dtype in _ROUNDED and self.accumulator == np.float32)
+        others = _ROUNDED if self.accumulator == np.float32 else (self.dtype,) if self._counts else ()
+        return dtype == self.accumulator or dtype in others
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
@@ -109,7 +118,29 @@ class HopperKernel(AlignedKernel):
             )
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        c = self._loadable(c)
+        if self._counts:
+            self._count(a, b, c, d)
+        else:
+            self._add(a, b, self._loadable(c), d)
+
+    def _count(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
+        """Add counts to C, or say which of the sums are not zero, a part of C at a time."""
+        *batch, m, n = d.shape
+        rows = WORKSPACE // (12 * math.prod(batch) * row_pitch(n, 4))  # a count, and its sum with C
+        rows = max(1, rows // ROWS * ROWS or rows)
+        for first in range(0, m, rows):
+            down = slice(first, min(m, first + rows))
+            part = a.array[..., down, :]
+            counts = self._rows((*batch, down.stop - first, n), np.dtype(np.int32))
+            self._add(self._operand((*a.shape[:-2], *part.shape[-2:]), part, a.major), b, None, counts)
+            to = d[..., down, :]
+            if d.dtype == self.accumulator:
+                self._module.add(counts, 0 if c is None else c[..., down, :], out=to)
+            else:
+                total = counts if c is None else counts + c[..., down, :]
+                self._module.not_equal(total, 0, out=to)
+
+    def _add(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
         if a.stack is not None and b.stack is not None:
             self._multiply(a, b, a.stack, b.stack, c, d)
             return
@@ -123,8 +154,8 @@ class HopperKernel(AlignedKernel):
         self, a: HopperOperand, b: HopperOperand, a_stack: Stack, b_stack: Stack, c: Array | None, d: Array
     ) -> None:
         to, k, majors = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major)
-        deep = k > STRETCH and self.operand != "int8"
-        if k > STRETCH:
+        deep = k > STRETCH and self.accumulator == np.float32
+        if k > STRETCH and not self._counts:
             sizes = to.rows, to.columns, slices.count(k), to.matrices, 1
             together = slices.at_once(*sizes, self.device.multiprocessors, WIDEST_OF_TWO if deep else 256)
             if together > 1:

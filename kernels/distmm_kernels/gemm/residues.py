@@ -1,39 +1,27 @@
 """float64 and complex128 products on int8 tensor cores: of residues, each granule of k where its numbers allow it.
 
-Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`). The Hopper kernel multiplies all of them
-as one batch, and reduces its sums as it stores them: a byte for each modulus and element of C. These residues are of an
-integer, which is rounded once, scaled, and added to C. Its error is less than that of a chain of float64
-multiply-adds. A granule is such a chain where a guard says that the error might be larger, and where it is short.
-
-C is computed in parts, which bounds the memory of its residues: `WORKSPACE` is that of 100 tiles for each
-multiprocessor. Granules that are always chains have no residues.
+Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`), and so are their products
+(`distmm_kernels.gemm.residue_products`). These residues are of an integer, which is rounded once, scaled, and added to
+C. Its error is less than that of a chain of float64 multiply-adds. A granule is such a chain where a guard says that
+the error might be larger, and where it is short. Granules that are always chains have no residues.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
-
-import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
-from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
-from distmm_kernels.emulation.residues import COLUMNS, FORMS, SHORTEST, THREADS, Residues, splitter
+from distmm_kernels.emulation.moduli import MODULI
+from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
 from distmm_kernels.emulation.splits import as_stack
-from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, parts
+from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
+from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.driver import loaded
-from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
-from distmm_kernels.layout.stack import Stack, address
-from distmm_kernels.layout.vectors import row_pitch
-from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
-__all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_steps", "strip"]
+__all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_steps"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,7 +55,7 @@ class ResidueKernel(GuardedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._split = splitter(device, self.parts)
-        self._gemms: dict[tuple[int, int], HopperGemm] = {}
+        self._products = ResidueProducts(device, MODULI * FORMS[self.parts], self.reconstruction)
 
     def _format(self, block: Array, operand: str) -> ResidueOperand:
         matrices = self._matrices(block, operand)
@@ -90,52 +78,15 @@ class ResidueKernel(GuardedKernel):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             else:
-                numbers = [_numbers(operand.matrices.shape[:-2], d.shape[:-2]) for operand in (a, b)]
-                for place in np.ndindex(d.shape[:-2]):
-                    mine, yours = (int(number[place]) for number in numbers)
-                    self._by_residues(index, a, mine, b, yours, None if c is None else c[place], d[place])
+                for place, mine, yours in matrices_of(a.matrices.shape[:-2], b.matrices.shape[:-2], d.shape[:-2]):
+                    self._products.add(
+                        a.residues.granule(index, mine),
+                        b.residues.granule(index, yours),
+                        None if c is None else c[place],
+                        d[place],
+                        (a.residues.factors(index, mine), b.residues.factors(index, yours)),
+                    )
             c = d
-
-    def _by_residues(
-        self, index: int, a: ResidueOperand, mine: int, b: ResidueOperand, yours: int, c: Array | None, d: Array
-    ) -> None:
-        """Add one granule of one matrix's product."""
-        left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
-        row_factors, column_factors = a.residues.factors(index, mine), b.residues.factors(index, yours)
-        m, n = d.shape
-        rows, columns = strip(m, n, left.matrices)
-        memory = self._module.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
-        to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
-        kernel = loaded(Recipe(self.reconstruction, (c is not None,)), self.device)
-        for down, across in parts(m, n, rows, columns):
-            high, wide = down.stop - down.start, across.stop - across.start
-            pitch = row_pitch(wide, 1)
-            to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
-            of_a = left.part(-2, down.start, down.stop)
-            of_b = right.part(-2, across.start, across.stop)
-            self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._moduli.data.ptr, 8, 0, 0))
-            values = (
-                *(to.address, to.step, pitch, row_factors + 8 * down.start, column_factors + 8 * across.start),
-                *(address(d) + down.start * d.strides[0] + across.start * d.strides[1], d.strides[0]),
-                *(to_c[0] + down.start * to_c[1] + across.start * to_c[2], to_c[1], to_c[2]),
-                *(high, wide),
-            )
-            kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
-
-    def _gemm(self, m: int, n: int) -> HopperGemm:
-        if (m, n) not in self._gemms:
-            best = best_columns(m, n, FORMS[self.parts] * len(MODULI), 1, self.device.multiprocessors)
-            columns = 128 if best <= 128 else 256  # whole boxes of bytes
-            self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
-        return self._gemms[m, n]
-
-    @functools.cached_property
-    def _moduli(self) -> Array:
-        """Modulus and its multiplier of each product, on the device."""
-        table = [(modulus, epilogue_multiplier(modulus)) for modulus in MODULI] * FORMS[self.parts]
-        made = self._module.asarray(np.array(table, np.uint32))
-        self._complete()  # other threads' streams read it too
-        return made
 
 
 class ComplexResidueKernel(ResidueKernel):
@@ -150,15 +101,3 @@ def split_steps(k: int) -> int:
     """Return how many steps of k have residues: not those of a short granule at the end."""
     last = k % GRANULE
     return k if last >= SHORTEST else k - last
-
-
-def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
-    """Return how many rows and columns of C are worked on at a time: all columns, unless 128 rows of them are many."""
-    columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
-    rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
-    return min(m, max(rows, ROWS)), columns
-
-
-def _numbers(own: tuple[int, ...], batch: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Return which of an operand's matrices takes part in each product of a batch."""
-    return np.broadcast_to(np.arange(math.prod(own)).reshape(own), batch)

@@ -31,7 +31,7 @@ __all__ = [
     "place",
 ]
 
-OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8"]
+OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
@@ -63,7 +63,8 @@ MOST_C_STAGES = 3  # that a tile of C comes in
 # this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
 GROUP = 16
 
-_BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "float32": 32, "int32": 32}
+_BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "float32": 32, "int32": 32}
+_INTEGERS = ("int8", "uint8")
 
 
 @dataclass(frozen=True)
@@ -119,12 +120,13 @@ class HopperTile:
         widest = WIDEST_OF_TWO if self.two_sets else 256
         if self.columns % 64 or not 64 <= self.columns <= widest:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
-        if self.promotes and (self.products == 3 or self.operand == "int8"):
-            raise ValueError(f"{self}: three products are taken out each stage, and sums of int8 products are exact")
         if self.sliced and (self.two_sets or self.adds or self.output != self.accumulator):
             raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
-        if (self.operand == "int8") != (self.output in ("int32", "int8")):
-            raise ValueError(f"{self.operand} to {self.output}: int8 products are int32, or reduced; all others float")
+        if self.promotes and (self.products == 3 or self.operand in _INTEGERS):
+            raise ValueError(f"{self}: three products are taken out each stage, and sums of integers are exact")
+        outputs = {"int8": ("int32", "int8"), "uint8": ("int32",)}.get(self.operand, ("float32", "float16", "bfloat16"))
+        if self.output not in outputs:
+            raise ValueError(f"{self.operand} to {self.output}: its products are {', '.join(outputs)}")
         if self.output == "int8" and (self.adds or self.columns % self.box_columns):
             raise ValueError(f"{self}: residues are added to no C, and stored in boxes of {self.box_columns} columns")
         if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
@@ -135,7 +137,7 @@ class HopperTile:
     @property
     def accumulator(self) -> Output:
         """Type of C, and of the sums."""
-        return "int32" if self.operand == "int8" else "float32"
+        return "int32" if self.operand in _INTEGERS else "float32"
 
     @property
     def two_sets(self) -> bool:

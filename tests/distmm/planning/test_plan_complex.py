@@ -19,7 +19,7 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.emulation.residues import STRETCH, Layout
-from distmm_kernels.gemm import residues
+from distmm_kernels.gemm import residue_products as residues
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 

@@ -14,8 +14,10 @@ from distmm.planning import memory
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm_kernels.emulation.residues import STRETCH, Layout
-from distmm_kernels.gemm import guarded, residues
+from distmm_kernels.emulation.integers import SYSTEMS
+from distmm_kernels.emulation.residues import SHORTEST, STRETCH, Layout
+from distmm_kernels.gemm import guarded, hopper
+from distmm_kernels.gemm import residue_products as residues
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.tiles import slices
 
@@ -45,6 +47,23 @@ def test_no_operand_has_more_residues_than_the_planner_counts(rows: int, k: int)
     takes = Layout.of(1, rows, steps).end + 8 * rows * -(-steps // STRETCH)
     # the factors lie at a multiple of 256 bytes, and without residues there are a factor and a weight for each row
     assert takes <= planned + 256 + 12 * rows * (steps == 0)
+
+
+@given(rows=st.integers(1, 5000), k=st.integers(SHORTEST, 40_000))
+def test_no_operand_of_integers_has_more_residues_than_the_planner_counts(rows: int, k: int) -> None:
+    for bits, system in SYSTEMS.items():
+        planned = bits // 8 * rows * k * PREPARED["integer_residues"] * memory._padding((k,))
+        assert Layout.of(1, rows, k, moduli=len(system.moduli), scaled=False).end <= planned + 256
+
+
+def test_plans_count_what_residues_of_integers_and_counts_of_bools_take() -> None:
+    assert WORKSPACE["integer_residues"] == residues.WORKSPACE
+    assert WORKSPACE["hopper"] == hopper.WORKSPACE
+    for dtype, kernel in (("i4", "integer_residues"), ("i8", "integer_residues"), ("?", "hopper"), ("u1", "hopper")):
+        made = spec("cuda", [{"kernel": kernel, "threads": 2, "memory": 120 << 30, "granule": 1}], np.dtype(dtype))
+        assert made.workspace == 1 << 29
+        assert made.rate > 7e13
+        assert made.prepared == PREPARED.get(kernel, 0)
 
 
 def test_plans_count_what_guarded_granules_take() -> None:

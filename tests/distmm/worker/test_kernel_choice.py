@@ -43,7 +43,14 @@ def test_tasks_on_gpus_know_their_budget() -> None:
 
 @pytest.mark.parametrize(
     ("dtype", "kernel", "granule"),
-    [("int8", "hopper", 1), ("f2", "hopper", 8192), (ml_dtypes.bfloat16, "hopper", 8192), ("f4", "fp16x3", 8192)],
+    [
+        ("int8", "hopper", 1),
+        ("bool", "hopper", 1),
+        ("u2", "integer_residues", 1),
+        ("f2", "hopper", 8192),
+        (ml_dtypes.bfloat16, "hopper", 8192),
+        ("f4", "fp16x3", 8192),
+    ],
 )
 def test_plans_cut_k_where_the_bits_of_floats_stay_and_integers_anywhere(dtype: Any, kernel: str, granule: int) -> None:
     facts = kernel_facts(KernelChoice("cuda", np.dtype(dtype)), ("NVIDIA H200", (9, 0)))

@@ -38,6 +38,8 @@ KERNELS = [
     ("slices", "add_slices", ("float32", "bfloat16", True)),
     ("slices", "add_slices", ("float32", "float16", False)),
     ("slices", "add_slices", ("int32", "int32", True)),
+    *(("integer_residues", "split", (bits, along_k)) for bits in (32, 64) for along_k in (True, False)),
+    *(("integer_residues", "reconstruct", (bits, adds)) for bits in (32, 64) for adds in (True, False)),
     ("copies.real_view", "source", ("float32", False)),
     ("copies.real_view", "source", ("float32", True)),
     ("copies.real_view", "source", ("float64", True)),

@@ -26,6 +26,8 @@ TILES = [
     HopperTile("float16", "float32", 192, a_major="m", b_major="k", promotes=True, adds=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", promotes=True, adds=True),
     HopperTile("int8", "int32", b_major="k", adds=True),
+    HopperTile("uint8", "int32", b_major="k"),
+    HopperTile("uint8", "int32", 192, b_major="k", adds=True),
     HopperTile("int8", "int8", b_major="k"),
     HopperTile("int8", "int8", 128, b_major="k"),
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
@@ -41,6 +43,7 @@ INSTRUCTIONS = {
     "float16": r"HGMMA.*F32\b(?!\.)",
     "tfloat32": r"HGMMA.*F32\.TF32",
     "int8": r"IGMMA.*S8",
+    "uint8": r"IGMMA.*U8",
 }
 
 

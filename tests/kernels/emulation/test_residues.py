@@ -26,7 +26,8 @@ from distmm_kernels.emulation.moduli import (
 )
 from distmm_kernels.emulation.residues import SHORTEST, Layout, Residues, smallest
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
-from distmm_kernels.gemm.residues import split_steps, strip
+from distmm_kernels.gemm.residue_products import strip
+from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reference import accuracy, residue_twin
 

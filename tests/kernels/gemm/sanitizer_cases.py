@@ -19,7 +19,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import current
 from distmm_kernels.select import select, why_not
 
-REAL = ("float32", "float64", "int64", "float16", "int8", ml_dtypes.bfloat16)
+REAL = ("float32", "float64", "int32", "int64", "float16", "int8", "uint8", "bool", ml_dtypes.bfloat16)
 TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128")]
 SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70), (20, 8208, 70)]
 TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
@@ -45,12 +45,14 @@ def main() -> None:
         kernel = select(Problem(1, 1, 1, dtype), device, name=candidate.name)
         for (m, k, n), order in itertools.product(SHAPES, ("C", "F", "late")):
             rng = np.random.default_rng(0)
-            a, b = (rng.integers(-9, 10, s).astype(np.float32) for s in ((m, k), (k, n)))
-            left, right = (placed(x.astype(dtype), order) for x in (a, b))
+            a, b = (rng.integers(-9, 10, s).astype(dtype) for s in ((m, k), (k, n)))
+            left, right = (placed(x, order) for x in (a, b))
             c = cupy.ones((m, n), kernel.accumulator)
             sys.stdout.write(f"{candidate.name} {dtype} {m} {k} {n} {order}\n")
             d = kernel.multiply(kernel.prepare_a(left), kernel.prepare_b(right), c)
-            np.testing.assert_array_equal(d.get(), (a @ b + 1).astype(kernel.accumulator))  # integers: exact
+            wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
+            exact = a.astype(wide) @ b.astype(wide) + 1  # integers
+            np.testing.assert_array_equal(d.get(), exact.astype(kernel.accumulator))
             done += 1
     sys.stdout.write(f"{done} products right\n")
 

@@ -150,7 +150,7 @@ def test_the_layout_of_operands_does_not_change_the_bits(kernel_for, dtype, orde
 
 @DTYPES
 def test_every_tile_of_a_large_c_is_right_and_bits_repeat(kernel_for, monkeypatch, dtype):
-    from distmm_kernels.gemm import residues
+    from distmm_kernels.gemm import residue_products as residues
 
     (m, k, n), kernel = (1500, 1024, 2900), kernel_for(dtype)
     a, b, c = integers((m, k), 1, dtype), integers((k, n), 2, dtype), integers((m, n), 3, dtype)

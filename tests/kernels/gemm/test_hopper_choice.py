@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
@@ -46,9 +48,75 @@ def test_deep_float_products_take_sums_out_and_others_keep_their_wide_tiles(tile
         assert tile.columns <= (192 if deep else 256)
 
 
-def test_sums_of_int8_products_are_exact_and_stay(tiles):
-    multiplied(HopperKernel(Problem(1, 1, 1, np.dtype("int8")), NOWHERE), 128, 2 * STRETCH, 256)
-    assert not tiles.pop().promotes
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+def test_sums_of_integers_are_exact_and_stay(tiles, dtype):
+    multiplied(HopperKernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE), 128, 2 * STRETCH, 256)
+    tile = tiles.pop()
+    assert (tile.operand, tile.output, tile.promotes) == (dtype, "int32", False)
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_bools_are_counted_in_32_bits_and_counts_added_in_64_part_by_part(monkeypatch, dtype, batch):
+    kernel, rng = HopperKernel(Problem(1, 1, 1, np.dtype("bool")), NOWHERE), np.random.default_rng(0)
+    parts = []
+
+    def counted(a, b, c, d):
+        assert (c, d.dtype) == (None, np.int32)
+        assert a.shape == a.array.shape
+        parts.append(d.shape[-2])
+        d[...] = np.matmul(a.array.view("u1"), b.array.swapaxes(-1, -2).view("u1"), dtype="i4")
+
+    kernel._module = np
+    monkeypatch.setattr(kernel, "_add", counted)
+    monkeypatch.setattr("distmm_kernels.layout.stack.address", lambda array: 4096)
+    monkeypatch.setattr(Stack, "loadable", lambda self: self.contiguous(-1))
+    monkeypatch.setattr(hopper, "in_vectors", lambda rows, device: np.ascontiguousarray(rows))
+    a, b = rng.random((*batch, 300, 50)) < 0.1, rng.random((50, 70)) < 0.1
+    counts = np.matmul(a, b, dtype="i8")
+    c = 2**32 - counts
+    c[..., 5, 7] = -counts[..., 5, 7]
+    a_, b_ = kernel._format(a, "A"), kernel._format(b, "B")
+    row = 12 * 72 * (3 if batch else 1)
+    for workspace, want in ((1, [1] * 300), (row * 256, [256, 44]), (hopper.WORKSPACE, [300])):
+        monkeypatch.setattr(hopper, "WORKSPACE", workspace)
+        for added in (None, c):
+            d = np.full(counts.shape, 7, dtype)
+            parts.clear()
+            kernel._accumulate(a_, b_, added, d)
+            np.testing.assert_array_equal(d, (counts if added is None else counts + added).astype(dtype))
+            assert parts == want
+
+
+def test_what_a_kernel_stores_at_the_last_step():
+    stored = {
+        name: [
+            to
+            for to in ("float16", "float32", "int8", "uint8", "bool", "int32", "int64")
+            if kernel._stores(np.dtype(to))
+        ]
+        for name in ("float16", "int8", "uint8", "bool")
+        for kernel in (HopperKernel(Problem(1, 1, 1, np.dtype(name)), NOWHERE),)
+    }
+    assert stored == {
+        "float16": ["float16", "float32"], "int8": ["int32"], "uint8": ["int32"], "bool": ["bool", "int64"]
+    }  # fmt: skip
+
+
+def test_integers_of_other_types_wrap_around_on_their_way_to_uint8_and_bools_are_made_of_bools_only(monkeypatch):
+    kernel = HopperKernel(Problem(1, 1, 1, np.dtype("uint8")), NOWHERE)
+    assert (kernel._converted(np.array([[-1, 300]], "i2")) == [[255, 44]]).all()
+    for dtype in ("i1", "i8", "u2", "?"):
+        monkeypatch.setattr(kernel, "_format", lambda block, operand: block)
+        monkeypatch.setattr(kernel, "_to_device", lambda block: block)
+        monkeypatch.setattr(kernel, "_on_device", contextlib.nullcontext)
+        assert kernel.prepare_a(np.ones((2, 2), dtype), wait=False).dtype == dtype
+    for operand, made in (
+        (np.ones((2, 2)), kernel),
+        (np.ones((2, 2), "i4"), HopperKernel(Problem(1, 1, 1, np.dtype("bool")), NOWHERE)),
+    ):
+        with pytest.raises(TypeError, match=r"convert it with \.astype"):
+            made.prepare_a(operand)
 
 
 def test_cuts_of_k_where_sums_are_taken_out_leave_the_bits_and_plans_know():

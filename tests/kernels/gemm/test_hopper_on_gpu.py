@@ -14,7 +14,7 @@ from distmm_kernels.tiles.hopper_tiles import STRETCH
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-CASES = ["float16", "bfloat16", "int8", "tf32", "bf16 of float32"]
+CASES = ["float16", "bfloat16", "int8", "uint8", "bool", "tf32", "bf16 of float32"]
 # around a tile of 128 x 256 and a stage of 32 to 128 steps of k
 SHAPES = [
     (1, 1, 1), (1, 33, 1), (127, 63, 255), (128, 64, 256), (129, 65, 257), (128, 128, 64), (3, 500, 2), (200, 3, 1),
@@ -42,9 +42,17 @@ def kernel_for(hopper):
     return make
 
 
-def integers(shape, seed):
-    """Small enough that every sum of products below is exact in float32, and every one of them in bfloat16."""
-    return np.random.default_rng(seed).integers(-8, 9, shape).astype(np.float64)
+def integers(shape, seed, dtype=np.float64):
+    """Small enough that every sum of products below is exact in float32, and every one of them in bfloat16.
+
+    Of uint8 they are up to 255: sums below 2^31.
+    """
+    return np.random.default_rng(seed).integers(-8, 9, shape).astype(dtype)
+
+
+def exact(a, b):
+    """The product, of integers as they are."""
+    return a.astype(np.float64) @ b.astype(np.float64)
 
 
 def poisoned(kernel, monkeypatch):
@@ -67,7 +75,7 @@ def test_every_tile_of_a_large_c_is_added(kernel_for, case, k):
     """Each block has 15 tiles or more: C of the next one comes while this one's is read (tests above have 1 or 2)."""
     kernel = kernel_for(case)
     m, n = 8192, 8188
-    a, b = (on_gpu(integers(shape, i), dtype=kernel.dtype) for i, shape in enumerate(((m, k), (k, n))))
+    a, b = (on_gpu(integers(shape, i, kernel.dtype)) for i, shape in enumerate(((m, k), (k, n))))
     a_, b_, c = kernel.prepare_a(a), kernel.prepare_b(b), on_gpu(integers((m, n), 3), dtype=kernel.accumulator)
     want = kernel.multiply(a_, b_, None) + c
     for _ in range(3):
@@ -79,15 +87,16 @@ def test_every_tile_of_a_large_c_is_added(kernel_for, case, k):
 def test_integers_are_exact_for_every_shape(kernel_for, monkeypatch, case, shape):
     m, k, n = shape
     kernel = kernel_for(case)
-    a, b, c = integers((m, k), 1), integers((k, n), 2), integers((m, n), 3)
+    a, b, c = integers((m, k), 1, kernel.dtype), integers((k, n), 2, kernel.dtype), integers((m, n), 3)
     seen = poisoned(kernel, monkeypatch)
-    a_, b_ = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype))
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
     assert a_.shape == (m, k)
     assert b_.shape == (k, n)
     d = kernel.multiply(a_, b_, None)
     assert d.dtype == kernel.accumulator
-    np.testing.assert_array_equal(d.get(), a @ b)
-    np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), a @ b + c)
+    np.testing.assert_array_equal(d.get(), exact(a, b))
+    added = kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator))
+    np.testing.assert_array_equal(added.get(), exact(a, b) + c)
     for whole, view in seen:  # what lies between the rows of a result is not written
         outside = whole[..., view.shape[-1] :].view("uint8")
         assert (outside == outside[..., :1]).all()
@@ -100,11 +109,11 @@ def test_operands_and_c_may_lie_anyhow(kernel_for, case, order_a, order_b):
     m, k, n = 150, 100, 270
     kernel = kernel_for(case)
     a, b = (
-        on_gpu(integers(s, i), order, kernel.dtype)
+        on_gpu(integers(s, i, kernel.dtype), order)
         for i, (s, order) in enumerate((((m, k), order_a), ((k, n), order_b)))
     )
     c = on_gpu(integers((m, n), 3), order_b, kernel.accumulator)
-    expected = a.astype("f8").get() @ b.astype("f8").get() + c.get()
+    expected = exact(a.get(), b.get()) + c.get()
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c)
     np.testing.assert_array_equal(d.get(), expected)
 
@@ -116,10 +125,10 @@ def test_operands_and_c_may_lie_anyhow(kernel_for, case, order_a, order_b):
 )
 def test_batches_broadcast(kernel_for, case, batch_a, batch_b):
     kernel = kernel_for(case)
-    a, b = integers((*batch_a, 140, 70), 1), integers((*batch_b, 70, 130), 2)
-    expected = a @ b
+    a, b = integers((*batch_a, 140, 70), 1, kernel.dtype), integers((*batch_b, 70, 130), 2, kernel.dtype)
+    expected = exact(a, b)
     c = integers(expected.shape, 3)
-    a_, b_ = kernel.prepare_a(a.astype(kernel.dtype)), kernel.prepare_b(b.astype(kernel.dtype))
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
     np.testing.assert_array_equal(kernel.multiply(a_, b_, None).get(), expected)
     np.testing.assert_array_equal(kernel.multiply(a_, b_, on_gpu(c, dtype=kernel.accumulator)).get(), expected + c)
 
@@ -133,11 +142,12 @@ def normal(shape, seed):
 def test_bits_do_not_depend_on_how_k_is_cut_nor_on_the_run(kernel_for, case, shape):
     m, k, n = shape
     kernel = kernel_for(case)
-    factor = 30 if case == "int8" else 1
-    a, b = ((factor * normal(s, i)).astype(kernel.dtype) for i, s in enumerate(((m, k), (k, n))))
+    exactly = kernel.accumulator.kind == "i"
+    a, b = (normal(s, i) for i, s in enumerate(((m, k), (k, n))))
+    a, b = ((30 * x).astype("i8").astype(kernel.dtype) if exactly else x.astype(kernel.dtype) for x in (a, b))
     whole = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
     assert (kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None) == whole).all()
-    granule = 64 if case == "int8" else kernel.granule  # a stage, and exact
+    granule = 64 if exactly else kernel.granule  # half a stage
     for cuts in ([granule], list(range(granule, k, granule))[:30]):
         d = None
         for first, last in zip([0, *cuts], [*cuts, k], strict=True):
@@ -187,6 +197,43 @@ def test_the_last_step_may_round_as_it_writes(kernel_for, case, dtype, n):
     finished = kernel.finish(kernel.multiply(a_, b_, c), 1, 0, None, dtype)
     assert rounded.dtype == np.dtype(dtype)
     np.testing.assert_array_equal(rounded.astype("f4").get(), finished.astype("f4").get())
+
+
+@pytest.mark.parametrize("c", [None, 0, -1])
+def test_sums_of_uint8_wrap_around_and_counts_of_bools_do_not(kernel_for, c):
+    k = 2**32 // 255**2 + 4  # sums of 255 * 255 exceed 2^32, also with c = -1
+    kernel, a, b = kernel_for("uint8"), np.full((130, k), 255, "u1"), np.full((k, 70), 255, "u1")
+    c0 = None if c is None else on_gpu(np.full((130, 70), c), dtype=kernel.accumulator)
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), c0)
+    total = 255 * 255 * k + (c or 0)
+    assert total >= 2**32
+    assert (d.get() == np.array(total).astype("i4")).all()
+    assert (kernel.finish(d, 1, 0, None, "u1").get() == total % 256).all()
+    kernel = kernel_for("bool")
+    c0 = None if c is None else on_gpu(np.full((130, 70), 2**32 - k), dtype=kernel.accumulator)
+    a_, b_ = kernel.prepare_a(a != 0), kernel.prepare_b(b != 0)
+    assert (kernel.multiply(a_, b_, c0).get() == (k if c is None else 2**32)).all()
+    assert kernel.multiply(a_, b_, c0, dtype=bool).get().all()
+
+
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_bools_are_counted_in_parts_of_c(kernel_for, monkeypatch, dtype, batch):
+    from distmm_kernels.gemm import hopper
+
+    kernel, rng = kernel_for("bool"), np.random.default_rng(0)
+    a, b = rng.random((*batch, 300, 500)) < 0.1, rng.random((500, 260)) < 0.1
+    counts = exact(a, b)
+    c = rng.integers(-9, 10, counts.shape)
+    c[..., 5, 7] = -counts[..., 5, 7]
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    for workspace in (1, 12 * 288 * 200, hopper.WORKSPACE):
+        monkeypatch.setattr(hopper, "WORKSPACE", workspace)
+        for added in (None, c):
+            want = counts if added is None else counts + added
+            d = kernel.multiply(a_, b_, added if added is None else on_gpu(added), dtype=dtype)
+            assert d.dtype == dtype
+            np.testing.assert_array_equal(d.get(), want.astype(dtype))
 
 
 def test_infinities_and_nan_go_where_they_belong(kernel_for):

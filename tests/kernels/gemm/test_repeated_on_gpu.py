@@ -31,12 +31,12 @@ def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
     if reason := why_not(candidate, Problem(1, 1, 1, dtype), gpu):
         pytest.skip(reason)
     rng = np.random.default_rng(0)
-    one = rng.integers(-9, 10, (67, k))
-    several = rng.integers(-9, 10, (3, 2, k, 41))
-    a = cupy.broadcast_to(on_gpu(one.astype(dtype), order), (3, 2, 67, k))
-    b = cupy.broadcast_to(cupy.asarray(several[:, :1].astype(dtype)), several.shape)
+    one = rng.integers(-9, 10, (67, k)).astype(dtype)
+    several = rng.integers(-9, 10, (3, 2, k, 41)).astype(dtype)
+    a = cupy.broadcast_to(on_gpu(one, order), (3, 2, 67, k))
+    b = cupy.broadcast_to(cupy.asarray(several[:, :1]), several.shape)
     kernel = select(Problem(1, 1, 1, dtype), gpu, name=name)
-    expected = one @ several[:, :1]
+    expected = one.astype("c16").real @ several[:, :1].astype("c16").real
     left, right = kernel.prepare_a(a), kernel.prepare_b(b)
     assert (left.shape, right.shape) == (a.shape, b.shape)
     for c in (None, cupy.ones((3, 2, 67, 41), kernel.accumulator)):
@@ -44,11 +44,13 @@ def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
         np.testing.assert_array_equal(d, np.broadcast_to(expected, d.shape) + (c is not None))
 
 
-@pytest.mark.parametrize("name", ["fp16x3", "tf32x3", "mma_sync_fp16x3", "mma_sync_tf32", "hopper_tf32", "residues"])
+@pytest.mark.parametrize(
+    "name", ["fp16x3", "tf32x3", "mma_sync_fp16x3", "mma_sync_tf32", "hopper_tf32", "residues", "integer_residues"]
+)
 def test_a_repeated_matrix_takes_the_memory_of_one(gpu, live_memory, name):
     import cupy
 
-    dtype = np.dtype("float64" if name == "residues" else "float32")
+    dtype = np.dtype({"residues": "float64", "integer_residues": "int64"}.get(name, "float32"))
     candidate = next(each for each in CANDIDATES if each.name == name)
     if reason := why_not(candidate, Problem(1, 1, 1, dtype), gpu):
         pytest.skip(reason)

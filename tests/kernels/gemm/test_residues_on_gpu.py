@@ -149,7 +149,7 @@ def test_the_layout_of_operands_does_not_change_the_bits(kernel, order, order_b)
 
 
 def test_every_tile_of_a_large_c_is_right_and_bits_repeat(kernel, monkeypatch):
-    from distmm_kernels.gemm import residues
+    from distmm_kernels.gemm import residue_products as residues
 
     rng, (m, k, n) = np.random.default_rng(0), (3000, 1024, 2900)
     a, b, c = (on_gpu(rng.integers(-1000, 1001, shape).astype("float64")) for shape in ((m, k), (k, n), (m, n)))
@@ -161,7 +161,7 @@ def test_every_tile_of_a_large_c_is_right_and_bits_repeat(kernel, monkeypatch):
 
 
 def test_strips_do_not_change_the_bits(kernel, monkeypatch):
-    from distmm_kernels.gemm import residues
+    from distmm_kernels.gemm import residue_products as residues
 
     a, b, c = on_gpu(normal((1500, 1600), 1)), on_gpu(normal((1600, 700), 2)), on_gpu(normal((1500, 700), 3))
     whole = multiply(kernel, a, b, c)
@@ -192,7 +192,7 @@ def test_a_product_takes_no_more_memory_than_residues_and_the_workspace(
     import cupy
 
     from distmm_kernels.gemm import guarded as guarding
-    from distmm_kernels.gemm import residues
+    from distmm_kernels.gemm import residue_products as residues
 
     a, b, c = on_gpu(normal((m, k), 1)), on_gpu(normal((k, n), 2)), on_gpu(normal((m, n), 3))
     if guarded:

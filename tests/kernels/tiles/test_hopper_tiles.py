@@ -32,7 +32,11 @@ FLOATS = [
 OTHERS = [
     HopperTile(operand, output, columns, b_major="k")
     for operand, output, columns in itertools.product(("tfloat32",), ("float32", "float16"), (64, 128, 192, 256))
-] + [HopperTile("int8", "int32", columns, b_major="k") for columns in (64, 128, 192, 256)]
+] + [
+    HopperTile(operand, "int32", columns, b_major="k")
+    for operand in ("int8", "uint8")
+    for columns in (64, 128, 192, 256)
+]
 BYTES = [HopperTile("int8", "int8", columns, b_major="k") for columns in (128, 256)]
 THREE = [
     HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
@@ -91,6 +95,7 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"sliced": True, "promotes": True, "columns": 192}, "added to C and to each other later"),
         ({"sliced": True, "output": "float16"}, "sums of the accumulator's type"),
         ({"output": "int8"}, "float16 to int8"),
+        ({"operand": "uint8", "output": "int8", "b_major": "k"}, "uint8 to int8"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
     ],

@@ -25,6 +25,7 @@ _NAMES = {
     "float16": ("f16", "f32", True),
     "tfloat32": ("tf32", "f32", False),
     "int8": ("s8", "s32", False),
+    "uint8": ("u8", "s32", False),
 }
 
 fence = instruction("wgmma.fence.sync.aligned;")

@@ -1,0 +1,162 @@
+"""int32 and int64 into residues, and residues of a product into integers that are added to C.
+
+Both wrap around modulo 2^32 or 2^64 (`distmm_kernels.emulation.integers` says why that is exact).
+`distmm_kernels.reference.integer_twin` does the same in NumPy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
+from distmm_kernels.device_code.residues import FOURS, PITCH, ROWS_EACH, WARPS, tile_of_block, write_residues
+from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.integers import SHIFT, SYSTEMS
+from distmm_kernels.emulation.residues import COLUMNS, ROWS, STRETCH, THREADS
+from distmm_kernels.launch.compiler import Source
+
+__all__ = ["reconstruct", "split"]
+
+i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
+
+
+def split(bits: int, along_k: bool) -> Source:
+    """Write the residues of each row, contiguous along k. Grid: tiles, 1, matrices.
+
+    A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads reads `ROWS` rows and `STRETCH` of k. Where
+    k is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
+
+    Parameters of the kernel, unsigned and of 64 bits: the addresses of the operand and of the memory that receives its
+    residues; bytes from one matrix to the next, from one row to the next, and along k; rows, k; bytes from one
+    granule's residues to the next ones', and from one line to the next in the last granule; the matrix that the grid
+    begins with.
+    """
+    moduli = SYSTEMS[bits].moduli
+    count, write = len(moduli), write_residues(moduli, 4)
+    # into 64 bits: a load of 32 extends the sign
+    load = instruction(
+        f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.s64 $0, 0; @p ld.global.nc.s{bits} $0, [$1]; }}",
+        (u64, i32),
+        i64,
+        pure=True,
+    )
+
+    def four_along_k(address, along, left):
+        return (
+            load(address, i32(left > i32(0))),
+            load(address + along, i32(left > i32(1))),
+            load(address + u64(2) * along, i32(left > i32(2))),
+            load(address + u64(3) * along, i32(left > i32(3))),
+        )
+
+    four = inlined(four_along_k)
+
+    def kernel(source, memory, between, pitch, along, rows, k, granule_step, last_ld, first_matrix):
+        tile = cuda.shared.array((ROWS, PITCH), i64)
+        lane, warp, base, _, matrix, first, steps = tile_of_block(rows, k, first_matrix)
+        granule = first // u64(GRANULE)
+        ld = u64(GRANULE) if (granule + u64(1)) * u64(GRANULE) < k else last_ld
+        start = source + matrix * between + first * along
+        if not along_k:
+            row = base + lane
+            for i in range(STRETCH // WARPS):
+                at = warp * u32(STRETCH // WARPS) + u32(i)
+                there = i32(row < u32(rows) and i32(at) < steps)
+                # the j-th of each four lie together: a warp reads them without conflicts
+                column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
+                tile[lane, column] = load(start + u64(row) * pitch + u64(at) * along, there)
+            cuda.syncthreads()
+        for i in range(ROWS_EACH):
+            here = warp * u32(ROWS_EACH) + u32(i)
+            row = base + here
+            at = lane * u32(4)
+            left = steps - i32(at)
+            if row < u32(rows) and left > i32(0):
+                if along_k:
+                    x = four(start + u64(row) * pitch + u64(at) * along, along, left)
+                else:
+                    x = (
+                        tile[here, lane],
+                        tile[here, lane + u32(FOURS)],
+                        tile[here, lane + u32(2 * FOURS)],
+                        tile[here, lane + u32(3 * FOURS)],
+                    )
+                line = (matrix * u64(count) * rows + u64(row)) * ld
+                to = memory + granule * granule_step + line + first + u64(at) - granule * u64(GRANULE)
+                write(to, rows * ld, x[0], x[1], x[2], x[3])
+
+    return Source(kernel, types.void(*[u64] * 10), THREADS, blocks=4)
+
+
+def _integers(bits: int) -> Callable[..., Any]:
+    """Make ``(address, step)``: integers of four neighbours, whose residues lie ``step`` bytes apart."""
+    system, wide = SYSTEMS[bits], I32 if bits == 32 else I64
+    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
+
+    def write(builder, address, step):
+        words = []
+        for _ in system.moduli:
+            # OFFSET more than the residue, so that no byte is negative
+            words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
+            address = builder.add(address, step)
+        found = []
+        for column in range(COLUMNS):
+            total, multiple = wide(system.start), I32(system.shares_start)
+            for word, weight, share in zip(words, system.weights, system.shares, strict=True):
+                byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+                multiple = builder.add(multiple, builder.mul(byte, I32(share)))
+                number = byte if bits == 32 else builder.zext(byte, I64)
+                total = builder.add(total, builder.mul(number, wide(weight)))
+            multiple = builder.ashr(multiple, I32(SHIFT))
+            multiple = multiple if bits == 32 else builder.sext(multiple, I64)
+            found.append(builder.sub(total, builder.mul(multiple, wide(system.product % (1 << bits)))))
+        return found
+
+    return intrinsic(write, (u64, u64), (i32 if bits == 32 else i64,) * COLUMNS)
+
+
+def reconstruct(bits: int, adds: bool) -> Source:
+    """Return the kernel ``D = C + x``; D may be C. Grid: enough threads, 1, 1.
+
+    Its parameters, unsigned and of 64 bits: the address of residues ``(moduli, rows, columns)``, and bytes from one
+    modulus to the next and from one row to the next; the address of D, on 16 bytes, and bytes from one row to the next,
+    a multiple of that; the address of C, and bytes from one row and one column to the next; rows, columns.
+    """
+    kind, size = (i32, 4) if bits == 32 else (i64, 8)
+    integers = _integers(bits)
+    store = instruction(f"st.global.s{bits} [$0], $1;", (u64, kind))
+    store_four = instruction(
+        "st.global.v4.s32 [$0], {$1, $2, $3, $4};"
+        if bits == 32
+        else "st.global.v2.s64 [$0], {$1, $2}; st.global.v2.s64 [$0+16], {$3, $4};",
+        (u64, *[kind] * COLUMNS),
+    )
+    add = instruction(f"{{ .reg .s{bits} c; ld.global.s{bits} c, [$2]; add.s{bits} $0, $1, c; }}", (kind, u64), kind)
+
+    def added(x, c):
+        return add(x, c) if adds else x
+
+    plus = inlined(added)
+
+    def kernel(residues, step, pitch, d, d_pitch, c, c_pitch, c_along, rows, columns):
+        fours = u32((columns + u64(COLUMNS - 1)) // u64(COLUMNS))
+        place = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
+        if place < rows * u64(fours):
+            row = u64(place // u64(fours))
+            column = (place - row * u64(fours)) * u64(COLUMNS)
+            left = i32(min(columns - column, u64(COLUMNS)))
+            x = integers(residues + row * pitch + column, step)
+            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(size)
+            x0 = plus(x[0], from_c)
+            if left == i32(COLUMNS):
+                x1, x2 = plus(x[1], from_c + c_along), plus(x[2], from_c + u64(2) * c_along)
+                store_four(to, x0, x1, x2, plus(x[3], from_c + u64(3) * c_along))
+            else:
+                store(to, x0)
+                if left > i32(1):
+                    store(to + u64(size), plus(x[1], from_c + c_along))
+                if left > i32(2):
+                    store(to + u64(2 * size), plus(x[2], from_c + u64(2) * c_along))
+
+    return Source(kernel, types.void(*[u64] * 10), THREADS, blocks=4)

@@ -1,0 +1,92 @@
+"""int32 and int64 products on int8 tensor cores, as products of residues: exact modulo 2^32 and 2^64.
+
+Integers of 16 bits are multiplied as int32, and unsigned ones as the signed ones of their width, which have the same
+bits. Where k is short, multiply-adds take its place: residues would take 2.5 times the memory of an operand, and passes
+over C most of the time. From how few steps they pay is not measured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import granules
+from distmm_kernels.emulation.integers import SYSTEMS, integer_splitter
+from distmm_kernels.emulation.residues import SHORTEST, Residues
+from distmm_kernels.emulation.splits import as_stack
+from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
+from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
+from distmm_kernels.kernel import Array
+from distmm_kernels.layout.stack import distinct
+
+__all__ = ["IntegerOperand", "IntegerResidueKernel"]
+
+
+@dataclass(frozen=True, eq=False)
+class IntegerOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    batch
+        Without matrices that a broadcast repeats.
+    residues
+        Of rows of A, or of columns of B.
+    bits
+        Of the numbers that they are residues of.
+    """
+
+    shape: tuple[int, ...]
+    batch: tuple[int, ...]
+    residues: Residues
+    bits: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return self.residues.nbytes
+
+
+class IntegerResidueKernel(AlignedKernel):
+    """int32 by ten products of residues, int64 by eighteen; by `register_tiled` where k is less than `SHORTEST`."""
+
+    name = "integer_residues"
+    granule = 1  # exact
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.bits = 8 * self.accumulator.itemsize
+        self._split = integer_splitter(device, self.bits)
+        reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
+        self._products = ResidueProducts(device, SYSTEMS[self.bits].moduli, reconstruction, (self.bits,))
+        self._short = RegisterTiledKernel(problem, device)
+
+    def _format(self, block: Array, operand: str) -> Any:
+        if block.shape[-1 if operand == "A" else -2] < SHORTEST:
+            return self._short._format(block, operand)
+        own = distinct(block).astype(self.dtype, copy=False)
+        residues = self._split(as_stack(own if operand == "A" else own.swapaxes(-1, -2)))
+        return IntegerOperand(block.shape, own.shape[:-2], residues, self.bits)
+
+    def _check(self, operand: Any, name: str) -> None:
+        if operand.shape[-1 if name == "a" else -2] < SHORTEST:
+            self._short._check(operand, name)
+        elif not isinstance(operand, IntegerOperand) or operand.bits != self.bits:
+            raise TypeError(
+                f"{name} was not prepared by {self.name} of {self.dtype}: prepare it with this kernel first"
+            )
+
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        if not isinstance(a, IntegerOperand):
+            self._short._accumulate(a, b, c, d)
+            return
+        for index in range(granules(a.shape[-1])):
+            for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
+                left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
+                self._products.add(left, right, None if c is None else c[place], d[place])
+            c = d

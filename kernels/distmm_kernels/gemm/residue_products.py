@@ -1,0 +1,118 @@
+"""Products of residues on int8 tensor cores, from operands' residues to elements of C.
+
+The Hopper kernel multiplies residues modulo each number as one batch, and reduces its sums as it stores them: a byte
+for each modulus and element of C. Another kernel makes elements of these bytes, and adds them to C.
+
+C is computed in parts, which bounds the memory of its residues: `WORKSPACE` is that of 100 tiles for each
+multiprocessor.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
+from distmm_kernels.emulation.residues import COLUMNS, THREADS
+from distmm_kernels.gemm.guarded import WORKSPACE, parts
+from distmm_kernels.kernel import Array
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.driver import loaded
+from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.stack import Stack, address
+from distmm_kernels.layout.vectors import row_pitch
+from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
+
+__all__ = ["ResidueProducts", "matrices_of", "strip"]
+
+
+class ResidueProducts:
+    """Multiplies residues modulo given numbers on one device.
+
+    Parameters
+    ----------
+    moduli
+        Of each matrix of residues.
+    reconstruction, parameters
+        The kernel that makes elements of C of the residues of products: its maker, and what that takes beside whether
+        there is a C to add to.
+    """
+
+    def __init__(
+        self, device: Device, moduli: tuple[int, ...], reconstruction: str, parameters: tuple[object, ...] = ()
+    ) -> None:
+        self.device, self.moduli = device, moduli
+        self._reconstruction, self._parameters = reconstruction, parameters
+        self._gemms: dict[tuple[int, int], HopperGemm] = {}
+
+    def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
+        """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
+
+        Parameters
+        ----------
+        left, right
+            Residues of A and of B transposed, from `distmm_kernels.emulation.residues.Residues.granule`.
+        c, d
+            ``(m, n)``; C with any strides, D with rows on 16 bytes.
+        factors
+            Addresses of float64 factors of rows and of columns, if these are scaled.
+        """
+        import cupy
+
+        m, n = d.shape
+        rows, columns = strip(m, n, left.matrices)
+        memory = cupy.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
+        to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
+        kernel = loaded(Recipe(self._reconstruction, (*self._parameters, c is not None)), self.device)
+        for down, across in parts(m, n, rows, columns):
+            high, wide = down.stop - down.start, across.stop - across.start
+            pitch = row_pitch(wide, 1)
+            to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
+            of_a = left.part(-2, down.start, down.stop)
+            of_b = right.part(-2, across.start, across.stop)
+            self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
+            values = (
+                *(to.address, to.step, pitch),
+                *(factor + 8 * first for factor, first in zip(factors, (down.start, across.start), strict=False)),
+                *(address(d) + down.start * d.strides[0] + across.start * d.strides[1], d.strides[0]),
+                *(to_c[0] + down.start * to_c[1] + across.start * to_c[2], to_c[1], to_c[2]),
+                *(high, wide),
+            )
+            kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
+
+    def _gemm(self, m: int, n: int) -> HopperGemm:
+        if (m, n) not in self._gemms:
+            best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors)
+            columns = 128 if best <= 128 else 256  # whole boxes of bytes
+            self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
+        return self._gemms[m, n]
+
+    @functools.cached_property
+    def _table(self) -> Array:
+        """Modulus and its multiplier of each product, on the device."""
+        import cupy
+
+        table = [(modulus, epilogue_multiplier(modulus)) for modulus in self.moduli]
+        made = cupy.asarray(np.array(table, np.uint32))
+        cupy.cuda.get_current_stream().synchronize()  # other threads' streams read it too
+        return made
+
+
+def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
+    """Return how many rows and columns of C are worked on at a time: all columns, unless 128 rows of them are many."""
+    columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
+    rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
+    return min(m, max(rows, ROWS)), columns
+
+
+def matrices_of(
+    a: tuple[int, ...], b: tuple[int, ...], batch: tuple[int, ...]
+) -> Iterator[tuple[tuple[int, ...], int, int]]:
+    """Return each place in a batch, and which of the matrices of A and of B, of these batches, are multiplied there."""
+    mine, yours = (np.broadcast_to(np.arange(math.prod(own)).reshape(own), batch) for own in (a, b))
+    for place in np.ndindex(batch):
+        yield place, int(mine[place]), int(yours[place])
