@@ -225,7 +225,7 @@ CANDIDATES = (
         "cuda",
         "mma_sync:MmaSyncKernel",
         "tensor cores fed by ldmatrix",
-        frozenset(dtype.name for dtype in NARROW),
+        frozenset(MULTIPLICANDS),
         "highest",
         granule=GRANULE,
         tile=(64, 128),
