@@ -76,18 +76,11 @@ def test_ties_infinities_and_every_kind_of_nan_are_rounded_to_tf32_as_they_must(
 
 
 @pytest.mark.compile
+@pytest.mark.usefixtures("cuda_compiler")
 def test_the_kernels_that_round_to_tf32_do_it_in_no_other_way():
     """``cvt.rna`` rounds ties away from zero, and the accelerator to even: bits would depend on alignment."""
-    from numba import config, cuda
+    from numba import cuda
 
-    if config.ENABLE_CUDASIM:
-        pytest.skip("the simulator compiles nothing")
-    try:
-        from cuda.bindings import nvvm
-
-        nvvm.version()
-    except Exception as error:  # each library's own error when its file is not there
-        pytest.skip(f"the CUDA compiler is not installed: {error}")
     from distmm_kernels.device_code.copies.prepass import split_rows, split_transposed
 
     for source in (split_rows(TF32, True, 1), split_transposed(TF32)):
