@@ -8,11 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from distmm_kernels.candidates import CANDIDATES, HOPPER
+
 CASES = Path(__file__).with_name("sanitizer_cases.py")
 ROOT = CASES.parents[3]
 
-# initcheck seems not to see what the tensor memory accelerator writes: it reported reads of results that are right
-BY_TMA = ("hopper", "hopper_tf32", "hopper_bf16", "fp16x3", "tf32x3", "residues", "complex_fp16x3", "complex_residues")
+# initcheck seems not to see what the tensor memory accelerator writes: it reported reads of results that are right.
+# The kernels that are for Hopper GPUs alone use it.
+BY_TMA = tuple(candidate.name for candidate in CANDIDATES if candidate.capabilities == HOPPER)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.slow, pytest.mark.usefixtures("gpu")]
 
