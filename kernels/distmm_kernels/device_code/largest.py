@@ -80,7 +80,7 @@ def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: in
             first += u64(stretch)
         write(best, at, values, places, row, lane, k)
 
-    return Source(kernel, _signature(number), warps * lanes, 2048 // (2 * warps * lanes))
+    return Source(kernel, _signature(number), warps * lanes, 1024 // (warps * lanes))
 
 
 def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:

@@ -13,7 +13,7 @@ from distmm_kernels.launch import driver
 from distmm_kernels.layout.stack import address
 from distmm_kernels.layout.vectors import in_vectors
 
-__all__ = ["LANES", "LONGEST", "PIECE_BYTES", "WIDER", "compared", "pieces", "span", "vector"]
+__all__ = ["LANES", "LONGEST", "PIECE_BYTES", "compared", "pieces", "span", "vector"]
 
 COMPARED = ("float32", "float64", "int32", "int64")
 WIDER = {"float16": "float32", "bfloat16": "float32"}  # same values, same order
