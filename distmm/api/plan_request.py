@@ -300,7 +300,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 def _residence(
     operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
 ) -> Residence:
-    """Where an operand is meanwhile; chunks that are cut anew are needed by several blocks, and stay until the last.
+    """Return where an operand lies during the product.
+
+    After a rechunk several blocks read one chunk, so that chunks stay until they are read for the last time.
 
     Jobs cut the blocks of A and B from their files. In a streamed product, waves load anew what can be loaded again.
     """

@@ -25,7 +25,7 @@ from distmm.planning.time_model import paces
 __all__ = ["Peak", "peak"]
 
 # Time until a block is freed after its last use. On CPU clusters 6 ms, and 25 where processes starve for CPU; on one
-# and two H200 up to 10 ms: with products of 1.6, 5, 13 and 20 ms, 6, 3, 2 and 2 blocks of C were there too many.
+# and two H200 up to 10 ms: products of 1.6, 5, 13 and 20 ms left 6, 3, 2 and 2 blocks of C that were not freed yet.
 RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 
 # Time in which GPUs load blocks of the next step before those of the last one are freed: the release of those takes
@@ -168,8 +168,7 @@ def _finished(layout: Layout, wave: Wave) -> Ints:
 def _of_kept_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], streamed: bool) -> Ints:
     """Bytes of A and B by rank where waves read what earlier ones have loaded: all of it, or what is kept.
 
-    Of A one row of waves needs a part, again and again if it has several waves; of B all is needed again if there are
-    several rows of waves.
+    All waves of a row read the same rows of A. Each row of waves reads all of B.
     """
     waves, whole = layout.schedule.waves, layout.blocking.whole
     rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1

@@ -1,4 +1,4 @@
-"""Names of the least accuracy of float32 products, as PyTorch and JAX have them.
+"""Names of the least accuracy of products, as PyTorch and JAX have them, and "ieee".
 
 This module is the one place in distmm that lists them. The kernels package stands alone and has its own list
 (`distmm_kernels.config.PRECISIONS`); a test compares the two.
@@ -12,8 +12,9 @@ from distmm.errors import InputError
 
 __all__ = ["PRECISIONS", "Precision", "check_precision"]
 
-# "highest": an error no worse than that of IEEE float32 arithmetic; "high": of the class of TF32; "medium": of the
-# class of bfloat16; "ieee": a plain chain of fused multiply-adds, to the bit.
+# Of float32 products: "highest": an error no worse than that of IEEE arithmetic; "high": of the class of TF32;
+# "medium": of the class of bfloat16. Of float products of any type, "ieee": a plain chain of fused multiply-adds, to
+# the bit.
 Precision = Literal["highest", "high", "medium", "ieee"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

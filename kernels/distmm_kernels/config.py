@@ -24,7 +24,7 @@ NARROW: tuple[np.dtype[Any], ...] = (
     *(np.dtype(name) for name in ("int8", "uint8", "bool")),
 )
 
-# What each promises: README.md, "How a kernel is chosen".
+# What each promises: kernels/README.md, "How a kernel is chosen".
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
 # Rows and columns of what one thread block owns of C: 32 is a warp's width, and 32 x 32 the most threads of a block.

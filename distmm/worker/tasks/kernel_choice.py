@@ -72,5 +72,5 @@ def kernel_facts(choice: KernelChoice, absent: tuple[str, tuple[int, int]] | Non
         kernel = kernel_for(choice, *large, ()) if absent is None else _candidate_for(choice, *large, *absent)
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    exact = accumulator_dtype(choice.dtype).kind == "i"  # then any cuts of k leave the bits
+    exact = accumulator_dtype(choice.dtype).kind == "i"  # integer sums: cuts of k do not change the result
     return {"kernel": kernel.name, "granule": 1 if exact else kernel.granule}

@@ -32,11 +32,12 @@ def probe(
 
     threads, limit = dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
     rss = psutil.Process().memory_info().rss
-    gpu = {"problem": "it was not started by dask-cuda"}
+    gpu: dict[str, Any] = {"problem": "it was not started by dask-cuda"}
     if gpus == "any" or (gpus == "own" and owns_gpu(dask_worker)):
         gpu = local_gpu()
         if "problem" not in gpu:
-            memory, host = gpu["memory"] - dask_worker.state.nbytes, max(0, limit - rss) if limit else None
+            held = 0 if pool_bytes() is None else dask_worker.state.nbytes  # the driver's free bytes are without them
+            memory, host = gpu["memory"] - held, max(0, limit - rss) if limit else None
             more = {"memory": memory, "host_memory": host, "threads": threads}
             return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
     # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
@@ -55,4 +56,5 @@ def local_gpu() -> dict[str, Any]:
     import cupy
 
     free, _ = cupy.cuda.Device().mem_info
-    return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free)}
+    cached = cupy.get_default_memory_pool().free_bytes()  # freed blocks, where RMM has no pool
+    return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free) + cached}
