@@ -14,7 +14,18 @@ from distmm.errors import InputError
 from distmm.planning.grid import Grid
 from distmm.planning.precision import Precision
 
-__all__ = ["KERNEL", "PLACES", "PROGRAMS", "TYPES", "Case", "Experiment", "Group", "element", "weak_size"]
+__all__ = [
+    "JAX_ALGORITHMS",
+    "KERNEL",
+    "PLACES",
+    "PROGRAMS",
+    "TYPES",
+    "Case",
+    "Experiment",
+    "Group",
+    "element",
+    "weak_size",
+]
 
 Device = Literal["cpu", "gpu"]
 
@@ -33,6 +44,10 @@ PLACES = ("resident", "host")
 # What "streamed" sums up, on GPUs too.
 STREAMED_TYPES = ("float32", "float64")
 
+# JAX's algorithms that emulate float32 on tensor cores (`jax.lax.DotAlgorithmPreset`): sums of three products of TF32
+# parts, and of six and nine of bfloat16 parts.
+JAX_ALGORITHMS = ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
+
 # By device: the programs in their order, where they find their operands, and the types that they multiply.
 PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "gpu": {
@@ -40,6 +55,7 @@ PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
         "dask.array.matmul": (("resident",), ("float32", "float64")),
         "cuBLASXt": (("host",), ("float32",)),
         "JAX": (("resident",), ("float32", "bfloat16")),
+        **{f"JAX:{name}": (("resident",), ("float32",)) for name in JAX_ALGORITHMS},
     },
     "cpu": {
         "distmm": ((*PLACES, "streamed"), TYPES),
@@ -148,7 +164,7 @@ class Experiment:
         Blocks along each dimension of resident matrices; a multiple of the grid's rows and columns keeps all busy.
     programs, scalings, places, dtypes : sequences of str
     precision, kernel
-        Of `distmm.matmul`; JAX gets the precision of the same name.
+        Of `distmm.matmul`; JAX gets the precision of the same name, unless an algorithm is part of the program's name.
     repeat : int
         Products of each case, with new matrices; the median counts.
     seed : int

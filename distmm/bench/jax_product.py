@@ -30,7 +30,8 @@ def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
         raise RuntimeError(f"JAX finds {len(devices)} of {task.workers} GPUs")
     mesh = Mesh(np.array(devices[: task.workers]), ("gpu",))
     by_rows, by_columns = (NamedSharding(mesh, PartitionSpec(*where)) for where in (("gpu", None), (None, "gpu")))
-    precision = PRECISIONS[task.precision]
+    _, _, algorithm = task.program.partition(":")
+    precision = jax.lax.DotAlgorithmPreset[algorithm] if algorithm else PRECISIONS[task.precision]
 
     def measure(case: Case, seed: int) -> dict[str, Any]:
         dtype, shape = element(case.dtype), (case.n, case.n)

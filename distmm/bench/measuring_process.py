@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from distmm.bench.cases import KERNEL, Case
+from distmm.bench.cases import JAX_ALGORITHMS, KERNEL, Case
 from distmm.planning.precision import Precision
 
 __all__ = ["Assignment", "Say", "Task", "main", "serve"]
@@ -29,6 +29,7 @@ MODULES = {
     "distmm": "dask_programs",
     "dask.array.matmul": "dask_programs",
     "JAX": "jax_product",
+    **{f"JAX:{name}": "jax_product" for name in JAX_ALGORITHMS},
     "cuBLASXt": "cublasxt",
     "NumPy": "numpy_product",
 }
@@ -37,7 +38,7 @@ MODULES = {
 # as those of the case: so libraries load, peers connect, and the kernels of a chain's first, middle and last step are
 # compiled, which takes 3 s each. JAX compiles for each size, and cuBLASXt loads quickly: they warm up with at most four
 # blocks of this edge.
-WARM_EDGE = {"JAX": 256, "cuBLASXt": 2048}
+WARM_EDGE = {"JAX": 256, **{f"JAX:{name}": 256 for name in JAX_ALGORITHMS}, "cuBLASXt": 2048}
 WARM_EDGE_ON_CPU = 64
 
 

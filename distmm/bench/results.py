@@ -134,6 +134,7 @@ class Results:
         ):  # fmt: skip
             table.add_column(heading, justify="right", no_wrap=True)
         table.add_column("check", no_wrap=True)
+        table.add_column("of bound", justify="right", no_wrap=True)
         previous = None
         for row in sorted(self.rows, key=_place_in_table):
             case = row.case
@@ -156,6 +157,7 @@ class Results:
                 _giga(row.peak),
                 "" if row.peak is None else _giga(row.planned_peak),
                 "failed" if row.failure else {True: "right", False: "WRONG", None: ""}[row.ok],
+                _digits(row.residual),
             )
             previous = group
         return table

@@ -46,7 +46,8 @@ def scaling(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Only this program: distmm, dask.array.matmul, JAX, cuBLASXt, NumPy; may be given several times.",
+            help="Only this program: distmm, dask.array.matmul, cuBLASXt, NumPy, JAX, or JAX with an algorithm of its "
+            "own (JAX:TF32_TF32_F32_X3, JAX:BF16_BF16_F32_X6, JAX:BF16_BF16_F32_X9); may be given several times.",
             show_default=False,
         ),
     ] = None,

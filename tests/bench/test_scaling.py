@@ -79,12 +79,12 @@ def test_distmm_on_one_and_on_all_workers_comes_first() -> None:
     assert [(g.program, g.workers) for g in groups][:6] == [
         ("distmm", 1), ("distmm", 8), ("distmm", 4), ("distmm", 2), ("dask.array.matmul", 8), ("cuBLASXt", 8),
     ]  # fmt: skip
-    assert [g.workers for g in groups[4:]] == [8, 8, 8, 1, 1, 1, 4, 4, 4, 2, 2, 2]
+    assert [g.workers for g in groups[4:]] == [count for count in (8, 1, 4, 2) for _ in range(6)]
     first = groups[0].cases
     assert [c.program for c in first[:3]] == [KERNEL, KERNEL, "distmm"]
     assert (first[2].scaling, first[2].place, first[2].n, first[2].block) == ("strong", "resident", 65536, 16384)
     cases = [c for g in groups for c in g.cases]
-    assert len(set(cases)) == len(cases) == 2 + 4 * (8 + 4 + 2 + 2)
+    assert len(set(cases)) == len(cases) == 2 + 4 * (8 + 4 + 2 + 2 + 3 * 2)
     assert {c.dtype for c in cases if c.program in ("cuBLASXt", "dask.array.matmul")} == {"float32"}
 
 
