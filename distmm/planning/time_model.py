@@ -31,9 +31,12 @@ INSERT_SECONDS = 0.15e-3
 # H200 for 96 tasks with a plan that took 13.
 START_SECONDS = 20e-3
 
-# Idle time of a GPU around one task: measured with one task at a time; and what is left of it where a worker has other
-# tasks ready, as `tests/bench/simulation.py` assumes too.
-ALONE_GAP_SECONDS, GAP_SECONDS = 3.4e-3, 0.5e-3
+# The same, in addition, where blocks come from the client's memory or go there.
+HOST_START_SECONDS = 15e-3
+
+# Idle time of a GPU after each task of a worker that runs one at a time; and the least time from one task to the next
+# of a worker that has others ready, whose GPU idles only if they are shorter.
+ALONE_GAP_SECONDS, TASK_SECONDS = 3.4e-3, 1.4e-3
 
 # On GPU clusters, time from the end of one step to the start of the next in a single chain (the round trip to the
 # scheduler), measured. Other chains of the worker run meanwhile.
@@ -43,11 +46,6 @@ ROUND_TRIP_SECONDS = 6e-3
 # two products, and the gap between tasks. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of
 # C included.
 CPU_TASK_SECONDS = 10e-3
-
-# Time from the end of one step to the start of the next where it loads its blocks: from the end of the step that opens
-# it to its first load, and from its last load to a product. Fitted to plans on virtual GPUs under Dask's own scheduler
-# and workers (`tests/bench/simulation.py`, and copies of C to the host beside).
-LOAD_SECONDS = 9e-3
 
 
 @dataclass(frozen=True)
@@ -111,8 +109,9 @@ def predict(
             storing += count * copied * float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max()) / cluster.load
     if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
         one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
-        gap = ALONE_GAP_SECONDS if cluster.threads == 1 else GAP_SECONDS
-        arithmetic = max(arithmetic + layout.busiest * steps * gap, one_chain)
+        tasks = layout.busiest * steps
+        alone = arithmetic + tasks * ALONE_GAP_SECONDS if cluster.threads == 1 else 0.0
+        arithmetic = max(arithmetic, tasks * TASK_SECONDS, alone, one_chain)
     busy: dict[Resource, float] = {
         "arithmetic": arithmetic,
         "transfers": transfers,
@@ -165,15 +164,15 @@ def _overlapped(
 ) -> float:
     """Seconds of a product whose resources are busy for `busy` seconds each.
 
-    Nothing overlaps with the making of the first wave's tasks and the transfers of the first step; on GPUs neither with
-    its loads. On CPU clusters the cores that multiply also load, send and receive, and run Dask: there all adds up.
+    Nothing overlaps with the making of the first wave's tasks and the transfers of the first step. On CPU clusters the
+    cores that multiply also load, send and receive, and run Dask: there all adds up.
     """
     tasks = _graph_tasks(schedule) + schedule.blocking.loads
     exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves
     if cluster.device == "cpu":
         of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
         return sum(busy.values()) + of_dask + exposed
-    exposed += START_SECONDS + busy["loading"] / schedule.steps / waves
+    exposed += START_SECONDS + HOST_START_SECONDS * (busy["loading"] + busy["storing"] > 0)
     return _on_gpus(problem, schedule, cluster, result, waves, busy) + exposed
 
 
@@ -192,18 +191,16 @@ def _on_gpus(
     waves overlap with products of the next (`distmm.worker.worker_slots`). With layers, the last sums are taken to
     follow one another like the last products.
 
-    Where blocks are loaded, a step takes longer than its loads: they begin when an earlier step is done, and then the
-    blocks go to other workers. The more steps may be under way, the more of this overlaps.
+    Products begin when the blocks of the first step are loaded, and go on for a step when those of the last one are.
     """
+    loading, arithmetic, steps = busy["loading"], busy["arithmetic"], schedule.steps * waves
+    first = loading / steps
+    longest = max(arithmetic + first, loading + arithmetic / steps, busy["transfers"] + first, busy["scheduler"])
     if result in ("workers", "reduced"):
-        return max(busy.values())
-    blocking, steps = schedule.blocking, schedule.steps
+        return longest
     product, copy = paces(problem, schedule, cluster, result)
-    chains = max(1, math.ceil(blocking.whole.c_blocks / schedule.grid.rows / schedule.grid.columns / waves))
-    longest = max(each for resource, each in busy.items() if resource != "storing")
-    if busy["loading"]:
-        rests = (steps * waves * LOAD_SECONDS + busy["transfers"]) / max(1, schedule.lookahead - 1)
-        longest = max(longest, busy["loading"] + rests)
+    blocks = schedule.blocking.whole.c_blocks
+    chains = max(1, math.ceil(blocks / schedule.grid.rows / schedule.grid.columns / waves))
     late = (chains - 1) * max(0.0, copy - product)
     return max(longest + copy + late, busy["storing"])
 

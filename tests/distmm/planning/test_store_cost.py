@@ -19,6 +19,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
+from distmm.planning.time_model import HOST_START_SECONDS, INSERT_SECONDS
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 H200 = ClusterSpec(1, 115 * 10**9, "cuda", rate=6.8e14, link=5e10, load=5e10, threads=3, granule=64)
@@ -43,7 +44,7 @@ def test_blocks_of_one_wave_leave_one_after_the_other_while_the_last_products_ru
     left = -math.inf
     for at in finished:
         left = max(left, at) + block
-    assert leaves - stays == pytest.approx(left)
+    assert leaves - stays == pytest.approx(left + HOST_START_SECONDS)
 
 
 def test_a_worker_has_its_own_blocks_alone_to_send() -> None:
@@ -93,10 +94,13 @@ def test_mirror_images_leave_too() -> None:
     assert whole - lower > 0.5 * (6 * 2 * 16384**2 / H200.load)
 
 
-def test_a_step_that_loads_takes_a_round_trip_more_than_its_loads_unless_others_load_ahead() -> None:
+def test_products_of_the_last_step_begin_when_its_blocks_are_loaded() -> None:
     slow = replace(H200, load=1e10)
-    two, five = (seconds(square(65536), slow, f"g1x1x1 b32768x4096x16384 p1 w1 l{ahead}") for ahead in (2, 5))
-    assert two - five == pytest.approx(16 * 9e-3 * 3 / 4)
+    deep, shallow = (f"g1x1x1 b32768x{k}x32768 p1 w1 l2" for k in (16384, 4096))
+    of_one_step = [2 * 65536 * k * 65536 / slow.rate for k in (16384, 4096)]
+    more_tasks = 12 * 8 * INSERT_SECONDS  # of a step: 2 loads of A, 2 of B, 4 products
+    late, early = (seconds(square(65536), slow, text, "workers") for text in (deep, shallow))
+    assert late - early == pytest.approx(of_one_step[0] - of_one_step[1] - more_tasks)
 
 
 def test_the_planner_hides_the_way_of_c_behind_deeper_steps() -> None:
