@@ -56,6 +56,11 @@ class Stop:
         self._started = time.monotonic()
 
     @property
+    def deadline(self) -> float | None:
+        """Seconds from the beginning to the deadline; None without one."""
+        return self._deadline
+
+    @property
     def reason(self) -> str | None:
         """Why to stop; None to go on."""
         if self._asked is None and self._deadline is not None and time.monotonic() - self._started >= self._deadline:
