@@ -158,6 +158,7 @@ class Kubernetes(Table):
     spot: Label = ""  # label and taint of nodes that may be taken away: workers run there too
     node_label: Label = ""  # nodes for the workers
     start_timeout: Duration = "10m"  # for pods that no node can take
+    monitoring: NameOrNone = ""  # namespace of a Prometheus that may read the figures of the pods
 
 
 class Job(Table):

@@ -53,8 +53,14 @@ def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.J
 def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, address: str, tmp_path: Path) -> None:
     job = jobfile.load(DEPLOY / "one_node.toml", [f"run.dashboard={dashboard}"])
     text = slurm_script.render(job)
-    assert text.count(f"--dashboard-address {address} ") == 2
-    assert text.count("--no-dashboard") == 2 * (dashboard == "none")
+    lines = text.replace("\\\n", "").splitlines()
+    (scheduler,), (workers,) = (
+        [line for line in lines if f"-m dask {what} " in line] for what in ("scheduler", "cuda")
+    )
+    assert f"--dashboard-address {address} " in scheduler
+    assert ("--no-dashboard" in scheduler) == (dashboard == "none")
+    assert "--dashboard-address :0 " in workers  # their figures, for Prometheus
+    assert ("--no-dashboard" in workers) == (dashboard != "all")
     assert ("ROUTES='['\"'\"'distributed.http.health'" in text) == (dashboard == "none")
     assert ("DASHBOARD__LINK=http://localhost:8787/status\n" in text) == (dashboard == "localhost")
 
