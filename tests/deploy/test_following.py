@@ -1,4 +1,4 @@
-"""Following a Slurm job whose controller is away, and one that Slurm has forgotten. Slurm's program is a stand-in here."""
+"""Following a Slurm job whose controller is away, and one that Slurm has forgotten. Its program is a stand-in here."""
 
 from __future__ import annotations
 
