@@ -111,11 +111,15 @@ def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
 
 
 def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+    from distmm.cli import preflight
     from distmm.submit import slurm, slurm_script
 
     if dry_run:
         typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
         return 0
+    slurm.check_program()
+    preflight.check_packages(job, python)
+    preflight.check_product(job, _say)
     number = slurm.submit(job, python=python)
     _say(f"job {number}: submitted; its log is {job.run.folder}/{job.run.name}-{number}.log")
     if detach:
@@ -135,6 +139,7 @@ def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> in
     if dry_run:
         typer.echo(manifests.dump(manifests.job(job)), nl=False)
         return 0
+    _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)
     _say(f"daskjob {job.run.name}: submitted to namespace {job.kubernetes.namespace}")
     if detach:

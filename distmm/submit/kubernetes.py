@@ -43,6 +43,7 @@ def submit(job: Job) -> None:
             Path(job.run.folder).mkdir(parents=True, exist_ok=True)
             tls.create(certificates)
         tls.check(certificates)
+    _refuse_missing(job)
     _make_way(job)
     _kubectl(job.kubernetes.namespace, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
     # The policy had to be there before the first pod. It is applied again with the job as its owner.
@@ -58,6 +59,24 @@ def submit(job: Job) -> None:
         "-",
         text=manifests.dump([manifests.owned(one, job, owner) for one in left]),
     )
+
+
+def _refuse_missing(job: Job) -> None:
+    """Refuse a claim or a Secret that is not there. Who may not look at them is not refused."""
+    options = job.kubernetes
+    for key, kind, name in (("claim", "persistentvolumeclaim", options.claim), ("secret", "secret", options.secret)):
+        if not name:
+            continue
+        try:
+            _get(options.namespace, kind, name)
+        except InputError as error:
+            if "(NotFound)" in str(error):
+                raise InputError(
+                    f"kubernetes.{key} = {name!r}: namespace {options.namespace} has no such {kind}; make it first, or "
+                    f"give another"
+                ) from error
+            if "(Forbidden)" not in str(error):
+                raise
 
 
 def _make_way(job: Job) -> None:

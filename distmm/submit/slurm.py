@@ -16,9 +16,15 @@ from distmm.submit.schema import Job
 from distmm.submit.slurm_queue import ANSWER_SECONDS, ENDED, NEVER, POLL_SECONDS
 from distmm.submit.slurm_script import RESUMABLE, render
 
-__all__ = ["attach", "follow", "submit"]
+__all__ = ["attach", "check_program", "follow", "submit"]
 
 Say = Callable[[str], None]
+
+
+def check_program() -> None:
+    """Refuse a machine without Slurm."""
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
 
 
 def submit(job: Job, *, python: str | None = None) -> str:
@@ -34,8 +40,7 @@ def submit(job: Job, *, python: str | None = None) -> str:
     InputError
         Without Slurm, for a folder that cannot be written, and for whatever Slurm refuses.
     """
-    if shutil.which("sbatch") is None:
-        raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
+    check_program()
     folder = Path(job.run.folder)
     certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
