@@ -11,9 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dask.utils import parse_timedelta
-
 from distmm import tls
+from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
 from distmm.submit.patience import NoAnswerError, Patience
@@ -119,13 +118,13 @@ def follow(job: Job, say: Say) -> int:
     InputError
         For a job that can never start. It is deleted, so that its pods hold no GPU while they wait for others.
     """
-    return _follow(job.kubernetes.namespace, job.run.name, float(parse_timedelta(job.kubernetes.start_timeout)), say)
+    return _follow(job.kubernetes.namespace, job.run.name, seconds(job.kubernetes.start_timeout), say)
 
 
 def attach(job: str, say: Say) -> int:
     """Follow ``NAMESPACE/NAME``, a job that was submitted before, as `follow`; without a namespace it is "default"."""
     namespace, _, name = job.rpartition("/")
-    return _follow(namespace or Kubernetes().namespace, name, float(parse_timedelta(Kubernetes().start_timeout)), say)
+    return _follow(namespace or Kubernetes().namespace, name, seconds(Kubernetes().start_timeout), say)
 
 
 def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:

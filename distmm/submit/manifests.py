@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
 from distmm import tls
+from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
@@ -61,7 +62,7 @@ def job(job: Job) -> list[Manifest]:
         raise InputError("C would be lost with its pod: set kubernetes.claim to the PersistentVolumeClaim for it")
     address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
     # Nodes may have to be added and the image be pulled first.
-    patience = int(parse_timedelta(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
+    patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
     command += ["--overwrite"] if product.overwrite else []

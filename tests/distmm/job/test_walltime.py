@@ -10,6 +10,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
+from distmm.cli.multiply import shown
 from distmm.clusters import cluster
 from distmm.errors import DoesNotFitError, InputError, Stopped
 from distmm.planning.plan import Plan
@@ -81,6 +82,17 @@ def test_a_run_that_has_finished_blocks_begins_the_count_anew(client: Client, he
         multiply(client, stop=stopped_at_once())
     with pytest.raises(InputError, match=f"neither this run .*; {kept} of 16 blocks of C are finished and kept"):
         multiply(client, stop=stopped_at_once())
+
+
+def test_a_restart_says_how_many_blocks_are_kept(
+    client: Client, here: np.ndarray, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(Stopped, match="enough"):
+        multiply(client, stop=HalfWay("C.zarr"))
+    kept = len(marked())
+    assert "are finished and kept;" not in capsys.readouterr().out
+    shown(job.resume, "C.zarr", client=client)
+    assert f"{kept} of 16 blocks of C are finished and kept; the others are made now" in capsys.readouterr().out
 
 
 def test_who_interrupts_a_job_without_a_deadline_may_do_so_as_often_as_he_likes(
