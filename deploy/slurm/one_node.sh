@@ -112,7 +112,7 @@ wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
 wait "$scheduler"
 rm -f "$scheduler_file" "$run".{scheduler,client}.{pid,code}
-[ "$code" -eq 0 ] || [ -z "$lost$(grep -v CANCELLED "$of_slurm")" ] || cat "$of_slurm"
+[[ $code$lost == 0 || $code$lost == 75 ]] || cat "$of_slurm"
 
 # A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
 preempted() {
