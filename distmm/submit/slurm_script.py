@@ -83,7 +83,7 @@ workers=$!
 # Waits for {count} worker(s), prints how to reach the dashboard, and then runs the product.
 "${{one[@]}}" --job-name=client bash -c "$known" "$run.client" \\
     "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
-    {command} --deadline {deadline} --cluster "$scheduler_file"{overwrite} \\
+    {command} --deadline {deadline}s --cluster "$scheduler_file"{overwrite} \\
     2>>"$of_slurm" &
 client=$!
 
@@ -113,6 +113,7 @@ scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo {killed})
 [ -z "$lost" ] || code={resumable}
+[ "$SECONDS" -lt {deadline} ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
 wait "$scheduler"
@@ -180,7 +181,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         dashboard=f"{no_pages}--dashboard-address {address}",
         # Prometheus reads the figures of workers at their nodes; their pages are another matter.
         worker_pages=f"{'' if job.run.dashboard == 'all' else '--no-dashboard '}--dashboard-address :0",
-        deadline=f"{job.seconds('walltime') - job.seconds('grace')}s",
+        deadline=60 * _minutes(job) - job.seconds("grace"),
         shape=_shape(job),
         nodes=workers.nodes,
         cpus=workers.cpus,
@@ -226,7 +227,6 @@ def _directives(job: Job) -> Iterator[str]:
     """Write the ``#SBATCH`` lines."""
     run, workers, slurm = job.run, job.workers, job.slurm
     folder = run.folder.replace("%", "%%")
-    minutes = -(-job.seconds("walltime") // 60)
     options = {
         "job-name": run.name,
         "nodes": workers.nodes,
@@ -234,7 +234,7 @@ def _directives(job: Job) -> Iterator[str]:
         "cpus-per-task": workers.cpus,
         "mem": f"{parse_bytes(workers.memory) // 2**20}M",
         "gres": _gres(job) if workers.device == "gpu" else slurm.gres,
-        "time": minutes,
+        "time": _minutes(job),
         "signal": f"B:USR1@{job.seconds('grace')}",
         "open-mode": "append",
         "output": f"{folder}/{run.name}-%j.log",
@@ -249,6 +249,11 @@ def _directives(job: Job) -> Iterator[str]:
     yield "#SBATCH --requeue"
     if slurm.exclusive:
         yield "#SBATCH --exclusive"
+
+
+def _minutes(job: Job) -> int:
+    """Return the walltime as Slurm counts it."""
+    return -(-job.seconds("walltime") // 60)
 
 
 def _quoted(value: object) -> str:

@@ -76,6 +76,16 @@ def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
             assert expected in ready._dashboard(4242)
 
 
+@pytest.mark.parametrize(("walltime", "minutes", "deadline"), [("90s", 2, 100), ("2m", 2, 100), ("01:30:00", 90, 5380)])
+def test_the_client_plans_for_its_allocation_and_stops_no_sooner_than_slurm_warns(
+    walltime: str, minutes: int, deadline: int
+) -> None:
+    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", [f"run.walltime={walltime}", "run.grace=20s"]))
+    assert f"#SBATCH --time={minutes}\n" in text
+    assert f" --deadline {deadline}s " in text
+    assert f'[ "$SECONDS" -lt {deadline} ] || warned=yes' in text
+
+
 def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
     job = jobfile.load(DEPLOY / "one_node.toml", ["product.a=/data/$(touch evil) & x.npy", "run.folder=/run of $me"])
     text = slurm_script.render(job)
