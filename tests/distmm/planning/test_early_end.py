@@ -43,7 +43,7 @@ def test_a_deep_product_loses_a_fifth_of_its_walltime_at_most(slower: float) -> 
     assert plan.cost.seconds < 1.25 * whole.cost.seconds
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     *[st.integers(500, 300_000)] * 3,
     st.sampled_from([CPU, replace(CPU, workers=6), GPU]),
