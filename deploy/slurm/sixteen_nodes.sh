@@ -9,6 +9,7 @@
 #SBATCH --signal=B:USR1@600
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/project/run/distmm-%j.log
+#SBATCH --error=/scratch/project/run/distmm-%j.slurm
 #SBATCH --partition=gpu
 #SBATCH --account=project
 #SBATCH --requeue
@@ -18,12 +19,16 @@
 # Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
 # and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
 # it again to go on.
+exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
 umask 077
 python=/shared/venv/bin/python
 folder=/scratch/project/run
 run=$folder/distmm-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
 scheduler_file=$run.scheduler.json
+ended=$folder/distmm-$SLURM_JOB_ID.exit
+of_slurm=$folder/distmm-$SLURM_JOB_ID.slurm
+rm -f "$ended"
 
 # Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
@@ -40,33 +45,51 @@ network=(--protocol "$protocol" ${interface:+--interface "$interface"})
 # Scheduler and client run beside the workers of the first node (--overlap); only the workers' step takes the GPUs.
 one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-per-task=1 --gres=none)
 
-"${one[@]}" --job-name=scheduler "$python" -m dask scheduler --port 0 --scheduler-file "$scheduler_file" \
-    "${network[@]}" --dashboard-address 127.0.0.1:0 &
+# Runs the workers of a node. A process that dies is started again, three times at most: its node would be idle. USR1
+# ends it: for TERM to a step, Slurm writes an error into the log.
+keep='exec 2>&1
+ending=
+trap ending=yes INT TERM
+trap "ending=yes; kill -TERM \$process 2>/dev/null" USR1
+for start in 1 2 3 4; do
+    (trap "" USR1; exec "$@" --name "$SLURMD_NODENAME") & process=$!
+    while kill -0 $process 2>/dev/null; do wait $process; code=$?; done
+    [ -z "$ending" ] && [ "$code" -ne 0 ] || exit 0
+    echo "distmm: the workers of $SLURMD_NODENAME have ended with code $code"
+    sleep 3
+done
+exit "$code"'
+# Runs a command whose process, on this node, the script can signal. For a code that is not 0 srun would write an error.
+known='trap "" USR1; "$@" 2>&1 & echo $! >"$0.pid"; trap : INT TERM
+while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; echo "$code" >"$0.code"'
+
+"${one[@]}" --job-name=scheduler bash -c "$known" "$run.scheduler" \
+    "$python" -m dask scheduler --port 0 --scheduler-file "$scheduler_file" "${network[@]}" --dashboard-address 127.0.0.1:0 \
+    2>>"$of_slurm" &
 scheduler=$!
 
 # One process a node, which starts one worker for each of its GPUs; 112 GB of host memory each.
 srun --overlap --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --gres=gpu:h200:8 --job-name=workers \
-    bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \
+    bash -c "$keep" worker \
     "$python" -m dask cuda worker --scheduler-file "$scheduler_file" "${network[@]}" \
-    --nthreads 3 --memory-limit 111500000000 --dashboard-address 127.0.0.1:0 \
-    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory &
+    --nthreads 3 --memory-limit 111500000000 --no-dashboard --dashboard-address :0 \
+    --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory 2>>"$of_slurm" &
 workers=$!
 
 # Waits for 128 worker(s), prints how to reach the dashboard, and then runs the product.
-"${one[@]}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" 128 600 -- \
+"${one[@]}" --job-name=client bash -c "$known" "$run.client" \
+    "$python" -m distmm.submit.ready "$scheduler_file" 128 600 -- \
     "$python" -m distmm multiply /scratch/project/A.zarr /scratch/project/B.zarr -o /scratch/project/C.zarr \
-    --precision highest --check freivalds --device gpu --cluster "$scheduler_file" &
+    --precision highest --check freivalds --device gpu --deadline 42600s --cluster "$scheduler_file" \
+    2>>"$of_slurm" &
 client=$!
 
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() { kill -0 "$1" 2>/dev/null; }
-# TERM goes to the step itself: srun would kill what it started.
+# The client runs on this node. TERM goes to itself: srun would kill it.
 stop_client() {
-    step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {print $2}')
-    [ -n "$step" ] || return
-    scancel --signal=TERM "$step" 2>/dev/null    # fails even if it has signalled; a second TERM would kill
-    stopped=yes
+    [ -s "$run.client.pid" ] && kill -TERM "$(<"$run.client.pid")" && stopped=yes
 }
 
 # Waits until the first of them ends: without scheduler or workers the client would wait for ever.
@@ -82,21 +105,29 @@ if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
     echo "distmm: the $lost ended before the product; why is said above"
 fi
-scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all remaining steps, if any
+[ -z "$lost" ] || stop_client
+scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
 wait "$client"
-code=$?
+code=$(cat "$run.client.code" 2>/dev/null || echo 137)
 [ -z "$lost" ] || code=75
-wait "$workers" "$scheduler"
-rm -f "$scheduler_file"
+[ "$SECONDS" -lt 42600 ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
+wait "$workers"
+[ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
+wait "$scheduler"
+rm -f "$scheduler_file" "$run".{scheduler,client}.{pid,code}
+[[ $code$lost == 0 || $code$lost == 75 ]] || cat "$of_slurm"
 
 # A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
 preempted() {
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }
-if { [ -n "$warned" ] || preempted; } && [ "$code" -eq 75 ] &&
-    [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
-    echo "distmm: requeued, to go on with what is missing"
-    scontrol requeue "$SLURM_JOB_ID"
+if [ "$code" -eq 75 ] && { [ -n "$warned" ] || preempted; }; then
+    if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
+        echo "distmm: requeued, to go on with what is missing"
+        scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    fi
+    echo "distmm: not requeued: run.restarts is 100; submit it again to go on"
 fi
+echo "$code" >"$ended"    # Slurm forgets a job some minutes after its end
 exit "$code"

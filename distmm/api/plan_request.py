@@ -118,6 +118,8 @@ class PlanRequest:
         in the memory of all workers together.
     shared : bool
         Whether other tasks read the blocks of A and B, too, if they are Dask arrays.
+    run_seconds : float, optional
+        How long a run of a job takes before it may be stopped.
     """
 
     problem: Problem
@@ -130,6 +132,7 @@ class PlanRequest:
     job: FileJob | None = None
     kept: int | None = None
     shared: bool = False
+    run_seconds: float | None = None
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -267,6 +270,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             result=result,
             operands=(_residence(a, cuts[0], request, gone), _residence(b, cuts[1], request, gone)),
             streamed=gone,
+            run_seconds=request.run_seconds,
         )
         # A lazy product that cannot stay may be read block by block.
         if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:

@@ -102,6 +102,9 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
 
         def announce(plan: Plan, flops: float) -> None:
             session.out().print(session.table(plan.rows(), "Plan"))
+            blocks = plan.blocking.whole.c_blocks
+            if kept := blocks - round(blocks * flops / max(1, plan.problem.flops)):
+                session.out().print(f"{kept} of {blocks} blocks of C are finished and kept; the others are made now")
             report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
         return job(*arguments, stop=stop, announce=announce, progress=lambda figures: report[0](figures), **options)

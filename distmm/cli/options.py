@@ -87,8 +87,8 @@ def picture(name: Path | None) -> Path | None:
 
 def stop(deadline: str | None) -> Stop:
     """Make what stops a job: at a deadline, if there is one, and on signals."""
+    from distmm.durations import seconds
     from distmm.job import Stop
-    from distmm.job.stop import seconds
 
     return Stop(None if deadline is None else seconds(deadline))
 

@@ -105,8 +105,8 @@ def scaling(
     from distmm import bench, clusters
     from distmm.bench import picture
     from distmm.cli import session
+    from distmm.durations import seconds
     from distmm.errors import InputError, WrongResultError
-    from distmm.job.stop import seconds
 
     missing = clusters.missing_for_gpu()
     if missing and device is options.Device.gpu:

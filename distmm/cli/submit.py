@@ -25,7 +25,10 @@ class Where(StrEnum):
 
 
 def submit(
-    file: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; deploy/ has examples.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB.toml]", help="The job file; deploy/ has examples.", show_default=False),
+    ] = None,
     cluster: Annotated[Where, typer.Option(help="What runs the job.")] = Where.local,
     change: Annotated[
         list[str] | None,
@@ -38,6 +41,14 @@ def submit(
         bool, typer.Option("--only-cluster", help="Kubernetes: print a DaskCluster to work on, without the product.")
     ] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")] = False,
+    follow: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="Follow a job that was submitted before: Slurm's number, or NAMESPACE/NAME.",
+            show_default=False,
+        ),
+    ] = None,
     python: Annotated[
         str | None, typer.Option(help="Slurm: the Python that nodes start; else this one.", show_default=False)
     ] = None,
@@ -50,8 +61,15 @@ def submit(
     distmm submit job.toml
     distmm submit job.toml --cluster slurm --set workers.nodes=4 --set run.walltime=8h
     distmm submit job.toml --cluster kubernetes --dry-run | kubectl diff -f -
+    distmm submit --follow 4711
     ```
     """
+    if follow is not None:
+        if file is not None:
+            raise typer.BadParameter(f"--follow {follow} submits nothing: leave out {file}")
+        raise typer.Exit(_attached(follow))
+    if file is None:
+        raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
     from distmm.submit import jobfile
 
     job = jobfile.load(file, change or ())
@@ -68,6 +86,17 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
+def _attached(name: str) -> int:
+    """Follow a job that was submitted before."""
+    if name.isdigit():
+        from distmm.submit import slurm
+
+        return slurm.attach(name, _say)
+    from distmm.submit import kubernetes
+
+    return kubernetes.attach(name, _say)
+
+
 def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
     """Run the product on this machine, in a process of its own."""
     import shlex
@@ -82,11 +111,15 @@ def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
 
 
 def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+    from distmm.cli import preflight
     from distmm.submit import slurm, slurm_script
 
     if dry_run:
         typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
         return 0
+    slurm.check_program()
+    preflight.check_packages(job, python)
+    preflight.check_product(job, _say)
     number = slurm.submit(job, python=python)
     _say(f"job {number}: submitted; its log is {job.run.folder}/{job.run.name}-{number}.log")
     if detach:
@@ -94,7 +127,9 @@ def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
     try:
         return slurm.follow(job, number, _say)
     except KeyboardInterrupt:
-        _say(f"job {number} goes on; scancel {number} ends it, with all finished blocks kept")
+        _say(
+            f"job {number} goes on: distmm submit --follow {number}. scancel {number} ends it; finished blocks are kept"
+        )
         raise
 
 
@@ -104,6 +139,7 @@ def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> in
     if dry_run:
         typer.echo(manifests.dump(manifests.job(job)), nl=False)
         return 0
+    _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)
     _say(f"daskjob {job.run.name}: submitted to namespace {job.kubernetes.namespace}")
     if detach:
@@ -111,5 +147,7 @@ def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> in
     try:
         return kubernetes.follow(job, _say)
     except KeyboardInterrupt:
-        _say(f"the job goes on; kubectl -n {job.kubernetes.namespace} delete daskjob {job.run.name} ends it")
+        where = job.kubernetes.namespace
+        _say(f"the job goes on: distmm submit --follow {where}/{job.run.name}")
+        _say(f"kubectl -n {where} delete daskjob {job.run.name} ends it; finished blocks are kept")
         raise

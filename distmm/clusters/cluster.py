@@ -262,7 +262,7 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
         workers=len(facts),
         memory=_steady(max(0, min(fact["memory"] for fact in facts))),
         device=device,
-        rate=rate * (threads if device == "cpu" else 1),
+        rate=rate * (min(fact.get("cores", threads) for fact in facts) if device == "cpu" else 1),
         link=LINKS[device],
         load=LOADS[device],
         host_memory=_steady(min(host)) if host else None,

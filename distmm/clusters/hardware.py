@@ -47,6 +47,8 @@ class Hardware:
         Bytes/s between workers; None: as such workers have on one host.
     host_memory : int or None
         Bytes of host memory for each GPU; None: enough.
+    cores : int or None
+        Cores of a CPU worker, if its kernels use more of them than it has threads.
     """
 
     workers: int
@@ -55,6 +57,7 @@ class Hardware:
     threads: int = 1
     link: float | None = None
     host_memory: int | None = None
+    cores: int | None = None
 
     def spec(self, dtype: np.dtype, kernel: str | None, precision: Precision) -> ClusterSpec:
         """Return what a plan for products of this type needs to know.
@@ -68,6 +71,7 @@ class Hardware:
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
         choice = tasks.KernelChoice(device, dtype, precision, kernel)
         facts: dict[str, Any] = {"threads": self.threads, "memory": self._for_blocks(), "host_memory": self.host_memory}
+        facts["cores"] = max(self.threads, self.cores or 0)
         facts |= tasks.kernel_facts(choice, None if model is None else (str(self.model), model.capability))
         if "no kernel" in facts:
             raise InputError(facts["no kernel"])

@@ -24,7 +24,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.telemetry.record import Figures
 
-__all__ = ["begin", "multiply", "resume"]
+__all__ = ["begin", "finished", "multiply", "resume"]
 
 Path = str | os.PathLike[str]
 
@@ -140,9 +140,9 @@ def begin(
             refuse_twice(folder, spec)
     spec.result.refuse(job.out, job.overwrite)
     if not overwrite and not folder.exists():
-        finished = _finished(folder, spec)
-        if finished is not None:
-            return finished
+        there = finished(folder, spec)
+        if there is not None:
+            return there
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
 
 
@@ -199,7 +199,7 @@ def resume(
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
 
 
-def _finished(folder: Folder, spec: Spec) -> Summary | None:
+def finished(folder: Folder, spec: Spec) -> Summary | None:
     """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do.
 
     Raises

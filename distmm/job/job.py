@@ -93,8 +93,9 @@ class Job:
             client = cluster.usable(client) or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
             begun = read_manifest(folder) if folder.exists() and not anew else None
-            plan = self._plan(client, device, begun)
+            plan = self._plan(client, device, begun, stop.deadline or None)
             plan.validate()
+            plan.validate_run()
             if begun is None:
                 Output.reserve(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
             job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
@@ -122,9 +123,9 @@ class Job:
         if changed:
             raise InputError(f"{'; '.join(changed)}, since this call began: call again, once nobody writes there")
 
-    def _plan(self, client: Client, device: cluster.Device, manifest: Json | None) -> Plan:
+    def _plan(self, client: Client, device: cluster.Device, manifest: Json | None, deadline: float | None) -> Plan:
         """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
-        asked = planning.request(self.spec, device, self.blocks, manifest, self.plan)
+        asked = planning.request(self.spec, device, self.blocks, manifest, self.plan, deadline)
         plan = planning.plan(self.spec, asked, client)
         if manifest is None:
             return plan
@@ -158,7 +159,7 @@ class Job:
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
             )
         manifest["most"] = manifest.get("most") if self.most is None else self.most
-        manifest["runs"].append(run_of(plan, client))
+        manifest["runs"].append({**run_of(plan, client), "kept": len(folder.markers())})
         write_manifest(folder, manifest)
         return manifest
 
@@ -213,6 +214,8 @@ class Job:
             computation.run(missing)
             finished.unchanged(manifest["stamps"])
         except DistmmError as error:
+            if isinstance(error, Stopped) and stop.deadline is not None and self._stands_still(manifest):
+                error = self._standstill(error, plan)
             raise self._explained(error, len(blocks)) from error
         except BaseException as error:
             if stop.at_once:
@@ -232,6 +235,22 @@ class Job:
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
+
+    def _stands_still(self, manifest: Json) -> bool:
+        """Whether neither this run nor the one before it has finished anything of C."""
+        return [run.get("kept") for run in manifest["runs"][-2:]] == [len(self.folder.markers())] * 2
+
+    def _standstill(self, stopped: Stopped, plan: Plan) -> InputError:
+        """Return the error of the second run in a row, each up to a deadline, that has finished no block of C.
+
+        A batch system would begin such a run again and again. The exit code 2 of this error ends that.
+        """
+        return InputError(
+            f"{stopped}, and neither this run nor the one before it has finished any of the {self.spec.result.name} of "
+            f"C: a third one would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "
+            f"(--deadline, run.walltime), use more workers, or begin anew with smaller blocks (--overwrite, --blocks; "
+            f"now {'x'.join(map(str, plan.block_shape))})"
+        )
 
     def _units(self, plan: Plan) -> set[tuple[int, int]]:
         """All that gets a marker: blocks of C, or block rows."""

@@ -15,6 +15,7 @@ from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
 from distmm.job.reduction import Reduction
 from distmm.job.spec import Spec
+from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
@@ -40,9 +41,14 @@ GPU_HOST_MEMORY = 12 * 2**30
 
 
 def request(
-    spec: Spec, device: cluster.Device, blocks: tuple[int, int, int] | None, manifest: Json | None, text: str | None
+    spec: Spec,
+    device: cluster.Device,
+    blocks: tuple[int, int, int] | None,
+    manifest: Json | None,
+    text: str | None,
+    run_seconds: float | None = None,
 ) -> PlanRequest:
-    """Ask for the plan of a job.
+    """Ask for the plan of a job, of which a run may be stopped after `run_seconds`.
 
     Where k is split into layers, the bits of C depend on that, and a job that goes on keeps the whole plan.
     """
@@ -50,10 +56,18 @@ def request(
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
     wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
-    return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job)
+    return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job, run_seconds=run_seconds)
 
 
 def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+    """Plan a job: one that takes long in short waves, so that a run that ends early loses little of its work."""
+    made = _planned(spec, asked, client)
+    if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
+        return made
+    return _planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
+
+
+def _planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
     if spec.reduction is None:
         return plan_for(asked, client)

@@ -6,7 +6,6 @@ disk. A second signal ends the job at once. Further signals change nothing.
 
 from __future__ import annotations
 
-import re
 import signal
 import sys
 import threading
@@ -15,28 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from distmm.errors import DistmmError, InputError, Stopped
+from distmm.errors import DistmmError, Stopped
 
-__all__ = ["Stop", "seconds"]
+__all__ = ["Stop"]
 
 # Python drops an exception that is raised in `__del__` or a callback of the garbage collector. A second signal that was
 # lost so is sent again after this time, which such code does not take.
 RAISE_AGAIN_SECONDS = 0.05
-
-UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def seconds(text: str) -> float:
-    """Read a time such as ``90``, ``55m``, ``1h30m`` or ``01:30:00`` (as Slurm writes it) in seconds."""
-    if re.fullmatch(r"(\d+:)?\d+:\d\d", text):
-        total = 0
-        for part in text.split(":"):
-            total = total * 60 + int(part)
-        return float(total)
-    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
-    if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise InputError(f"{text!r} is no time: write it as 90s, 55m, 1h30m or 01:30:00")
-    return sum(float(number) * UNITS[unit or "s"] for number, unit in parts)
 
 
 class Stop:
@@ -54,6 +38,11 @@ class Stop:
         self._lost: int | None = None  # the second signal, if Python dropped the exception that it raised
         self._deadline = deadline
         self._started = time.monotonic()
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds from the beginning to the deadline; None without one."""
+        return self._deadline
 
     @property
     def reason(self) -> str | None:

@@ -32,7 +32,7 @@ TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
 TRIANGLE_ROWS = 256
 
 # Waves down and across that are tried, each where the ones before need more memory than there is.
-WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (8, 8), (16, 16), (32, 32))
+WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (32, 32))
 
 # Share of C a worker below which k is split: smaller blocks run at a fraction of a kernel's rate.
 SMALLEST_SHARE = 512 * 512

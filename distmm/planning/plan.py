@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.errors import DoesNotFitError
-from distmm.planning import memory, picture, time_model
+from distmm.planning import early_end, memory, picture, time_model
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
@@ -46,6 +46,9 @@ class Plan:
     streamed : bool
         Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and the next ones
         wait for that.
+    run_seconds : float, optional
+        How long a run takes before it may be stopped. Waves are short enough that it loses little of its work then:
+        see `distmm.planning.early_end`.
     fewest : float, optional
         How few of these workers would do (`distmm.planning.fewest`), infinity where no number does; known of a plan
         for a cluster that is not there.
@@ -59,6 +62,7 @@ class Plan:
     operands: tuple[Residence, Residence] = ("streamed", "streamed")
     result: Result = "workers"
     streamed: bool = False
+    run_seconds: float | None = None
     fewest: float | None = None
 
     @property
@@ -117,6 +121,22 @@ class Plan:
         return self.cost.bytes_moved
 
     @property
+    def wave_seconds(self) -> float:
+        """Predicted seconds until all that is made together is finished: what a run that ends early may lose."""
+        return self.cost.seconds * early_end.largest_share(self.schedule, by_rows=self.result == "reduced")
+
+    @property
+    def waves_too_long(self) -> int:
+        """How often waves must be halved until a run that ends early loses little."""
+        return early_end.doublings_too_long(self.wave_seconds, self.run_seconds) if self.run_seconds else 0
+
+    @property
+    def idle_workers(self) -> int:
+        """Workers that make no block of C."""
+        busy = int((self.layout.chains(self.blocking.whole) > 0).sum())
+        return max(0, self.cluster.workers - busy)
+
+    @property
     def keeps_bits(self) -> bool:
         """Whether k is cut so that C has the bits of an uncut product by the same kernel."""
         return all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
@@ -165,6 +185,18 @@ class Plan:
             If a worker would hold more than it may: says how much is short and how many workers would do.
         """
         self.validate_streamed(int(self.layout.chains(self.blocking.whole).max()) if self.streamed else 0)
+
+    def validate_run(self) -> None:
+        """Refuse a plan that finishes no block of C in `run_seconds`.
+
+        Raises
+        ------
+        DoesNotFitError
+            With the figures, and what would do.
+        """
+        if self.run_seconds is not None:
+            workers = self.cluster.workers
+            early_end.refuse(self.wave_seconds, self.cost.seconds, self.run_seconds, workers, self.block_shape)
 
     def validate_streamed(self, blocks: int = 0) -> None:
         """Refuse a plan that cannot fit while workers hold up to `blocks` blocks of C, if that is more than planned.
@@ -233,6 +265,13 @@ class Plan:
         fits = "yes" if self.fits else "if C is read block by block"
         if self.shortfall:
             fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker"
+        idle = []
+        if self.idle_workers:
+            few = f"{self.idle_workers} of {self.cluster.workers} have no block of C: smaller blocks would use them"
+            idle = [("without work", few)]
+        early = []
+        if self.run_seconds is not None:
+            early = [("a stop", f"loses the work of about {self.wave_seconds:.2g} s at most: a wave")]
         what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
@@ -243,6 +282,7 @@ class Plan:
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
+            *idle,
             ("fits", fits),
             *what_would_do,
             *streamed,
@@ -252,6 +292,7 @@ class Plan:
             ),
             ("bits", bits),
             ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
+            *early,
             ("plan", str(self)),
         ]
 

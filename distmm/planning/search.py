@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
 from typing import SupportsIndex
 
 from distmm.errors import InputError
-from distmm.planning import candidates
+from distmm.planning import candidates, early_end
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
@@ -44,6 +44,7 @@ def make_plan(
     operands: tuple[Residence, Residence] = ("streamed", "streamed"),
     result: Result = "workers",
     streamed: bool = False,
+    run_seconds: float | None = None,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
@@ -64,11 +65,14 @@ def make_plan(
         Passed through to the workers' kernel selection.
     operands, result, streamed
         Where A and B are, where C stays, and whether it stays: see `Plan`.
+    run_seconds : float, optional
+        How long a run takes before it may be stopped: waves are short enough that it loses little of its work then.
 
     Returns
     -------
     Plan
-        The fastest one that fits; where none fits, the one that lacks the fewest bytes.
+        The fastest one that fits and has waves as short as `run_seconds` asks for; where none fits, the one that lacks
+        the fewest bytes, and where waves are too long in all, one of the shortest.
 
     Raises
     ------
@@ -83,7 +87,7 @@ def make_plan(
             raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
         blocking = cut(problem, edges)
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
-    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed)
+    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
     if text is not None:
         return replace(asked, schedule=parse(text, problem))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
@@ -94,6 +98,12 @@ def _is_edge(edge: object) -> bool:
     return isinstance(edge, SupportsIndex) and index(edge) >= 1
 
 
+def _waves(asked: Plan) -> Iterator[tuple[int, int]]:
+    """Numbers of waves down and across that are tried."""
+    found = candidates.waves(asked.problem, asked.cluster, asked.c_stays)
+    return early_end.short_enough(found, asked.problem, asked.cluster, asked.run_seconds)
+
+
 @lru_cache(maxsize=256)
 def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
@@ -101,8 +111,8 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     problem, cluster, best = asked.problem, asked.cluster, None
-    for waves in candidates.waves(problem, cluster, asked.c_stays):
-        fitted = best is not None and not best.shortfall
+    for waves in _waves(asked):
+        fitted = best is not None and _is_settled(best)
         if best is not None and fitted and not _may_gain_by_waves(best):
             break
         schedules = (
@@ -121,7 +131,7 @@ def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
     """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
     problem, cluster = asked.problem, asked.cluster
     for steps in candidates.DEEPER_STEPS:
-        for waves in candidates.waves(problem, cluster, asked.c_stays):
+        for waves in _waves(asked):
             schedules = candidates.free(problem, cluster, multiples, waves, (steps,))
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
             if not best.shortfall:
@@ -158,7 +168,7 @@ def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
     bounded = ((_weighed(plan, plan.least_seconds), plan) for plan in plans)
     for least, plan in sorted(bounded, key=lambda each: each[0]):
         if best is not None:
-            if not best.shortfall and least > _weighed(best, best.cost.seconds):
+            if _is_settled(best) and least > _weighed(best, best.cost.seconds):
                 break
             if plan.shortfall > best.shortfall:
                 continue
@@ -168,10 +178,15 @@ def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
     return best
 
 
+def _is_settled(plan: Plan) -> bool:
+    """Whether a plan fits, and its waves are short enough."""
+    return not plan.shortfall and not plan.waves_too_long
+
+
 def _score(plan: Plan) -> tuple[float, ...]:
-    """Bytes that are missing, then predicted seconds, and where those are equal bytes and tasks."""
+    """Bytes that are missing, then waves that are too long, then predicted seconds, bytes and tasks."""
     c = plan.cost
-    return plan.shortfall, _weighed(plan, c.seconds), c.bytes_moved, c.peak_bytes, c.tasks
+    return plan.shortfall, plan.waves_too_long, _weighed(plan, c.seconds), c.bytes_moved, c.peak_bytes, c.tasks
 
 
 def _weighed(plan: Plan, seconds: float) -> float:

@@ -16,9 +16,10 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import dask
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 from pydantic import ValidationError
 
+from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, jobfile, slurm_queue
 from distmm.submit.schema import Run, Slurm, Workers
@@ -97,7 +98,7 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
         "memory": f"{workers.memory_each * workers.per_node} B",
         "job_cpu": workers.cpus,
         "job_mem": f"{parse_bytes(workers.memory) // 2**20}M",
-        "walltime": str(-(-int(parse_timedelta(run.walltime)) // 60)),
+        "walltime": str(-(-int(seconds(run.walltime)) // 60)),
         "queue": slurm.partition or None,
         "account": slurm.account or None,
         "interface": workers.interface or None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -10,14 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dask.utils import parse_timedelta
-
 from distmm import tls
+from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
-from distmm.submit.schema import Job
+from distmm.submit.patience import NoAnswerError, Patience
+from distmm.submit.schema import Job, Kubernetes
 
-__all__ = ["follow", "submit"]
+__all__ = ["attach", "follow", "submit"]
 
 POLL_SECONDS = 3.0
 
@@ -41,41 +42,69 @@ def submit(job: Job) -> None:
             Path(job.run.folder).mkdir(parents=True, exist_ok=True)
             tls.create(certificates)
         tls.check(certificates)
+    _refuse_missing(job)
     _make_way(job)
-    _kubectl(job, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
+    _kubectl(job.kubernetes.namespace, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
     # The policy had to be there before the first pod. It is applied again with the job as its owner.
     left = [policy]
     if certificates is not None:  # pods wait for it
         contents = {what: Path(path).read_text() for what, path in certificates.items()}
         left.append(manifests.secret(job, contents))
-    owner = _get(job, "daskjob", job.run.name)["metadata"]["uid"]
-    _kubectl(job, "apply", "-f", "-", text=manifests.dump([manifests.owned(one, job, owner) for one in left]))
+    owner = _get(job.kubernetes.namespace, "daskjob", job.run.name)["metadata"]["uid"]
+    _kubectl(
+        job.kubernetes.namespace,
+        "apply",
+        "-f",
+        "-",
+        text=manifests.dump([manifests.owned(one, job, owner) for one in left]),
+    )
+
+
+def _refuse_missing(job: Job) -> None:
+    """Refuse a claim or a Secret that is not there. Who may not look at them is not refused."""
+    options = job.kubernetes
+    for key, kind, name in (("claim", "persistentvolumeclaim", options.claim), ("secret", "secret", options.secret)):
+        if not name:
+            continue
+        try:
+            _get(options.namespace, kind, name)
+        except InputError as error:
+            if "(NotFound)" in str(error):
+                raise InputError(
+                    f"kubernetes.{key} = {name!r}: namespace {options.namespace} has no such {kind}; make it first, or "
+                    f"give another"
+                ) from error
+            if "(Forbidden)" not in str(error):
+                raise
 
 
 def _make_way(job: Job) -> None:
     """Remove what an earlier run of the same name has left; refuse while it runs."""
-    pods = _get(job, "pods", "--selector", f"dask.org/cluster-name={job.run.name}")["items"]
-    left = _get(job, "daskjobs", "--field-selector", f"metadata.name={job.run.name}")["items"]
-    if left and _ended(_runner(job, pods)) is None:
+    pods = _get(job.kubernetes.namespace, "pods", "--selector", f"dask.org/cluster-name={job.run.name}")["items"]
+    left = _get(job.kubernetes.namespace, "daskjobs", "--field-selector", f"metadata.name={job.run.name}")["items"]
+    if left and _ended(_runner(job.run.name, pods)) is None:
         raise InputError(
             f"daskjob {job.run.name} is there already, and has not ended: give another run.name, or end it with "
             f"kubectl -n {job.kubernetes.namespace} delete daskjob {job.run.name}"
         )
     if left:
-        _kubectl(job, "delete", "daskjob", job.run.name)
+        _kubectl(job.kubernetes.namespace, "delete", "daskjob", job.run.name)
 
 
-def _runner(job: Job, pods: list[dict[str, Any]]) -> dict[str, Any]:
+def _runner(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
     """Find the client's pod."""
-    return next((pod for pod in pods if pod["metadata"]["name"] == f"{job.run.name}-runner"), {})
+    return next((pod for pod in pods if pod["metadata"]["name"] == f"{name}-runner"), {})
 
 
 def follow(job: Job, say: Say) -> int:
     """Report the states and the log of a job until it ends.
 
+    Ten minutes without an answer of the cluster are waited for.
+
     Parameters
     ----------
     job : Job
+        Of which the name and the table ``[kubernetes]`` are used.
     say : callable
         Takes each line.
 
@@ -89,27 +118,37 @@ def follow(job: Job, say: Say) -> int:
     InputError
         For a job that can never start. It is deleted, so that its pods hold no GPU while they wait for others.
     """
-    name, started, before = job.run.name, time.monotonic(), ""
-    patience = float(parse_timedelta(job.kubernetes.start_timeout))
-    shown = 0
+    return _follow(job.kubernetes.namespace, job.run.name, seconds(job.kubernetes.start_timeout), say)
+
+
+def attach(job: str, say: Say) -> int:
+    """Follow ``NAMESPACE/NAME``, a job that was submitted before, as `follow`; without a namespace it is "default"."""
+    namespace, _, name = job.rpartition("/")
+    return _follow(namespace or Kubernetes().namespace, name, seconds(Kubernetes().start_timeout), say)
+
+
+def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:
+    started, before = time.monotonic(), ""
+    shown, again = 0, f"distmm submit --follow {namespace}/{name}"
+    patience = Patience("the cluster", again, say, POLL_SECONDS)
     while True:
-        found = _get(job, "daskjob", name)
-        pods = _get(job, "pods", "--selector", f"dask.org/cluster-name={name}")["items"]
-        runner = _runner(job, pods)
+        found = patience.ask(lambda: _get(namespace, "daskjob", name))
+        pods = patience.ask(lambda: _get(namespace, "pods", "--selector", f"dask.org/cluster-name={name}")["items"])
+        runner = _runner(name, pods)
         if (current := diagnosis.summary(found, pods)) != before:
             say(f"daskjob {name}: {current}")
             before = current
         if "phase" in runner.get("status", {}) and runner["status"]["phase"] != "Pending":
-            lines = _kubectl(job, "logs", f"{name}-runner", check=False).splitlines()
+            lines = _kubectl(namespace, "logs", f"{name}-runner", check=False).splitlines()
             for line in lines[shown:]:
                 say(line)
-            shown = len(lines)
+            shown = max(shown, len(lines))  # none where the cluster does not answer
         # The pod's own state: the operator's may stay Running (dask-kubernetes issue 975).
         if (code := _ended(runner)) is not None:
             return code
-        events = _get(job, "events")["items"]
-        if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, patience):
-            _kubectl(job, "delete", "daskjob", name, "--wait=false")
+        events = patience.ask(lambda: _get(namespace, "events")["items"])
+        if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, start_timeout):
+            _kubectl(namespace, "delete", "daskjob", name, "--wait=false")
             raise InputError(f"daskjob {name} can never start and was deleted: {reason}")
         time.sleep(POLL_SECONDS)
 
@@ -124,17 +163,18 @@ def _ended(runner: dict[str, Any]) -> int | None:
     return int(ends[0]) if ends else 75
 
 
-def _get(job: Job, *what: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_kubectl(job, "get", *what, "-o", "json"))
+def _get(namespace: str, *what: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(_kubectl(namespace, "get", *what, "-o", "json"))
     return found
 
 
-def _kubectl(job: Job, *words: str, text: str | None = None, check: bool = True) -> str:
-    command = ["kubectl", "--namespace", job.kubernetes.namespace, *words]
+def _kubectl(namespace: str, *words: str, text: str | None = None, check: bool = True) -> str:
+    command = ["kubectl", "--namespace", namespace, *words]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        message = done.stderr.strip()
+        message = done.stderr.strip().rpartition("\n")[2]  # the lines before repeat it
         if "no matches for kind" in message and "Dask" in message:
             message += "; the Dask operator is not installed: see deploy/kubernetes/README.md"
-        raise InputError(f"kubectl {words[0]}: {message}")
+        permanent = re.search(r"\((NotFound|Forbidden|Unauthorized|Invalid|BadRequest)\)|no matches for kind", message)
+        raise (InputError if permanent else NoAnswerError)(f"kubectl {words[0]}: {message}")
     return done.stdout

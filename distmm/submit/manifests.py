@@ -10,9 +10,10 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 
 from distmm import tls
+from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
@@ -26,7 +27,6 @@ Manifest = dict[str, Any]
 USER = 1000  # of the image, see deploy/docker
 COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
 SCHEDULER_PORTS = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
-WORKER_PORTS = {"http-dashboard": WORKER_HTTP}
 TLS_FOLDER = "/etc/distmm/tls"
 
 # What the scheduler and the client need; neither holds a block.
@@ -41,9 +41,16 @@ def job(job: Job) -> list[Manifest]:
     Raises
     ------
     InputError
-        For a matrix that pods would not see: one that is neither a URL nor below ``kubernetes.mount``.
+        For a matrix that pods would not see: one that is neither a URL nor below ``kubernetes.mount``; and for keys
+        that mean nothing here.
     """
     product = job.product
+    for key in ("walltime", "restarts"):
+        if key in job.run.model_fields_set:
+            raise InputError(
+                f"run.{key} = {getattr(job.run, key)!r}: pods have no walltime, and no restarts after it; leave it "
+                f"out. A pod that is deleted has run.grace to stop, and submitting again goes on"
+            )
     for key in ("a", "b", "c"):
         path = getattr(product, key)
         if "://" not in path and PurePosixPath(job.kubernetes.mount) not in PurePosixPath(path).parents:
@@ -55,7 +62,7 @@ def job(job: Job) -> list[Manifest]:
         raise InputError("C would be lost with its pod: set kubernetes.claim to the PersistentVolumeClaim for it")
     address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
     # Nodes may have to be added and the image be pulled first.
-    patience = int(parse_timedelta(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
+    patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
     command += ["--overwrite"] if product.overwrite else []
@@ -125,7 +132,8 @@ def _cluster_spec(job: Job) -> Manifest:
     worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
     worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
-    worker += [*no_pages, "--dashboard-address", f":{WORKER_HTTP}"]
+    # Each worker of a pod answers on a port of its own (`distmm.telemetry.worker_ports`).
+    worker += [*no_pages, "--dashboard-address", "127.0.0.1:0", "--preload", "distmm.telemetry.worker_ports"]
     if gpu:
         worker += gpu_worker_setup.worker_options()
     else:
@@ -149,9 +157,14 @@ def _cluster_spec(job: Job) -> Manifest:
         },
         "worker": {
             "replicas": workers.nodes,
-            "spec": {**_pod(job, "worker", worker, node, WORKER_PORTS), **_for_workers(job)},
+            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_for_workers(job)},
         },
     }
+
+
+def _worker_ports(job: Job) -> dict[str, int]:
+    """Name the ports of a pod's workers: the first one's is probed, all are scraped."""
+    return {"http-dashboard" if n == 0 else f"http-{n}": WORKER_HTTP + n for n in range(job.workers.per_node)}
 
 
 def _pod(
@@ -170,6 +183,8 @@ def _pod(
         **dashboard_access.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
+    if name == "worker":
+        environment["DASK_DISTMM__WORKER_PORTS"] = f"{WORKER_HTTP}-{WORKER_HTTP + job.workers.per_node - 1}"
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": {}},
@@ -249,9 +264,10 @@ def _for_workers(job: Job) -> Manifest:
 
 
 def _policy(job: Job) -> Manifest:
-    """Let the pods of the cluster talk to each other, to DNS, and to an object store if there is one; nobody else in.
+    """Let the pods of the cluster talk to each other, to DNS, and to an object store if there is one.
 
-    A Dask scheduler runs what it is sent. The dashboard is reached by ``kubectl port-forward``, which needs no rule.
+    Nobody else comes in, but for a Prometheus that the job file names. A Dask scheduler runs what it is sent. The
+    dashboard is reached by ``kubectl port-forward``, which needs no rule.
     """
     own = {"podSelector": {"matchLabels": {"dask.org/cluster-name": job.run.name}}}
     egress: list[Manifest] = [
@@ -261,7 +277,12 @@ def _policy(job: Job) -> Manifest:
     if any("://" in path for path in (job.product.a, job.product.b, job.product.c)):
         egress.append({"ports": [{"protocol": "TCP", "port": 443}]})
     ingress: list[Manifest] = [{"from": [own]}]
+    last = max(_worker_ports(job).values())
+    pages = [{"protocol": "TCP", "port": DASHBOARD}, {"protocol": "TCP", "port": WORKER_HTTP, "endPort": last}]
     if job.run.dashboard == "all":
-        ingress.append({"ports": [{"protocol": "TCP", "port": DASHBOARD}, {"protocol": "TCP", "port": WORKER_HTTP}]})
+        ingress.append({"ports": pages})
+    elif job.kubernetes.monitoring:
+        namespace = {"matchLabels": {"kubernetes.io/metadata.name": job.kubernetes.monitoring}}
+        ingress.append({"from": [{"namespaceSelector": namespace}], "ports": pages})
     spec = {**own, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(job), "spec": spec}

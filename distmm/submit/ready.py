@@ -93,7 +93,8 @@ def _dashboard(port: int) -> str:
 
 def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
     """Wait, print, and replace this process by the command."""
-    signal.signal(signal.SIGTERM, _nothing_lost)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _nothing_lost)
     try:
         dashboard = wait(scheduler, int(count), float(seconds))
         print(f"distmm: {count} worker(s); {dashboard}", flush=True)  # noqa: T201

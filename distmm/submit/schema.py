@@ -7,10 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 
-from dask.utils import parse_bytes, parse_timedelta
+from dask.utils import parse_bytes
 from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
+from distmm.durations import seconds
 from distmm.planning.precision import Precision
 from distmm.worker import gpu_worker_setup
 
@@ -60,7 +61,7 @@ Path = Annotated[str, _check(_is_safe, PATH_RULE)]
 Name = Annotated[str, _matching(NAME, NAME_RULE)]
 NameOrNone = Annotated[str, _matching(f"|{NAME}", NAME_RULE)]
 Size = Annotated[str, _check(lambda text: parse_bytes(text) >= 2**20, "a size of a megabyte or more, such as 480GB")]
-Duration = Annotated[str, _check(lambda text: parse_timedelta(text) >= 1, "a time such as 90m or 12h")]
+Duration = Annotated[str, _check(lambda text: seconds(text) >= 1, "a time such as 90m, 12h or 04:00:00")]
 Word = Annotated[str, _matching(r"[A-Za-z0-9_.,:+-]{0,200}", "letters, digits and _ . , : + - only")]
 Constraint = Annotated[str, _matching(NODES, "an expression of node features, without spaces")]
 Image = Annotated[str, _matching(IMAGE, "an image such as registry/distmm:1.0 or distmm@sha256:...")]
@@ -158,6 +159,7 @@ class Kubernetes(Table):
     spot: Label = ""  # label and taint of nodes that may be taken away: workers run there too
     node_label: Label = ""  # nodes for the workers
     start_timeout: Duration = "10m"  # for pods that no node can take
+    monitoring: NameOrNone = ""  # namespace of a Prometheus that may read the figures of the pods
 
 
 class Job(Table):
@@ -189,7 +191,7 @@ class Job(Table):
 
     def seconds(self, key: Literal["walltime", "grace"]) -> int:
         """Return ``[run]`` ``walltime`` or ``grace`` in seconds."""
-        return int(parse_timedelta(getattr(self.run, key)))
+        return int(seconds(getattr(self.run, key)))
 
     def command(self) -> list[str]:
         """Return the arguments of ``distmm`` that compute the product or resume it, without the cluster's options.

@@ -11,13 +11,20 @@ from pathlib import Path
 
 from distmm import tls
 from distmm.errors import InputError
+from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job
-from distmm.submit.slurm_queue import ENDED, NEVER, POLL_SECONDS
+from distmm.submit.slurm_queue import ANSWER_SECONDS, ENDED, NEVER, POLL_SECONDS
 from distmm.submit.slurm_script import RESUMABLE, render
 
-__all__ = ["follow", "submit"]
+__all__ = ["attach", "check_program", "follow", "submit"]
 
 Say = Callable[[str], None]
+
+
+def check_program() -> None:
+    """Refuse a machine without Slurm."""
+    if shutil.which("sbatch") is None:
+        raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
 
 
 def submit(job: Job, *, python: str | None = None) -> str:
@@ -33,8 +40,7 @@ def submit(job: Job, *, python: str | None = None) -> str:
     InputError
         Without Slurm, for a folder that cannot be written, and for whatever Slurm refuses.
     """
-    if shutil.which("sbatch") is None:
-        raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
+    check_program()
     folder = Path(job.run.folder)
     certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
@@ -52,6 +58,8 @@ def submit(job: Job, *, python: str | None = None) -> str:
 
 def follow(job: Job, number: str, say: Say) -> int:
     """Report the states and the log of a job until it ends.
+
+    Ten minutes without an answer of Slurm are waited for.
 
     Parameters
     ----------
@@ -71,12 +79,42 @@ def follow(job: Job, number: str, say: Say) -> int:
     InputError
         For a job that can never start; it is taken from the queue.
     """
-    log = _tail(Path(job.run.folder) / f"{job.run.name}-{number}.log")
-    before = ""
+    asks = (
+        f" The job asks for {job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime "
+        f"{job.run.walltime}, partition {job.slurm.partition or 'of the site'}: compare with sinfo"
+    )
+    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, asks)
+
+
+def attach(number: str, say: Say) -> int:
+    """Follow a job that was submitted before; as `follow`, with the path of its log from Slurm.
+
+    Raises
+    ------
+    InputError
+        Also for a number that Slurm does not know, or no longer.
+    """
+    shown = _patience(number, say).ask(lambda: _show(number))
+    if shown is None:
+        raise InputError(
+            f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Its log is "
+            f"NAME-{number}.log in its run.folder"
+        )
+    return _follow(number, Path(shown["StdOut"]), say, "")
+
+
+def _patience(number: str, say: Say) -> Patience:
+    return Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
+
+
+def _follow(number: str, path: Path, say: Say, asks: str) -> int:
+    log, before, patience = _tail(path), "", _patience(number, say)
     while True:
-        shown = _show(number)
+        shown = patience.ask(lambda: _show(number))
         for line in next(log):
             say(line)
+        if shown is None:
+            return _code_of_forgotten(number, path)
         state, reason = shown["JobState"], shown["Reason"]
         current = f"{state.lower()} ({reason})" if reason != "None" else state.lower()
         if current != before:
@@ -85,17 +123,22 @@ def follow(job: Job, number: str, say: Say) -> int:
             before = current
         if state == "PENDING" and NEVER.fullmatch(reason):
             _run("scancel", number)
-            raise InputError(
-                f"job {number} can never start: {reason}; it was taken from the queue. The job asks for "
-                f"{job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime {job.run.walltime}, "
-                f"partition {job.slurm.partition or 'of the site'}: compare with sinfo"
-            )
+            raise InputError(f"job {number} can never start: {reason}; it was taken from the queue.{asks}")
         if state in ENDED:
             time.sleep(POLL_SECONDS)  # the log's last lines may still be on their way through a shared file system
             for line in next(log):
                 say(line)
             return _exit_code(state, shown["ExitCode"])
         time.sleep(POLL_SECONDS)
+
+
+def _code_of_forgotten(number: str, log: Path) -> int:
+    """Return the exit code that a job has left beside its log; without one, it was ended from outside."""
+    left = log.with_suffix(".exit")
+    try:
+        return int(left.read_text())
+    except (OSError, ValueError):
+        return RESUMABLE
 
 
 def _exit_code(state: str, pair: str) -> int:
@@ -106,9 +149,25 @@ def _exit_code(state: str, pair: str) -> int:
     return code or RESUMABLE  # cancelled, timed out, preempted, or its node failed
 
 
-def _show(number: str) -> dict[str, str]:
-    """Ask for a job; Slurm forgets it some minutes after its end."""
-    return dict(re.findall(r"(\w+)=(\S*)", _run("scontrol", "--oneliner", "show", "job", number)))
+def _show(number: str) -> dict[str, str] | None:
+    """Ask for a job; None for one that Slurm does not know, or has forgotten some minutes after its end.
+
+    Raises
+    ------
+    NoAnswerError
+        If Slurm does not say.
+    """
+    asked = ["scontrol", "--oneliner", "show", "job", number]
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        raise NoAnswerError(f"{' '.join(asked)}: no answer within {ANSWER_SECONDS:.0f} s") from error
+    found = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+    if "JobState" in found:
+        return found
+    if "Invalid job id" in done.stderr:
+        return None
+    raise NoAnswerError(f"{' '.join(asked)}: {done.stderr.strip() or done.stdout.strip() or 'it says nothing'}")
 
 
 def _tail(path: Path) -> Iterator[list[str]]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from distmm.errors import InputError
 
-__all__ = ["ENDED", "NEVER", "POLL_SECONDS", "Entry", "check_answers", "entries", "queued"]
+__all__ = ["ANSWER_SECONDS", "ENDED", "NEVER", "POLL_SECONDS", "Entry", "check_answers", "entries", "queued"]
 
 # Each look is one question to slurmctld, which serves the whole site.
 POLL_SECONDS = 2.0

@@ -24,12 +24,16 @@ SCRIPT = """\
 # Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
 # and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
 # it again to go on.
+exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
 umask 077
 python={python}
 folder={folder}
 run=$folder/{name}-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
 scheduler_file=$run.scheduler.json
+ended=$folder/{name}-$SLURM_JOB_ID.exit
+of_slurm=$folder/{name}-$SLURM_JOB_ID.slurm
+rm -f "$ended"
 
 # Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
@@ -45,32 +49,50 @@ network=(--protocol "$protocol" ${{interface:+--interface "$interface"}})
 # Scheduler and client run beside the workers of the first node (--overlap); only the workers' step takes {resource}.
 one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-per-task=1{no_gpus})
 
-"${{one[@]}}" --job-name=scheduler "$python" -m dask scheduler --port 0 --scheduler-file "$scheduler_file" \\
-    "${{network[@]}}" {dashboard} &
+# Runs the workers of a node. A process that dies is started again, three times at most: its node would be idle. USR1
+# ends it: for TERM to a step, Slurm writes an error into the log.
+keep='exec 2>&1
+ending=
+trap ending=yes INT TERM
+trap "ending=yes; kill -TERM \\$process 2>/dev/null" USR1
+for start in 1 2 3 4; do
+    (trap "" USR1; exec "$@" --name "$SLURMD_NODENAME") & process=$!
+    while kill -0 $process 2>/dev/null; do wait $process; code=$?; done
+    [ -z "$ending" ] && [ "$code" -ne 0 ] || exit 0
+    echo "distmm: the workers of $SLURMD_NODENAME have ended with code $code"
+    sleep 3
+done
+exit "$code"'
+# Runs a command whose process, on this node, the script can signal. For a code that is not 0 srun would write an error.
+known='trap "" USR1; "$@" 2>&1 & echo $! >"$0.pid"; trap : INT TERM
+while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; echo "$code" >"$0.code"'
+
+"${{one[@]}}" --job-name=scheduler bash -c "$known" "$run.scheduler" \\
+    "$python" -m dask scheduler --port 0 --scheduler-file "$scheduler_file" "${{network[@]}}" {dashboard} \\
+    2>>"$of_slurm" &
 scheduler=$!
 
 # {shape}
 srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-task={cpus}{gpus} --job-name=workers \\
-    bash -c 'exec "$@" --name "$SLURMD_NODENAME"' worker \\
+    bash -c "$keep" worker \\
     "$python" -m dask {worker} --scheduler-file "$scheduler_file" "${{network[@]}}" \\
-    --nthreads {worker_threads} --memory-limit {memory} {dashboard} \\
-    {worker_options} &
+    --nthreads {worker_threads} --memory-limit {memory} {worker_pages} \\
+    {worker_options} 2>>"$of_slurm" &
 workers=$!
 
 # Waits for {count} worker(s), prints how to reach the dashboard, and then runs the product.
-"${{one[@]}}" --job-name=client "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
-    {command} --cluster "$scheduler_file"{overwrite} &
+"${{one[@]}}" --job-name=client bash -c "$known" "$run.client" \\
+    "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
+    {command} --deadline {deadline}s --cluster "$scheduler_file"{overwrite} \\
+    2>>"$of_slurm" &
 client=$!
 
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() {{ kill -0 "$1" 2>/dev/null; }}
-# TERM goes to the step itself: srun would kill what it started.
+# The client runs on this node. TERM goes to itself: srun would kill it.
 stop_client() {{
-    step=$(squeue --noheader --steps --jobs "$SLURM_JOB_ID" --format "%j %i" | awk '$1 == "client" {{print $2}}')
-    [ -n "$step" ] || return
-    scancel --signal=TERM "$step" 2>/dev/null    # fails even if it has signalled; a second TERM would kill
-    stopped=yes
+    [ -s "$run.client.pid" ] && kill -TERM "$(<"$run.client.pid")" && stopped=yes
 }}
 
 # Waits until the first of them ends: without scheduler or workers the client would wait for ever.
@@ -86,23 +108,31 @@ if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
     echo "distmm: the $lost ended before the product; why is said above"
 fi
-scancel --signal=TERM "$SLURM_JOB_ID" 2>/dev/null    # all remaining steps, if any
+[ -z "$lost" ] || stop_client
+scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
 wait "$client"
-code=$?
+code=$(cat "$run.client.code" 2>/dev/null || echo {killed})
 [ -z "$lost" ] || code={resumable}
-wait "$workers" "$scheduler"
-rm -f "$scheduler_file"
+[ "$SECONDS" -lt {deadline} ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
+wait "$workers"
+[ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
+wait "$scheduler"
+rm -f "$scheduler_file" "$run".{{scheduler,client}}.{{pid,code}}
+[[ $code$lost == 0 || $code$lost == {resumable} ]] || cat "$of_slurm"
 
 # A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
 preempted() {{
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }}
-if {{ [ -n "$warned" ] || preempted; }} && [ "$code" -eq {resumable} ] &&
-    [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-    echo "distmm: requeued, to go on with what is missing"
-    scontrol requeue "$SLURM_JOB_ID"
+if [ "$code" -eq {resumable} ] && {{ [ -n "$warned" ] || preempted; }}; then
+    if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+        echo "distmm: requeued, to go on with what is missing"
+        scontrol requeue "$SLURM_JOB_ID" && exit "$code"
+    fi
+    echo "distmm: not requeued: run.restarts is {restarts}; submit it again to go on"
 fi
+echo "$code" >"$ended"    # Slurm forgets a job some minutes after its end
 exit "$code"
 """
 
@@ -113,6 +143,9 @@ PATIENCE_SECONDS = 600
 # Exit code of a job that was stopped, or has lost its scheduler or workers, with all finished work kept (EX_TEMPFAIL of
 # sysexits.h).
 RESUMABLE = 75
+
+# Exit code of a job whose client was killed: 128 and the number of SIGKILL, as in shells.
+KILLED = 137
 
 
 def render(job: Job, *, python: str = sys.executable) -> str:
@@ -146,6 +179,9 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         resource="the GPUs" if gpu else "the cores",
         no_gpus=" --gres=none" if gpu else "",
         dashboard=f"{no_pages}--dashboard-address {address}",
+        # Prometheus reads the figures of workers at their nodes; their pages are another matter.
+        worker_pages=f"{'' if job.run.dashboard == 'all' else '--no-dashboard '}--dashboard-address :0",
+        deadline=60 * _minutes(job) - job.seconds("grace"),
         shape=_shape(job),
         nodes=workers.nodes,
         cpus=workers.cpus,
@@ -160,6 +196,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         # Only the first start begins anew; a restart resumes.
         overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
+        killed=KILLED,
         restarts=job.run.restarts,
     )
 
@@ -189,7 +226,7 @@ def _fabric(job: Job) -> list[str]:
 def _directives(job: Job) -> Iterator[str]:
     """Write the ``#SBATCH`` lines."""
     run, workers, slurm = job.run, job.workers, job.slurm
-    minutes = -(-job.seconds("walltime") // 60)
+    folder = run.folder.replace("%", "%%")
     options = {
         "job-name": run.name,
         "nodes": workers.nodes,
@@ -197,10 +234,11 @@ def _directives(job: Job) -> Iterator[str]:
         "cpus-per-task": workers.cpus,
         "mem": f"{parse_bytes(workers.memory) // 2**20}M",
         "gres": _gres(job) if workers.device == "gpu" else slurm.gres,
-        "time": minutes,
+        "time": _minutes(job),
         "signal": f"B:USR1@{job.seconds('grace')}",
         "open-mode": "append",
-        "output": f"{run.folder.replace('%', '%%')}/{run.name}-%j.log",
+        "output": f"{folder}/{run.name}-%j.log",
+        "error": f"{folder}/{run.name}-%j.slurm",
         "partition": slurm.partition,
         "account": slurm.account,
         "qos": slurm.qos,
@@ -211,6 +249,11 @@ def _directives(job: Job) -> Iterator[str]:
     yield "#SBATCH --requeue"
     if slurm.exclusive:
         yield "#SBATCH --exclusive"
+
+
+def _minutes(job: Job) -> int:
+    """Return the walltime as Slurm counts it."""
+    return -(-job.seconds("walltime") // 60)
 
 
 def _quoted(value: object) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -16,14 +17,16 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from distributed import Client, LocalCluster
 from typer.testing import CliRunner
 
 from distmm import tls
 from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import jobfile, kubernetes, manifests
+from distmm.submit import jobfile, kubernetes, manifests, patience
 from tests.deploy.ports import free_ports
+from tests.scraping import scraping
 from tests.until import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -201,14 +204,14 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
     assert certificates is not None
     os.mkdir(job.run.folder)
     tls.create(certificates)
-    comm, page, worker_page = free_ports(3)
+    comm, page, worker_page, other_page = free_ports(4)
     names = {
         "/data": str(tmp_path),
         manifests.TLS_FOLDER: f"{job.run.folder}/product.tls",
         "product-scheduler.default.svc:8786": f"127.0.0.1:{comm}",
         "$(DASK_WORKER_NAME)": "product-default-worker-1",
         ":8787": f"127.0.0.1:{page}",
-        ":8788": f"127.0.0.1:{worker_page}",
+        "8788-8789": f"{worker_page}-{other_page}",
     }
 
     def there(text: str) -> str:
@@ -231,7 +234,7 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
         client = start(manifest["spec"]["job"]["spec"])
         running.append(client)
         until(lambda: _healthy(page))
-        until(lambda: _healthy(worker_page))
+        until(lambda: _healthy(worker_page) and _healthy(other_page))
         assert client.wait(200) == 0
     finally:
         for process in reversed(running):
@@ -249,14 +252,65 @@ def _healthy(port: int) -> bool:
         return False
 
 
+@pytest.mark.slow
+def test_prometheus_reaches_each_of_eight_workers_of_a_pod_by_the_ports_that_it_declares(
+    job: jobfile.Job, tmp_path: Path
+) -> None:
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("no Prometheus here: apt-get install prometheus")
+    many = job.model_copy(update={"workers": job.workers.model_copy(update={"per_node": 8, "memory": "8GB"})})
+    pod = manifests.job(many)[1]["spec"]["cluster"]["spec"]["worker"]["spec"]
+    (container,) = pod["containers"]
+    monitor = yaml.safe_load((DEPLOY / "monitor.yaml").read_text())
+    scraped = [endpoint["port"] for endpoint in monitor["spec"]["podMetricsEndpoints"]]
+    declared = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert [declared[name] for name in scraped] == list(range(8788, 8796))
+    first, *_ = ports = free_ports(8)
+    environment = {entry["name"]: entry["value"] for entry in container["env"] if "TLS" not in entry["name"]}
+    assert environment["DASK_DISTMM__WORKER_PORTS"] == "8788-8795"
+    root = Path(__file__).parents[2]
+    environment |= {"DASK_DISTMM__WORKER_PORTS": f"{first}-{ports[-1]}", "PATH": os.environ["PATH"]}
+    environment |= {"PYTHONPATH": f"{root}:{root / 'kernels'}", "DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "False"}
+    with LocalCluster(n_workers=0, dashboard_address=":0") as cluster, Client(cluster) as client:
+        words = [word for word in container["command"] if word not in ("--protocol", "tls")]
+        addresses = {"python": sys.executable, "tls://product-scheduler.default.svc:8786": cluster.scheduler_address}
+        command = [addresses.get(word, word.replace("$(DASK_WORKER_NAME)", "pod")) for word in words]
+        with subprocess.Popen(command, env=environment) as workers:
+            try:
+                client.wait_for_workers(8, timeout=120)
+                targets = json.dumps([f"127.0.0.1:{port}" for port in ports])
+                text = "scrape_configs: [{job_name: pod, scrape_interval: 1s, static_configs: [{targets: %s}]}]"
+                with scraping(prometheus, text % targets, tmp_path) as ask:
+                    until(lambda: len(ask("up == 1")) == 8)
+                services = client.scheduler_info(n_workers=-1)["workers"].values()
+                assert sorted(worker["services"]["dashboard"] for worker in services) == ports
+            finally:
+                workers.terminate()
+
+
+def test_prometheus_may_come_in_where_the_job_file_names_its_namespace(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    policy, _ = manifests.job(jobfile.load(tmp_path / "job.toml", ["kubernetes.monitoring=observability"]))
+    check(policy)
+    (_, rule) = policy["spec"]["ingress"]
+    (source,) = rule["from"]
+    assert source["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "observability"}
+    assert rule["ports"][1] == {"protocol": "TCP", "port": 8788, "endPort": 8789}
+    closed, _ = manifests.job(jobfile.load(tmp_path / "job.toml"))
+    assert len(closed["spec"]["ingress"]) == 1
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
         ("product.a=/elsewhere/A.npy", r"product.a = '/elsewhere/A.npy' is not seen by pods"),
         ("kubernetes.claim=", "C would be lost with its pod: set kubernetes.claim"),
+        ("run.walltime=4h", "run.walltime = '4h': pods have no walltime.*leave it out"),
+        ("run.restarts=3", "run.restarts = 3: pods have no walltime.*leave it out"),
     ],
 )
-def test_a_job_whose_matrices_pods_would_not_see_is_refused(tmp_path: Path, change: str, said: str) -> None:
+def test_what_means_nothing_in_pods_is_refused(tmp_path: Path, change: str, said: str) -> None:
     (tmp_path / "job.toml").write_text(JOB)
     with pytest.raises(InputError, match=said):
         manifests.job(jobfile.load(tmp_path / "job.toml", [change]))
@@ -277,6 +331,12 @@ from pathlib import Path
 folder, words = Path({folder!r}), sys.argv[3:]
 with (folder / "asked").open("a") as file:
     print(*words, file=file)
+silent = folder / "silent"
+if silent.exists() and (left := int(silent.read_text())):
+    silent.write_text(str(left - 1))
+    sys.exit("Unable to connect to the server: dial tcp: connection refused")
+if (folder / "missing").exists() and words[:3] == ["get", *(folder / "missing").read_text().split()]:
+    sys.exit(f'Error from server (NotFound): {{words[1]}}s "{{words[2]}}" not found')
 if words[0] == "apply":
     with (folder / "applied").open("a") as file:
         file.write(sys.stdin.read() + "---\\n")
@@ -325,6 +385,17 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
     assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
 
 
+@pytest.mark.parametrize(("key", "kind"), [("claim", "persistentvolumeclaim"), ("secret", "secret")])
+def test_what_pods_would_wait_for_in_vain_is_refused_before_they_are_made(
+    job: jobfile.Job, answers: Path, key: str, kind: str
+) -> None:
+    asked = job.model_copy(update={"kubernetes": job.kubernetes.model_copy(update={key: "keys"})})
+    (answers / "missing").write_text(f"{kind} keys")
+    with pytest.raises(InputError, match=rf"kubernetes.{key} = 'keys': namespace default has no such {kind}"):
+        kubernetes.submit(asked)
+    assert not (answers / "applied").exists()
+
+
 @pytest.mark.parametrize(("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75)])
 def test_a_job_is_followed_to_the_end_of_its_pod(
     job: jobfile.Job, answers: Path, phase: str, code: int | None, outcome: int
@@ -333,6 +404,24 @@ def test_a_job_is_followed_to_the_end_of_its_pod(
     said: list[str] = []
     assert kubernetes.follow(job, said.append) == outcome
     assert said == [f"daskjob product: Running; pods: 1 {phase.lower()}", "Plan", "Done"]
+
+
+def test_a_cluster_that_does_not_answer_for_a_while_ends_nothing(answers: Path) -> None:
+    _answer(answers, "pods", {"items": [_runner("Succeeded", 0)]})
+    (answers / "silent").write_text("3")
+    said: list[str] = []
+    assert kubernetes.attach("default/product", said.append) == 0
+    silence, back, *rest = said
+    assert silence.startswith("the cluster does not answer; asking again for 10 min: kubectl get: Unable to connect")
+    assert back == "the cluster answers again"
+    assert rest == ["daskjob product: Running; pods: 1 succeeded", "Plan", "Done"]
+
+
+def test_a_cluster_that_is_silent_for_ten_minutes_ends_the_wait(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
+    (answers / "silent").write_text("1000")
+    with pytest.raises(InputError, match=r"connection refused; the job may go on.* --follow default/product"):
+        kubernetes.attach("product", lambda line: None)
 
 
 def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, answers: Path) -> None:

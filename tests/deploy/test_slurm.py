@@ -5,11 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from distributed import Client
 from typer.testing import CliRunner
@@ -19,6 +22,7 @@ from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import elastic, jobfile
 from distmm.submit import slurm as batch
+from tests.scraping import scraping
 from tests.until import until
 
 pytestmark = pytest.mark.minutes
@@ -99,6 +103,7 @@ def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_f
     assert np.array_equal(open_matrix(job_file.parent / "C.zarr")[:, :], expected)
     assert "2 worker(s)" in done.output
     assert "ssh -N -L 8787:127.0.0.1:" in done.output
+    assert not WRONG.search(done.output), done.output
 
 
 def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
@@ -121,6 +126,7 @@ def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Pat
     said: list[str] = []
     assert batch.follow(job, number, said.append) == 0, said
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+    assert not WRONG.search(_log(job, number)), _log(job, number)
 
 
 def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: Path, waves: jobfile.Job) -> None:
@@ -139,6 +145,7 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
         assert re.search(rf"{len(kept)} of 64 blocks\s+of\s+C\s+are\s+finished\s+and\s+kept", log.read_text())
     assert batch.follow(waves, number, lambda line: None) == 0
     assert f"64, {len(kept)} of them finished before" in log.read_text()
+    assert not WRONG.search(log.read_text()), log.read_text()
     certificate = json.loads((folder / "C.zarr.certificate.json").read_text())
     assert (len(certificate["runs"]), len(certificate["done"])) == (3, 64)
     # The same markers, with the time and the worker of each block's only writing.
@@ -158,6 +165,7 @@ def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted
     assert number not in _queue()
     kept = _finished(folder)
     assert 0 < len(kept) < 64
+    assert not WRONG.search(_log(waves, number)), _log(waves, number)
     said: list[str] = []
     assert batch.follow(waves, batch.submit(waves), said.append) == 0
     assert f"64, {len(kept)} of them finished before" in "\n".join(said)
@@ -266,6 +274,56 @@ def test_elastic_workers_that_can_never_come_are_not_waited_for(
 
 def _queue() -> set[str]:
     return set(subprocess.run(["squeue", "-h", "-o", "%A"], capture_output=True, text=True, check=True).stdout.split())
+
+
+def test_prometheus_reaches_every_worker_of_a_default_job(slurm: Path, waves: jobfile.Job, tmp_path: Path) -> None:
+    prometheus = shutil.which("prometheus")
+    if prometheus is None:
+        pytest.skip("no Prometheus here: apt-get install prometheus")
+    number = batch.submit(waves)
+    log = Path(waves.run.folder) / f"distmm-{number}.log"
+    _until_log(log, "dashboard on .* port")
+    found = re.search(r"port (\d+)", log.read_text())
+    assert found is not None
+    until(functools.partial(_more, tmp_path, 0), "no block is finished")  # the first product brings the targets
+    shipped = (Path(__file__).parents[2] / "deploy" / "monitoring" / "prometheus.yml").read_text()
+    text = shipped.replace("scheduler:8787", f"127.0.0.1:{found[1]}").replace("15s", "1s")
+    text = text.replace("rule_files:\n  - alerts.yml", "")
+    with scraping(prometheus, text, tmp_path) as ask:
+        until(lambda: len(ask('up{job="distmm-workers"} == 1')) == 2, lambda: str(ask("up")))
+        assert not ask("up == 0")
+    subprocess.run(["scancel", number], check=True)
+    assert batch.follow(waves, number, lambda line: None) == 75
+
+
+def test_a_node_whose_workers_die_gets_others(slurm: Path, waves: jobfile.Job) -> None:
+    folder, number = Path(waves.product.c).parent, batch.submit(waves)
+    until(functools.partial(_more, folder, 0), "no block is finished")
+    (nanny,) = _processes("worker", "--scheduler-file", f"distmm-{number}", "n2")
+    nanny.kill()
+    said: list[str] = []
+    assert batch.follow(waves, number, said.append) == 0
+    assert any("the workers of n2 have ended with code 137" in line for line in said)
+    assert _right(folder)
+
+
+def _processes(*words: str) -> list[psutil.Process]:
+    """Pythons whose command has these words; the last one is its last argument."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            command = process.cmdline()
+            if command[-1:] == [words[-1]] and command[1] == "-m" and all(word in " ".join(command) for word in words):
+                found.append(process)
+    return found
+
+
+# In the log of a run that did not fail there is no traceback and no error; "error  at most ..." is a result.
+WRONG = re.compile(r"Traceback|ERROR|CRITICAL|\b[Ee]rror\b(?! +at most)")
+
+
+def _log(job: jobfile.Job, number: str) -> str:
+    return (Path(job.run.folder) / f"distmm-{number}.log").read_text()
 
 
 def _dashboards(client: Client) -> set[str]:

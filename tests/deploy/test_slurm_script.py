@@ -53,8 +53,14 @@ def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.J
 def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, address: str, tmp_path: Path) -> None:
     job = jobfile.load(DEPLOY / "one_node.toml", [f"run.dashboard={dashboard}"])
     text = slurm_script.render(job)
-    assert text.count(f"--dashboard-address {address} ") == 2
-    assert text.count("--no-dashboard") == 2 * (dashboard == "none")
+    lines = text.replace("\\\n", "").splitlines()
+    (scheduler,), (workers,) = (
+        [line for line in lines if f"-m dask {what} " in line] for what in ("scheduler", "cuda")
+    )
+    assert f"--dashboard-address {address} " in scheduler
+    assert ("--no-dashboard" in scheduler) == (dashboard == "none")
+    assert "--dashboard-address :0 " in workers  # their figures, for Prometheus
+    assert ("--no-dashboard" in workers) == (dashboard != "all")
     assert ("ROUTES='['\"'\"'distributed.http.health'" in text) == (dashboard == "none")
     assert ("DASHBOARD__LINK=http://localhost:8787/status\n" in text) == (dashboard == "localhost")
 
@@ -68,6 +74,16 @@ def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
     for switch, expected in (("localhost", "ssh -N -L 8787:127.0.0.1:4242 -J login gpu3, "), ("none", "no dashboard")):
         with dask.config.set(dashboard_access.settings(switch)):
             assert expected in ready._dashboard(4242)
+
+
+@pytest.mark.parametrize(("walltime", "minutes", "deadline"), [("90s", 2, 100), ("2m", 2, 100), ("01:30:00", 90, 5380)])
+def test_the_client_plans_for_its_allocation_and_stops_no_sooner_than_slurm_warns(
+    walltime: str, minutes: int, deadline: int
+) -> None:
+    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", [f"run.walltime={walltime}", "run.grace=20s"]))
+    assert f"#SBATCH --time={minutes}\n" in text
+    assert f" --deadline {deadline}s " in text
+    assert f'[ "$SECONDS" -lt {deadline} ] || warned=yes' in text
 
 
 def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:

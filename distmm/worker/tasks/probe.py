@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -43,7 +44,10 @@ def probe(
     # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
     # that of the blocks which the worker holds.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
-    more = {"device": "cpu", "memory": max(0, memory), "threads": threads}
+    # Dask's nannies set one thread for BLAS; jobs under Slurm and on Kubernetes set more where a worker has more cores.
+    blas = os.environ.get("OMP_NUM_THREADS", "1")
+    cores = min(threads * int(blas) if blas.isdigit() else threads, os.cpu_count() or 1)
+    more = {"device": "cpu", "memory": max(0, memory), "threads": threads, "cores": max(threads, cores)}
     return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -15,6 +17,7 @@ from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
+from distmm.worker import tasks
 
 
 def shaped(*shape: int, dtype: str = "f4") -> np.ndarray:
@@ -133,3 +136,22 @@ def test_the_search_finds_nearly_the_first_number_that_is_enough(enough: int, fi
 def test_the_search_ends_where_no_number_is_enough() -> None:
     assert few_workers(lambda workers: False, 7) is None
     assert few_workers(lambda workers: True, 7, MOST_WORKERS + 1) is None
+
+
+@pytest.mark.parametrize(
+    ("threads", "blas", "cores"), [(1, "8", 8), (4, "1", 4), (2, None, 2), (2, "2,1", 2), (4, "64", 16)]
+)
+def test_a_cpu_worker_has_the_rate_of_the_cores_that_its_kernels_use(
+    monkeypatch: pytest.MonkeyPatch, threads: int, blas: str | None, cores: int
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if blas is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", blas)
+    worker = SimpleNamespace(
+        state=SimpleNamespace(nthreads=threads), memory_manager=SimpleNamespace(memory_limit=8 * 10**9)
+    )
+    facts = tasks.probe("none", np.dtype("f8"), "highest", None, worker)
+    spec = cluster.spec("cpu", [facts], np.dtype("f8"))
+    assert spec.rate == cores * cluster.RATES[facts["kernel"]]["f8"]
+    assert spec.threads == threads

@@ -14,9 +14,9 @@ import zarr
 from distributed import Client
 
 from distmm import job
+from distmm.durations import seconds
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, folder, lock
-from distmm.job.stop import seconds
 from distmm.planning.plan import Plan
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
 

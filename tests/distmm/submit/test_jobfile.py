@@ -54,6 +54,11 @@ def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_sched
     assert job.workers.memory_each == (900 - 8) * 10**9 // 8
 
 
+@pytest.mark.parametrize("walltime", ["4h", "04:00:00", "240m", "3h60m", "14400"])
+def test_a_walltime_is_written_as_a_deadline_is(write, walltime: str) -> None:
+    assert jobfile.load(write(PRODUCT), [f"run.walltime={walltime}"]).seconds("walltime") == 4 * 3600
+
+
 def test_keys_can_be_set_from_outside(write) -> None:
     changes = ["workers.nodes=4", "run.walltime=8h", "product.transa=true", "slurm.partition=gpu", "product.blocks=500"]
     job = jobfile.load(write(PRODUCT + "[workers]\nnodes = 2\n"), changes)

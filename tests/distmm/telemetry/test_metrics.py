@@ -11,7 +11,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from distmm import matmul, plan
 from distmm.telemetry import metrics
 from distmm.telemetry.events import JOB_TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
+from tests.scraping import scraping
 from tests.until import until
 
 ROOT = Path(__file__).parents[3]
@@ -81,35 +82,11 @@ def query(
     scheduler, folder = urllib.parse.urlsplit(cluster.dashboard_link).netloc, tmp_path_factory.mktemp("prometheus")
     text = (MONITORING / "prometheus.yml").read_text()
     assert text.count("scheduler:8787") == 2
-    (folder / "prometheus.yml").write_text(re.sub(r"\b15s\b", "1s", text.replace("scheduler:8787", scheduler)))
     (folder / "alerts.yml").write_text((MONITORING / "alerts.yml").read_text())
-    arguments = [f"--config.file={folder}/prometheus.yml", f"--storage.tsdb.path={folder}/data"]
-    with (
-        (folder / "log").open("w") as log,
-        subprocess.Popen(
-            [prometheus, *arguments, "--web.listen-address=127.0.0.1:0"], stdout=log, stderr=log
-        ) as process,
-    ):
-        said = (folder / "log").read_text
-
-        def ask(expression: str) -> list[dict[str, Any]]:
-            path = f"http://{address}/api/v1/query?{urllib.parse.urlencode({'query': expression})}"
-            with urllib.request.urlopen(path) as answer:
-                return json.load(answer)["data"]["result"]
-
-        def ready() -> bool:
-            with suppress(urllib.error.HTTPError), urllib.request.urlopen(f"http://{address}/-/ready"):
-                return True
-            return False
-
-        try:
-            listens = re.compile(r'"Listening on" address=(\S+)')
-            address = until(lambda: process.poll() is None and listens.search(said()), said)[1]
-            until(ready, said)
-            until(lambda: len(ask("up == 1")) == 3, said)  # the scheduler, and two workers that it named
-            yield ask
-        finally:
-            process.terminate()
+    configuration = re.sub(r"\b15s\b", "1s", text.replace("scheduler:8787", scheduler))
+    with scraping(prometheus, configuration, folder) as ask:
+        until(lambda: len(ask("up == 1")) == 3)  # the scheduler, and two workers that it named
+        yield ask
 
 
 def expressions() -> list[str]:

@@ -1,0 +1,91 @@
+"""What ``distmm submit`` refuses before it asks a batch system for machines."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from distmm.cli import options
+from distmm.errors import InputError
+
+if TYPE_CHECKING:
+    from distmm.clusters.hardware import Hardware
+    from distmm.submit.schema import Job
+
+__all__ = ["check_packages", "check_product"]
+
+# What the workers' command needs.
+NEEDED = {"gpu": ("distmm", "dask_cuda", "cupy", "rmm"), "cpu": ("distmm",)}
+
+# Prints which packages a Python lacks; none of them is imported, which takes CUDA's libraries seconds.
+LACKING = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
+
+
+def check_product(job: Job, say: Callable[[str], None]) -> None:
+    """Refuse a product of which this machine sees that it cannot be computed; `say` takes what was not checked.
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        See `distmm.job.preflight.preflight`.
+    """
+    from distmm.job.preflight import preflight
+
+    product, seconds = job.product, float(job.seconds("walltime") - job.seconds("grace"))
+    unknown = preflight(
+        product.a, product.b, product.c, transa=product.transa, transb=product.transb, precision=product.precision,
+        kernel=product.kernel or None, blocks=options.edges(product.blocks) if product.blocks else None,
+        plan=product.plan or None, overwrite=product.overwrite, check=product.check, machines=_machines(job),
+        run_seconds=seconds,
+    )  # fmt: skip
+    for what in unknown:
+        say(f"not checked: {what}")
+
+
+def check_packages(job: Job, python: str | None) -> None:
+    """Refuse a job whose workers would lack a package; a Python that is not here is not asked.
+
+    Raises
+    ------
+    InputError
+        With the names of the packages.
+    """
+    needed = NEEDED[job.workers.device]
+    if python is None or shutil.which(python) == sys.executable:
+        lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    elif shutil.which(python) is None:
+        return
+    else:
+        done = subprocess.run([python, "-c", LACKING, *needed], capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise InputError(
+                f"{python}: is no Python that runs here: {done.stderr.strip()[-200:]}; give another --python"
+            )
+        lacking = done.stdout.split()
+    if lacking:
+        where = sys.executable if python is None else python
+        raise InputError(
+            f"workers.device = {job.workers.device!r}, and {where}, which the nodes start, has no "
+            f"{', '.join(lacking)}: install distmm[cuda13] (or cuda12) there, give another --python, or set "
+            f"workers.device = 'cpu'"
+        )
+
+
+def _machines(job: Job) -> Hardware | None:
+    """Return the workers that the job file asks for; None for GPUs of which it does not say the model."""
+    from dataclasses import replace
+
+    from distmm.clusters.gpu_models import MODELS
+    from distmm.clusters.hardware import cpus, gpus
+
+    workers = job.workers
+    if workers.device == "cpu":
+        found = cpus(workers.count, threads=workers.threads, memory=workers.memory_each)
+        return replace(found, cores=max(1, workers.cpus // workers.per_node))
+    named = {part.casefold() for part in job.slurm.gres.split(":")}
+    model = next((name for name in MODELS if name.casefold() in named), None)
+    return None if model is None else gpus(workers.count, model, host_memory=workers.memory_each)

@@ -1,0 +1,111 @@
+"""What can be refused of a job before there is a cluster: before a batch system is asked for machines, for example."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from distmm.api.plan_request import plan_for
+from distmm.api.verify import check_possible
+from distmm.clusters.hardware import Hardware
+from distmm.errors import InputError
+from distmm.job.calls import finished
+from distmm.job.folder import Folder
+from distmm.job.lock import STALE_SECONDS, holder
+from distmm.job.manifest import read_manifest, refuse_changes
+from distmm.job.planning import SPARE, request
+from distmm.job.spec import Check, Spec
+from distmm.planning.precision import Precision
+from distmm.storage import check_output
+from distmm.storage.output import Output
+
+__all__ = ["preflight"]
+
+
+def preflight(
+    a: str,
+    b: str,
+    out: str,
+    *,
+    transa: bool = False,
+    transb: bool = False,
+    precision: Precision = "highest",
+    kernel: str | None = None,
+    blocks: tuple[int, int, int] | None = None,
+    plan: str | None = None,
+    overwrite: bool = False,
+    check: Check = "freivalds",
+    machines: Hardware | None = None,
+    run_seconds: float | None = None,
+) -> Iterator[str]:
+    """Refuse a product that would be refused when it begins; nothing is written.
+
+    What lies behind a URL is not looked at: others may have the right to read it.
+
+    Parameters
+    ----------
+    a, b, out, transa, transb, precision, kernel, blocks, plan, overwrite, check
+        As in `distmm.multiply`; paths that mean the same here and there.
+    machines : Hardware, optional
+        The workers that will be asked for; where they are not known, nobody can say whether the product fits.
+    run_seconds : float, optional
+        How long a run takes before it is stopped.
+
+    Yields
+    ------
+    str
+        What was not checked, and why.
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As `distmm.multiply` would; also for a C that is complete already, and one that another process works on.
+    """
+    remote = [f"{name} ({path})" for name, path in (("A", a), ("B", b), ("C", out)) if "://" in path]
+    if remote:
+        yield f"{' and '.join(remote)}: behind a URL"
+    folder = None if "://" in out else Folder.of(out)
+    if folder is not None:
+        check_output(out, overwrite)
+        _refuse_folder(folder)
+    if "://" in a or "://" in b:
+        return
+    spec = Spec.of(a, b, None, transa=transa, transb=transb, precision=precision, kernel=kernel, check=check)
+    check_possible(check, spec.problem)
+    manifest = None
+    if folder is not None and not overwrite:
+        if folder.exists():
+            refuse_changes(folder, spec, blocks, plan)
+            manifest = read_manifest(folder)
+        elif finished(folder, spec) is not None:
+            raise InputError(
+                f"{folder.target}: is complete, and the result of this very product: nothing is left to do; overwrite "
+                f"(product.overwrite = true) computes it again"
+            )
+    if folder is not None and manifest is None:
+        Output.reserve(folder.target, spec.result.nbytes(spec.problem.shape), overwrite)
+    if machines is None:
+        yield "whether it fits: the machines are not known"
+        return
+    spared = replace(machines, memory=int(machines.memory * (1 - SPARE)))
+    asked = request(spec, "auto", blocks, manifest, plan, run_seconds)
+    made = plan_for(replace(asked, job=None, wishes=replace(asked.wishes, absent=spared)), None)
+    made.validate()
+    made.validate_run()
+
+
+def _refuse_folder(folder: Folder) -> None:
+    """Refuse an output whose folder is missing or read-only, or that another process works on."""
+    parent = os.path.dirname(folder.target)
+    if not os.path.isdir(parent):
+        raise InputError(f"{folder.target}: there is no folder {parent}; make it first (mkdir -p {parent})")
+    for path in (parent, folder.path):
+        if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK):
+            raise InputError(f"{folder.target}: the folder {path} is read-only for you; choose another place")
+    owner = holder(folder.path) if os.path.isdir(folder.path) else None
+    if owner is not None and not owner.stale:
+        raise InputError(
+            f"{folder.path}: another job works on this output: process {owner.pid} on {owner.host}; wait for it, or "
+            f"stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
+        )

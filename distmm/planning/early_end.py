@@ -1,0 +1,91 @@
+"""What a run loses that ends before C is complete, and how short waves must be so that it is little.
+
+The blocks of a wave are finished at the end of their chains, nearly all at once. A run that is stopped, at its walltime
+for example, loses the wave that it was at. So a run of T seconds is planned in waves of T / 7 at most.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Iterator
+
+from distmm.errors import DoesNotFitError
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
+
+__all__ = ["LONG_SECONDS", "doublings_too_long", "largest_share", "refuse", "short_enough"]
+
+# Share of a run that a wave may take. At most a fifth of a run is to be lost, and waves may take 1.4 times as long as
+# predicted.
+WAVE_SHARE = 1 / 7
+
+# A plan is refused where its first blocks are predicted to take so many times as long as a run: predictions have been
+# up to twice too long.
+CERTAINLY_TOO_LONG = 2.0
+
+# Predicted seconds from which on a product is made in such waves, too, where nobody has said how long a run may take:
+# a node may fail. Waves read A and B several times, which a shorter product is not worth.
+LONG_SECONDS = 1800.0
+
+
+def largest_share(schedule: Schedule, by_rows: bool) -> float:
+    """Part of C's blocks that is finished together: those of the largest wave, or with `by_rows` of all its rows."""
+    blocks: Counter[Hashable] = Counter()
+    for wave in schedule.waves:
+        blocks[wave.rows if by_rows else wave.index] += wave.c_blocks
+    return max(blocks.values()) / max(1, blocks.total())
+
+
+def doublings_too_long(wave_seconds: float, run_seconds: float | None) -> int:
+    """How often a wave must be halved until it takes a seventh of a run at most."""
+    if run_seconds is None or wave_seconds <= WAVE_SHARE * run_seconds:
+        return 0
+    return math.ceil(math.log2(wave_seconds / (WAVE_SHARE * run_seconds)))
+
+
+def short_enough(
+    waves: Iterable[tuple[int, int]], problem: Problem, cluster: ClusterSpec, run_seconds: float | None
+) -> Iterator[tuple[int, int]]:
+    """Leave out numbers of waves, down and across, with which the arithmetic of one wave alone takes too long.
+
+    The last one is kept, to say what is missing.
+    """
+    tried = list(waves)
+    seconds = problem.flops / cluster.rate / cluster.workers
+    areas = 1 if problem.symmetry is None else 2  # a square below the diagonal is twice its share of a triangle
+    return (
+        cuts
+        for cuts in tried
+        if cuts == tried[-1] or not doublings_too_long(seconds * min(1, areas / math.prod(cuts)), run_seconds)
+    )
+
+
+def refuse(wave_seconds: float, seconds: float, run_seconds: float, workers: int, edges: tuple[int, int, int]) -> None:
+    """Refuse a plan that cannot finish its first blocks in one run: each run would begin them anew.
+
+    Parameters
+    ----------
+    wave_seconds, seconds : float
+        Of the longest wave, and of all of C, as predicted.
+    run_seconds : float
+        Until a run is stopped.
+    workers : int
+    edges : tuple of int
+        Of the blocks (m, k, n).
+
+    Raises
+    ------
+    DoesNotFitError
+        With these figures.
+    """
+    if wave_seconds <= CERTAINLY_TOO_LONG * run_seconds:
+        return
+    blocks = "x".join(map(str, edges))
+    raise DoesNotFitError(
+        f"a run is stopped after {run_seconds:.3g} s, and by then this plan has finished no block of C: its first ones "
+        f"take about {wave_seconds:.3g} s, all of C {seconds:.3g} s; allow more time (--deadline, or run.walltime), "
+        f"use about {math.ceil(workers * wave_seconds / (WAVE_SHARE * run_seconds))} workers instead of {workers}, or "
+        f"smaller blocks (now {blocks})"
+    )
