@@ -169,6 +169,7 @@ def _head(record: Record | None, now: float) -> str:
         ("from disk", str(f.resumed), False),
         ("failed checks", str(f.refuted), f.refuted > 0),
     ]
+    error = f'<div style="color:{theme.WRONG}">{escape(f.error)}</div>' if f.error else ""
     done = f.done / max(1, f.total)
     bar = (
         f'<div style="min-width:90vw;height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
@@ -183,7 +184,7 @@ def _head(record: Record | None, now: float) -> str:
         + bar
         + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
         + "".join(_tile(*tile) for tile in tiles)
-        + f"</div>{incidents}"
+        + f"</div>{error}{incidents}"
     )
 
 

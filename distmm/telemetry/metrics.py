@@ -16,7 +16,7 @@ from typing import Any, Literal
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from distmm.telemetry.record import Record
+from distmm.telemetry.record import UNDER_WAY, Record
 
 __all__ = ["SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
 
@@ -26,7 +26,7 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
     "distmm_products": ("counter", "", "Products that were begun; a job is one."),
-    "distmm_failures": ("counter", "", "Product tasks that were given up after an error."),
+    "distmm_failures": ("counter", "", "Tasks that failed for good: loads, steps, checks and writes of products."),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
     "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
@@ -91,7 +91,7 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
             yield "distmm_left_seconds", product, figures.left
         yield "distmm_bytes_moved", product, figures.moved
         yield "distmm_bytes_bound", product, figures.bound
-        yield "distmm_running", product, figures.state in ("waiting", "running")
+        yield "distmm_running", product, figures.state in UNDER_WAY
     if records:
         last = records[-1]
         yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.planning.plan import Plan
-from distmm.telemetry.events import Again, Checked, Dropped, Event, Sample, StepRun, Transfer, WorkerLeft
+from distmm.telemetry.events import (
+    Again,
+    Checked,
+    Dropped,
+    Event,
+    Failed,
+    Retried,
+    Sample,
+    StepRun,
+    Transfer,
+    Unwritten,
+    WorkerLeft,
+)
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["Figures", "Incident", "Record"]
+__all__ = ["UNDER_WAY", "Figures", "Incident", "Record"]
+
+# States of a product that is not over. The others: "complete", "failed" and "cancelled".
+UNDER_WAY = ("waiting", "running")
 
 # Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
 MOST_RUNS = 200_000
@@ -31,7 +46,7 @@ class Figures(NamedTuple):
     """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
 
     `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
-    checked and on the disk.
+    checked and on the disk. `error` says what failed first, where the state is "failed".
     """
 
     done: int
@@ -50,6 +65,7 @@ class Figures(NamedTuple):
     resumed: int
     refuted: int
     state: str
+    error: str = ""
 
 
 @dataclass
@@ -114,7 +130,9 @@ class Record:
         self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
         self.refutations = 0
         self.interrupted = 0  # runs that ended without a result and are repeated
-        self.failed = 0  # steps that were given up after an error
+        self.unwritten = 0  # tasks that are still to judge, reduce or write blocks, of those that have come
+        self.failed = 0  # tasks that failed for good, those that were tried again included
+        self.failures: dict[Hashable, str] = {}  # key of each task that has failed, and was not tried again -> why
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
@@ -164,10 +182,15 @@ class Record:
         return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
-    def complete(self) -> bool:
+    def made(self) -> bool:
         """Whether every step that is to be done is done."""
         expected = self.expected
         return bool(expected.any()) and not bool((expected & ~self.done).any())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step is done, and all that judges, reduces and writes the blocks."""
+        return not self.unwritten and self.made
 
     @property
     def progress(self) -> np.ndarray:
@@ -178,7 +201,7 @@ class Record:
         """How far the product is at the time `now`."""
         expected = self.expected
         flops, to_come = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
-        end = self.stopped if (self.complete or self.ended) and self.stopped else now
+        end = self.stopped if self.over and self.stopped else now
         seconds = max(0.0, end - self.started) if self.started is not None else 0.0
         rate = flops / seconds if seconds else 0.0
         return Figures(
@@ -197,8 +220,20 @@ class Record:
             failed=self.failed,
             resumed=int(self.resumed.sum()),
             refuted=int(self.refuted.sum()),
-            state="complete" if self.complete else self.ended or ("running" if self.runs else "waiting"),
+            state=self._state,
+            error=next(iter(self.failures.values()), ""),
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of the product."""
+        return bool(self.failures) or self.complete or bool(self.ended)
+
+    @property
+    def _state(self) -> str:
+        if self.failures:
+            return "failed"
+        return "complete" if self.complete else self.ended or ("running" if self.runs else "waiting")
 
     def _left(self, now: float, to_come: float) -> float:
         if self.pace is None:
@@ -221,11 +256,16 @@ class Record:
                 lane = self.lane(worker)
                 lane.left, lane.lost = time, lane.lost or time
                 self._tell(time, f"worker {worker} lost")
-            case Dropped(time, chain, step, error):
-                if error:
-                    self.failed += 1
-                    self._tell(time, f"{self.block(chain)}, step {step}: {error}")
-                self.ended = "failed" if self.failed else "cancelled"
+            case Dropped():
+                self.ended = "cancelled"
+            case Failed(time, cause, what, error) if cause not in self.failures:
+                self.failed += 1
+                self.failures[cause] = f"{what}: {error}"
+                self._tell(time, self.failures[cause])
+            case Unwritten(tasks):
+                self.unwritten = tasks
+            case Retried(cause=cause):
+                self.failures.pop(cause, None)
             case Sample(worker=worker, received=received):
                 lane = self.lane(worker)
                 lane.received += received

@@ -134,6 +134,22 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     assert telemetry.figures(cluster, product).again > 0  # type: ignore[union-attr]
 
 
+def test_the_page_says_what_has_failed(cluster: Client, browser: Any, pictures: Path) -> None:
+    def read(block: np.ndarray) -> np.ndarray:
+        raise OSError("chunk c/1/1 has 100 bytes, not 2048")
+
+    A = da.ones((64, 64), chunks=32)
+    C = cluster.persist(matmul(A.map_blocks(read, dtype="f8", meta=np.empty((0, 0))), A, client=cluster))
+    browser.open(address(cluster, "/distmm"))
+    browser.until(READY.format("head"))
+    head = browser.until(f"{MODEL.format('head')}.text.includes('100 bytes') && {MODEL.format('head')}.text")
+    assert ">failed<" in head
+    browser.until("Bokeh.documents[0].is_idle")
+    browser.screenshot(pictures / "failed.png")
+    assert browser.errors == []
+    cluster.cancel(C, force=True)
+
+
 @functools.cache
 def synthetic(workers: int, product: str) -> Record:
     """Make the record of a half-finished product: 30 s, lost workers, blocks kept from disk, and a failed check."""

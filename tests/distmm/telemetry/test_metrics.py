@@ -15,6 +15,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import pytest
 from distributed import Client, wait
@@ -160,6 +161,16 @@ def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[
     cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [[0, 2]]})
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
+
+
+def test_a_read_that_fails_is_counted_and_fires_an_alert(
+    cluster: Client, query: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    settle(query, {"distmm_failures_total": 0})  # an increase needs a value before it
+    A = da.from_delayed(dask.delayed(int)("no number", dask_key_name="unreadable"), (8, 8), "f8").rechunk(4)
+    C = cluster.persist(matmul(A, da.ones((8, 8), chunks=4), client=cluster))
+    alert = 'count(ALERTS{alertname="DistmmFailed", alertstate="firing"})'
+    settle(query, {"distmm_failures_total": 1, f'distmm_running{{product="{C.name}"}}': 0, alert: 1})
 
 
 def test_the_shipped_configuration_and_rules_pass_promtool(promtool: str) -> None:
