@@ -6,7 +6,7 @@ Dashboard, Prometheus, progress and report read that record. Times are seconds s
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "Dropped",
     "Event",
     "Failed",
+    "Heard",
     "Retried",
     "Sample",
     "StepRun",
@@ -97,7 +98,15 @@ class Failed:
 class Unwritten:
     """How many tasks that judge, reduce or write blocks of C are still to be done, of those that have come."""
 
+    time: float
     tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """When each worker of the cluster was last heard of, by name."""
+
+    seen: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,4 +147,4 @@ class Checked:
     passed: bool
 
 
-Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Sample | Checked
+Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked

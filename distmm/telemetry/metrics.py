@@ -37,6 +37,14 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_left_seconds": ("gauge", "product", "Time left at the rate so far; absent before the first step."),
     "distmm_bytes_moved": ("gauge", "product", "Bytes of A and B that workers received from one another."),
     "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
+    "distmm_workers": ("gauge", "product", "Workers of the product that are heard of."),
+    "distmm_workers_planned": ("gauge", "product", "Workers of the product's plan."),
+    "distmm_idle_seconds": (
+        "gauge",
+        "product",
+        "Time since the product's last step, check or write; 0 when it is over.",
+    ),
+    "distmm_stalled": ("gauge", "product", "1 while the product stands still: no step for long, or no workers."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
     "distmm_planned_peak_bytes": (
@@ -91,7 +99,12 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
             yield "distmm_left_seconds", product, figures.left
         yield "distmm_bytes_moved", product, figures.moved
         yield "distmm_bytes_bound", product, figures.bound
-        yield "distmm_running", product, figures.state in UNDER_WAY
+        under_way = figures.state in UNDER_WAY
+        yield "distmm_workers", product, figures.workers
+        yield "distmm_workers_planned", product, figures.planned
+        yield "distmm_idle_seconds", product, figures.idle if under_way else 0.0
+        yield "distmm_stalled", product, figures.state == "stalled"
+        yield "distmm_running", product, under_way
     if records:
         last = records[-1]
         yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate

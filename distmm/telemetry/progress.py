@@ -103,6 +103,8 @@ def _pending(client: Client) -> list[Any]:
 
 def describe(f: Figures) -> str:
     """Say the rate so far, the time left and what went wrong, in one line."""
+    if f.state == "stalled":
+        return f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"
     if not f.done and f.state in UNDER_WAY:
         return "starting"
     parts = [units.scaled(f.rate, "FLOP/s")]

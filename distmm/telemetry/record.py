@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.planning.plan import Plan
+from distmm.telemetry import liveness
 from distmm.telemetry.events import (
     Again,
     Checked,
     Dropped,
     Event,
     Failed,
+    Heard,
     Retried,
     Sample,
     StepRun,
@@ -30,7 +32,7 @@ from distmm.telemetry.worker_totals import Lane
 __all__ = ["UNDER_WAY", "Figures", "Incident", "Record"]
 
 # States of a product that is not over. The others: "complete", "failed" and "cancelled".
-UNDER_WAY = ("waiting", "running")
+UNDER_WAY = ("waiting", "running", "stalled")
 
 # Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
 MOST_RUNS = 200_000
@@ -46,7 +48,9 @@ class Figures(NamedTuple):
     """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
 
     `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
-    checked and on the disk. `error` says what failed first, where the state is "failed".
+    checked and on the disk; it is infinite while nothing is known, and while the product is stalled. `error` says what
+    failed first, where the state is "failed". `workers` of `planned` workers are heard of. `idle` is seconds since the
+    product did something, `silent` seconds since the heartbeat of the worker that has sent none for longest.
     """
 
     done: int
@@ -66,6 +70,10 @@ class Figures(NamedTuple):
     refuted: int
     state: str
     error: str = ""
+    workers: int = 0
+    planned: int = 0
+    idle: float = 0.0
+    silent: float = math.inf
 
 
 @dataclass
@@ -139,6 +147,8 @@ class Record:
         self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.incidents: list[Incident] = []
+        self.seen: Mapping[str, float] | None = None  # when the workers of the cluster were last heard of, by name
+        self.advanced = submitted  # when something was last done: a step, a check, a write
         self.started: float | None = None
         self.stopped: float | None = None
         self.pace: Pace | None = None  # of the operations, repeated ones too
@@ -168,8 +178,9 @@ class Record:
         """Totals of a worker."""
         return self.lanes.setdefault(worker, Lane())
 
-    def want(self, chain: int, step: int, owner: str) -> None:
+    def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
         """Count a step that has come to the scheduler."""
+        self._begin_anew(time)
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
         self.lane(owner)
@@ -204,6 +215,10 @@ class Record:
         end = self.stopped if self.over and self.stopped else now
         seconds = max(0.0, end - self.started) if self.started is not None else 0.0
         rate = flops / seconds if seconds else 0.0
+        planned, seen = self.plan.grid.size, self.seen
+        workers = planned if seen is None else liveness.heard_of(planned, self.lanes, seen, now)
+        idle = max(0.0, now - self.advanced)
+        stalled = not self.over and liveness.stalled(workers, idle, self.pace.pause if self.pace else None)
         return Figures(
             done=int(self.done.sum()),
             total=int(expected.sum()),
@@ -212,7 +227,7 @@ class Record:
             flops=flops,
             seconds=seconds,
             rate=rate,
-            left=self._left(now, to_come),
+            left=math.inf if stalled else self._left(now, to_come),
             moved=sum(lane.received for lane in self.lanes.values()),
             bound=self.plan.cost.bytes_bound,
             again=int(self.again.sum()),
@@ -220,8 +235,12 @@ class Record:
             failed=self.failed,
             resumed=int(self.resumed.sum()),
             refuted=int(self.refuted.sum()),
-            state=self._state,
+            state="stalled" if stalled else self._state,
             error=next(iter(self.failures.values()), ""),
+            workers=workers,
+            planned=planned,
+            idle=idle,
+            silent=max((now - at for name, at in (seen or {}).items() if name in self.lanes), default=math.inf),
         )
 
     @property
@@ -248,6 +267,7 @@ class Record:
             case Transfer():
                 self.transfers.append(event)
             case Again(time, chain, step, finished):
+                self._begin_anew(time)
                 self.done[chain, step] = False
                 self.again[chain] += finished
                 self.interrupted += not finished
@@ -262,8 +282,10 @@ class Record:
                 self.failed += 1
                 self.failures[cause] = f"{what}: {error}"
                 self._tell(time, self.failures[cause])
-            case Unwritten(tasks):
-                self.unwritten = tasks
+            case Unwritten(time, tasks):
+                self.unwritten, self.advanced = tasks, max(self.advanced, time)
+            case Heard(seen):
+                self.seen = seen
             case Retried(cause=cause):
                 self.failures.pop(cause, None)
             case Sample(worker=worker, received=received):
@@ -272,6 +294,7 @@ class Record:
                 lane.sample(event)
             case Checked(time, chain, passed):
                 self.certified[chain], self.refuted[chain] = passed, not passed
+                self.advanced = max(self.advanced, time)
                 self.refutations += not passed
                 if self.ends[chain]:
                     after = max(0.0, time - self.ends[chain])
@@ -291,11 +314,17 @@ class Record:
         self.done[run.chain, run.step] = True
         self.owners[run.chain] = run.worker
         self.runs.append(run)
+        self.advanced = max(self.advanced, run.stop)
         self.ends[run.chain] = max(self.ends[run.chain], run.stop)
         self.pace = self.pace or Pace(run.start)
         self.pace.add(run.stop, flops)
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
+
+    def _begin_anew(self, time: float) -> None:
+        """Let the time without work begin now, if there was nothing to do until now."""
+        if time - self.advanced > liveness.STALLED_SECONDS and self.made:
+            self.advanced = time
 
     def _tell(self, time: float, what: str) -> None:
         """Note an incident; equal ones within a moment count as one, since a lost worker interrupts many steps."""

@@ -28,6 +28,7 @@ from distmm.telemetry.events import (
     Device,
     Dropped,
     Failed,
+    Heard,
     Retried,
     Sample,
     StepRun,
@@ -126,12 +127,13 @@ class Telemetry(SchedulerPlugin):
         """Say what a change of a product task's state means."""
         if self.causes and key in self.causes and finish in (*TO_DO, "forgotten"):
             self._another_try(key, finish)
-        if start not in ("released", "processing") and finish not in ("erred", "forgotten"):
+        if finish == "processing" or (start == "memory" and finish == "released"):
             return  # a result that is let go, a task that is sent to its worker: most transitions
         ts = self.scheduler.tasks.get(key)
-        if ts is None or finish == "erred":
-            if ts is not None:
-                self._fail(ts)
+        if ts is None:
+            return
+        if finish == "erred":
+            self._fail(ts)
             return
         if not isinstance(ts.run_spec, ProductTask):
             self._follow(ts, finish)
@@ -176,7 +178,7 @@ class Telemetry(SchedulerPlugin):
             elif product in self.unwritten:
                 self.unwritten[product].discard(ts.key)
             if product in self.records:
-                self.records[product].add(Unwritten(len(self.unwritten[product])))
+                self.records[product].add(Unwritten(time.time(), len(self.unwritten[product])))
             if not self.unwritten[product]:
                 del self.unwritten[product]
 
@@ -215,7 +217,7 @@ class Telemetry(SchedulerPlugin):
         chain, step = _place(record, task)
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
-            record.want(chain, step, self._owner(task))
+            record.want(chain, step, self._owner(task), now)
             arrays = self.arrays[product]
             if task.placement.product not in arrays:
                 arrays |= {task.placement.product, *(operand[0] for operand in task.operands())}
@@ -308,6 +310,9 @@ class Telemetry(SchedulerPlugin):
     def _sample(self) -> None:
         for ws in list(self.scheduler.workers.values()):
             self.take(ws.address, ws.metrics.get(METRIC, {}))
+        heard = Heard({self._name(ws.address): ws.last_seen for ws in self.scheduler.workers.values()})
+        for record in self.active(time.time()):
+            record.add(heard)
 
     def _open(self, record: Record) -> Record:
         # What is there already, resident operands included, is not part of what the plan counts.
@@ -320,7 +325,7 @@ class Telemetry(SchedulerPlugin):
             self.known.pop(product, None)
             self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
         self.records[record.product] = record
-        record.add(Unwritten(len(self.unwritten.get(record.product, ()))))
+        record.add(Unwritten(record.submitted, len(self.unwritten.get(record.product, ()))))
         return record
 
     def _name(self, address: str) -> str:

@@ -23,7 +23,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard, theme
+from distmm.telemetry import dashboard, liveness, theme
 from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
@@ -148,6 +148,33 @@ def test_the_page_says_what_has_failed(cluster: Client, browser: Any, pictures: 
     browser.screenshot(pictures / "failed.png")
     assert browser.errors == []
     cluster.cancel(C, force=True)
+
+
+def test_the_page_says_that_workers_are_stopped_and_when_they_go_on(
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)  # the scheduler is in this process
+    A, B = (da.random.default_rng(seed).random((64, 64), chunks=32) for seed in (5, 6))
+    C = cluster.persist(matmul(shut(A, tmp_path / "gate"), B, client=cluster))
+    browser.open(address(cluster, "/distmm"))
+    browser.until(READY.format("head"))
+    browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
+    pids = cluster.run(os.getpid).values()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        head = browser.until(f"{MODEL.format('head')}.text.includes('0 of 2') && {MODEL.format('head')}.text")
+        assert ">stalled<" in head
+        browser.until("Bokeh.documents[0].is_idle")
+        browser.screenshot(pictures / "stalled.png")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
+    (tmp_path / "gate").touch()
+    wait(C, timeout=120)
+    browser.until(f"{MODEL.format('head')}.text.includes('complete')")
+    assert browser.errors == []
 
 
 @functools.cache

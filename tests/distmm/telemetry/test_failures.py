@@ -168,6 +168,16 @@ def test_a_product_that_fails_says_so_everywhere_and_what_watches_it_returns(
     one.cancel(C, force=True)
 
 
+def test_a_product_whose_out_cannot_be_written_says_so(one: Client, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(Refusing):
+        shape, dtype, ndim, chunks = (N, N), np.dtype("f8"), 2, (EDGE, EDGE)
+
+    telemetry.install(one)
+    with pytest.raises(OSError, match="No space left"):
+        matmul(ones("o"), ones("o"), out=Full(), client=one)
+    told(newest(one), "No space left on device", caplog)
+
+
 def truncated(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     chunk = folder / "B.zarr" / "c" / "1" / "1"
     chunk.write_bytes(chunk.read_bytes()[:100])
