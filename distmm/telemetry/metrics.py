@@ -34,10 +34,14 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_blocks": ("gauge", "product", "Blocks of C."),
     "distmm_blocks_done": ("gauge", "product", "Blocks of C that are done."),
     "distmm_progress_ratio": ("gauge", "product", "Fraction of the steps that are done."),
-    "distmm_left_seconds": ("gauge", "product", "Time left at the rate so far; absent before the first step."),
+    "distmm_left_seconds": (
+        "gauge",
+        "product",
+        "Time left at the rate so far; absent before the first step, infinite while stalled.",
+    ),
     "distmm_bytes_moved": ("gauge", "product", "Bytes of A and B that workers received from one another."),
     "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
-    "distmm_workers": ("gauge", "product", "Workers of the product that are heard of."),
+    "distmm_workers": ("gauge", "product", "Workers of the product that are heard of; 0 when it is over."),
     "distmm_workers_planned": ("gauge", "product", "Workers of the product's plan."),
     "distmm_idle_seconds": (
         "gauge",
@@ -100,7 +104,7 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
         yield "distmm_bytes_moved", product, figures.moved
         yield "distmm_bytes_bound", product, figures.bound
         under_way = figures.state in UNDER_WAY
-        yield "distmm_workers", product, figures.workers
+        yield "distmm_workers", product, figures.workers if under_way else 0
         yield "distmm_workers_planned", product, figures.planned
         yield "distmm_idle_seconds", product, figures.idle if under_way else 0.0
         yield "distmm_stalled", product, figures.state == "stalled"

@@ -93,8 +93,10 @@ def half_done(client: Client, product: str) -> int | None:
 
 
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
-    cluster: Client, browser: Any, pictures: Path, tmp_path: Path
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(liveness, "STALLED_SECONDS", 600.0)  # on a busy machine half a product stands for long
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 600.0)
     browser.open(address(cluster, "/status"))
     browser.until("document.querySelector('.navbar a[href=distmm]') !== null")
     browser.open(address(cluster, "/distmm"))

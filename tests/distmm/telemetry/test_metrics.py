@@ -143,7 +143,8 @@ def test_prometheus_answers_every_query_of_the_dashboard(
         "distmm_products_total": 2,
         "count(distmm_kernel_seconds_total > 0)": 2,
         "distmm_resumes_total": 0,
-        f'distmm_workers{{product="{name}"}}': 2,
+        f'distmm_workers_planned{{product="{name}"}}': 2,
+        f'distmm_workers{{product="{name}"}}': 0,  # it is over
         f'distmm_stalled{{product="{name}"}}': 0,
         "count by (cluster) (up)": 3,  # scheduler and workers are of one cluster
         f'count(up{{cluster="{urllib.parse.urlsplit(cluster.dashboard_link).netloc}"}})': 3,
