@@ -23,7 +23,7 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block", "reshaped"]
+__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block", "reshaped", "stores"]
 
 # Functions with which Dask cuts blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})
@@ -85,6 +85,11 @@ class ProductTask(PlacedTask):
 def is_view(task: object) -> bool:
     """Whether a task returns what it reads, or a view of it: the memory stays in use as long as its result does."""
     return isinstance(task, Alias) or (isinstance(task, Task) and task.func in VIEWS)
+
+
+def stores(key: object) -> bool:
+    """Whether a task is one of those that Dask's own `store` makes, with which ``C.to_zarr`` writes blocks."""
+    return isinstance(key, tuple) and str(key[0]).startswith("store-map-")
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
@@ -17,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
 from distmm.api.waves import Graph, Waves
-from distmm.errors import Stopped, WrongResultError
+from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
@@ -34,7 +35,7 @@ from distmm.telemetry.events import JOB_TOPIC
 from distmm.telemetry.record import Figures
 from distmm.worker.tasks import Epilogue
 
-__all__ = ["Computation"]
+__all__ = ["Computation", "tell_failure"]
 
 # Seconds between two looks at the cluster, each of which costs a round trip and a line in the scheduler's log.
 LOOK_SECONDS = 0.5
@@ -133,6 +134,9 @@ class Computation:
         try:
             self.waves.run(self._graphs(missing))
             self._look()
+        except (DistmmError, OSError) as error:
+            tell_failure(self.client, self.job, error)
+            raise
         finally:
             if topic is not None and self.client.status == "running":
                 self.client.unsubscribe_topic(topic)
@@ -218,6 +222,9 @@ class Computation:
                 columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
                 certified.extend((record["i"], column) for column in columns)
                 self.kept.take(record)
+        except (DistmmError, OSError) as error:
+            tell_failure(self.client, self.job, error)  # now: the tasks under way get some time to end
+            raise
         finally:
             if certified and self.writer.tolerance is not None:
                 self._event("certified", blocks=certified)
@@ -275,6 +282,17 @@ class Computation:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
         if figures is not None:
             self.progress(figures)
+
+
+def tell_failure(client: Client, job: str, error: DistmmError | OSError) -> None:
+    """Tell telemetry that a job has failed; what the scheduler has seen itself does not count twice.
+
+    A job that was stopped, or has lost its scheduler, has not failed.
+    """
+    if isinstance(error, (Stopped, ConnectionError)) or client.status != "running":
+        return
+    with suppress(OSError, TimeoutError):  # the scheduler has gone meanwhile
+        client.log_event(JOB_TOPIC, {"event": "failed", "job": job, "error": str(error)})
 
 
 def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:

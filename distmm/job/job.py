@@ -26,7 +26,7 @@ from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
-from distmm.job.computation import Computation
+from distmm.job.computation import Computation, tell_failure
 from distmm.job.entries import MOST, Entries
 from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
@@ -171,7 +171,14 @@ class Job:
         target = self.spec.result.reopen(self.out, self.folder, self.overwrite)
         refuse_another_draft(self.folder, manifest, target)
         made = self._compute(client, plan, manifest, lock, target, stop, announce, progress)
-        return self._finish(client, plan, manifest, lock, target, made)
+        try:
+            return self._finish(client, plan, manifest, lock, target, made)
+        except (DistmmError, OSError) as error:
+            tell_failure(client, lock.token, error)
+            with suppress(OSError, TimeoutError), tolerated("the report of a job"):
+                if (record := telemetry.read(client, lock.token)) is not None:  # the files of the job may be gone
+                    report.write(self.folder.report, record, title=self.folder.target)
+            raise
 
     @property
     def _tolerance(self) -> Tolerance | None:

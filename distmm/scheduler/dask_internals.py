@@ -8,6 +8,7 @@ when they change.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
@@ -23,6 +24,7 @@ __all__ = [
     "is_held",
     "makers",
     "move_tasks",
+    "park",
     "place",
     "start",
     "to_run",
@@ -30,8 +32,9 @@ __all__ = [
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
-# A held task is restricted to this address, which no worker has. The scheduler keeps such a task in the state
-# "no-worker", and sends it to nobody.
+# A held task is restricted to this address, which no worker has. So the scheduler sends it to nobody. When the task's
+# dependencies are in memory, the scheduler wants it in the state "no-worker", where users read an alarm and
+# `no-workers-timeout` would fail it. `park` keeps it in the state "waiting": for its dependencies, and for this entry.
 HELD = "distmm-held"
 
 
@@ -39,6 +42,21 @@ def hold(ts: TaskState, order: int) -> None:
     """Keep a task from being sent to a worker."""
     ts.worker_restrictions, ts.loose_restrictions = {HELD}, False
     _delay(ts, order)
+
+
+def park(scheduler: Scheduler, ts: TaskState) -> None:
+    """Let a held task that has just become "no-worker" wait for `place` and `start` instead.
+
+    The restriction says that a task is held, and the entry in `waiting_on` follows it: Dask drops the entry of a task
+    that it releases, and such a task comes here again when it is wanted again. A task that is lost, fails or is
+    forgotten leaves nothing behind.
+
+    A scheduler that checks itself (`distributed.scheduler.validate`) asserts that tasks wait for dependencies alone. It
+    keeps held tasks in "no-worker".
+    """
+    if is_held(ts) and not scheduler.validate:
+        del scheduler.unrunnable[ts]
+        ts.state, ts.waiting_on = "waiting", {cast(TaskState, HELD)}
 
 
 def is_held(ts: TaskState) -> bool:
@@ -68,7 +86,12 @@ def move_tasks(scheduler: Scheduler, old: str, new: str) -> None:
 
 def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
     """Send tasks that were held, and have been placed, to their workers."""
-    ready = [ts for ts in tasks if ts.state == "no-worker"]
+    ready = []
+    for ts in tasks:
+        waiting_on = ts.waiting_on or set()
+        waiting_on.discard(cast(TaskState, HELD))
+        if ts.state == "no-worker" or (ts.state == "waiting" and not waiting_on):
+            ready.append(ts)
     # `transitions` takes the last one first, and a worker starts what comes first.
     ready.sort(key=lambda ts: ts.priority, reverse=True)
     scheduler.transitions({ts.key: "processing" for ts in ready}, stimulus_id="distmm-open")

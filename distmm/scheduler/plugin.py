@@ -135,6 +135,8 @@ class PlacementPlugin(SchedulerPlugin):
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a task's state means for products."""
         if finish not in TOLD:
+            if finish == "no-worker":
+                dask_internals.park(self.scheduler, self.scheduler.tasks[key])
             return
         products, ts = self.products, self.scheduler.tasks[key]
         # A result that is let go gives a slot back. One that was lost is made again, and keeps its slot.

@@ -5,6 +5,8 @@ The first product on a cluster starts it. Where it does not start, or fails late
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable
+
 from distributed import Client, Scheduler
 
 from distmm.all_workers import everywhere
@@ -13,7 +15,7 @@ from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["bytes_moved", "figures", "figures_on", "install", "read"]
+__all__ = ["arrived", "bytes_moved", "figures", "figures_on", "install", "read"]
 
 
 def install(client: Client) -> None:
@@ -29,6 +31,15 @@ def bytes_moved(client: Client) -> int:
     """
     install(client)
     return sum(everywhere(client, worker.received_bytes).values())
+
+
+def arrived(client: Client, keys: Collection[Hashable]) -> bool:
+    """Whether the scheduler knows all these tasks."""
+
+    def ask(dask_scheduler: Scheduler) -> bool:
+        return all(key in dask_scheduler.tasks for key in keys)
+
+    return not keys or bool(client.run_on_scheduler(ask))
 
 
 def figures(client: Client, product: str) -> Figures | None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from distributed.scheduler import Scheduler
 
 from distmm.telemetry import dashboard_server, theme, units
+from distmm.telemetry.record import UNDER_WAY
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -155,13 +156,21 @@ def _head(record: Record | None, now: float) -> str:
         return _paragraph("No product yet. This page fills when C = A @ B starts on this cluster.")
     f = record.figures(now)
     share = f.rate / (record.plan.cluster.rate * record.plan.cluster.workers)
-    left = "" if f.state != "running" else units.duration(f.left) if math.isfinite(f.left) else "not known yet"
+    left = {"waiting": "not known yet", "stalled": "stalled"}.get(f.state, "")
+    if f.state == "running":
+        left = units.duration(f.left) if math.isfinite(f.left) else "not known yet"
+    under_way = [
+        ("workers", f"{f.workers} of {f.planned}", f.workers < f.planned),
+        ("last step", f"{units.duration(f.idle)} ago" if f.done else f"none for {units.duration(f.idle)}", False),
+        ("last heartbeat", f"{units.duration(f.silent)} ago" if math.isfinite(f.silent) else "none", False),
+    ]
     tiles = [
-        ("state", f.state, f.state in ("failed", "cancelled")),
+        ("state", f.state, f.state in ("failed", "cancelled", "stalled")),
         ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
         ("steps", f"{f.done} of {f.total}", False),
         ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({share:.0%})", False),
         ("time left" if left else "took", left or units.duration(f.seconds), False),
+        *(under_way if f.state in UNDER_WAY else []),
         ("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})", False),
         ("failed", str(f.failed), f.failed > 0),
         ("interrupted", str(f.interrupted), False),
@@ -169,6 +178,7 @@ def _head(record: Record | None, now: float) -> str:
         ("from disk", str(f.resumed), False),
         ("failed checks", str(f.refuted), f.refuted > 0),
     ]
+    error = f'<div style="color:{theme.WRONG}">{escape(f.error)}</div>' if f.error else ""
     done = f.done / max(1, f.total)
     bar = (
         f'<div style="min-width:90vw;height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
@@ -183,7 +193,7 @@ def _head(record: Record | None, now: float) -> str:
         + bar
         + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
         + "".join(_tile(*tile) for tile in tiles)
-        + f"</div>{incidents}"
+        + f"</div>{error}{incidents}"
     )
 
 

@@ -6,13 +6,30 @@ Dashboard, Prometheus, progress and report read that record. Times are seconds s
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 
-__all__ = ["JOB_TOPIC", "Again", "Checked", "Device", "Dropped", "Event", "Sample", "StepRun", "Transfer", "WorkerLeft"]
+__all__ = [
+    "JOB_TOPIC",
+    "Again",
+    "Checked",
+    "Device",
+    "Dropped",
+    "Event",
+    "Failed",
+    "Heard",
+    "Retried",
+    "Sample",
+    "StepRun",
+    "Transfer",
+    "Unwritten",
+    "WorkerLeft",
+]
 
 # Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
 # "job". "begin" ("path", and "kept": blocks on disk) and "wave" ("product") say which products belong to a job;
-# "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks.
+# "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks. "failed" ("error") ends
+# a job that found the failure itself, such as a C that is wrong.
 JOB_TOPIC = "distmm-job"
 
 
@@ -56,12 +73,48 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A step was given up: it failed for good, or nobody wants its result any more, and then `error` is empty."""
+    """A step was given up: nobody wants its result any more."""
 
     time: float
     chain: int
     step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A task failed for good, and the product with it: a step, or a task that loads, judges or writes a block.
+
+    `cause` is the key of the task. Several events of one cause are one failure: all steps that need a block fail with
+    the task that loads it.
+    """
+
+    time: float
+    cause: Hashable
+    what: str
     error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """How many tasks that judge, reduce or write blocks of C are still to be done, of those that have come."""
+
+    time: float
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """When each worker of the cluster was last heard of, by name."""
+
+    seen: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Retried:
+    """A task that had failed is to run again, since a client has asked for that."""
+
+    time: float
+    cause: Hashable
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +147,4 @@ class Checked:
     passed: bool
 
 
-Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Sample | Checked
+Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked

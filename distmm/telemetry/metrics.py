@@ -16,7 +16,7 @@ from typing import Any, Literal
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from distmm.telemetry.record import Record
+from distmm.telemetry.record import UNDER_WAY, Record
 
 __all__ = ["SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
 
@@ -26,7 +26,7 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
     "distmm_products": ("counter", "", "Products that were begun; a job is one."),
-    "distmm_failures": ("counter", "", "Product tasks that were given up after an error."),
+    "distmm_failures": ("counter", "", "Tasks that failed for good: loads, steps, checks and writes of products."),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
     "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
@@ -34,9 +34,21 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_blocks": ("gauge", "product", "Blocks of C."),
     "distmm_blocks_done": ("gauge", "product", "Blocks of C that are done."),
     "distmm_progress_ratio": ("gauge", "product", "Fraction of the steps that are done."),
-    "distmm_left_seconds": ("gauge", "product", "Time left at the rate so far; absent before the first step."),
+    "distmm_left_seconds": (
+        "gauge",
+        "product",
+        "Time left at the rate so far; absent before the first step, infinite while stalled.",
+    ),
     "distmm_bytes_moved": ("gauge", "product", "Bytes of A and B that workers received from one another."),
     "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
+    "distmm_workers": ("gauge", "product", "Workers of the product that are heard of; 0 when it is over."),
+    "distmm_workers_planned": ("gauge", "product", "Workers of the product's plan."),
+    "distmm_idle_seconds": (
+        "gauge",
+        "product",
+        "Time since the product's last step, check or write; 0 when it is over.",
+    ),
+    "distmm_stalled": ("gauge", "product", "1 while the product stands still: no step for long, or no workers."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
     "distmm_planned_peak_bytes": (
@@ -91,7 +103,12 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
             yield "distmm_left_seconds", product, figures.left
         yield "distmm_bytes_moved", product, figures.moved
         yield "distmm_bytes_bound", product, figures.bound
-        yield "distmm_running", product, figures.state in ("waiting", "running")
+        under_way = figures.state in UNDER_WAY
+        yield "distmm_workers", product, figures.workers if under_way else 0
+        yield "distmm_workers_planned", product, figures.planned
+        yield "distmm_idle_seconds", product, figures.idle if under_way else 0.0
+        yield "distmm_stalled", product, figures.state == "stalled"
+        yield "distmm_running", product, under_way
     if records:
         last = records[-1]
         yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import units
-from distmm.telemetry.record import Figures
+from distmm.telemetry.record import UNDER_WAY, Figures
 
 __all__ = ["Report", "live", "watch"]
 
@@ -79,6 +79,9 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
         If the scheduler knows no such product: it has not been started, or it is no product.
     """
     client = client or Client.current()
+    # What this client has asked for may be on its way. Until then, the scheduler knows of an earlier run at most.
+    while not telemetry.arrived(client, _pending(client)):
+        time.sleep(POLL_SECONDS / 10)
     with live(console) as report:
         while True:
             figures = telemetry.figures(client, C.name)
@@ -88,14 +91,21 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
                     f"the array that distmm.matmul returned, not one made from it"
                 )
             report(figures)
-            if figures is not None and figures.state not in ("waiting", "running"):
+            if figures is not None and figures.state not in UNDER_WAY:
                 return figures
             time.sleep(POLL_SECONDS)
 
 
+def _pending(client: Client) -> list[Any]:
+    """Keys of what this client has asked for, and has not got."""
+    return [key for key, state in list(client.futures.items()) if state.status == "pending"]
+
+
 def describe(f: Figures) -> str:
     """Say the rate so far, the time left and what went wrong, in one line."""
-    if not f.done:
+    if f.state == "stalled":
+        return f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"
+    if not f.done and f.state in UNDER_WAY:
         return "starting"
     parts = [units.scaled(f.rate, "FLOP/s")]
     if f.state == "running" and math.isfinite(f.left):
@@ -103,7 +113,8 @@ def describe(f: Figures) -> str:
     elif f.state != "running":
         parts.append(f"{f.state} after {units.duration(f.seconds)}")
     trouble = {"failed": f.failed, "computed again": f.again, "failed checks": f.refuted}
-    return ", ".join(parts + [f"{count} {what}" for what, count in trouble.items() if count])
+    said = ", ".join(parts + [f"{count} {what}" for what, count in trouble.items() if count])
+    return f"{said}: {f.error}" if f.error else said
 
 
 def _progress(**options: Any) -> Progress:
@@ -160,7 +171,7 @@ def _lines(console: Console, quiet_seconds: float) -> Iterator[Report]:
         nonlocal last, ended
         if f is None or not f.total or ended:
             return
-        now, ended = time.perf_counter(), f.state not in ("waiting", "running")
+        now, ended = time.perf_counter(), f.state not in UNDER_WAY
         if ended or now - last >= quiet_seconds:
             last = now
             console.print(f"{f.done} of {f.total} steps, {describe(f)}", highlight=False, soft_wrap=True)

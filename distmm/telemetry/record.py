@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.planning.plan import Plan
-from distmm.telemetry.events import Again, Checked, Dropped, Event, Sample, StepRun, Transfer, WorkerLeft
+from distmm.telemetry import liveness
+from distmm.telemetry.events import (
+    Again,
+    Checked,
+    Dropped,
+    Event,
+    Failed,
+    Heard,
+    Retried,
+    Sample,
+    StepRun,
+    Transfer,
+    Unwritten,
+    WorkerLeft,
+)
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["Figures", "Incident", "Record"]
+__all__ = ["UNDER_WAY", "Figures", "Incident", "Record"]
+
+# States of a product that is not over. The others: "complete", "failed" and "cancelled".
+UNDER_WAY = ("waiting", "running", "stalled")
 
 # Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
 MOST_RUNS = 200_000
@@ -31,7 +48,9 @@ class Figures(NamedTuple):
     """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
 
     `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
-    checked and on the disk.
+    checked and on the disk; it is infinite while nothing is known, and while the product is stalled. `error` says what
+    failed first, where the state is "failed". `workers` of `planned` workers are heard of. `idle` is seconds since the
+    product did something, `silent` seconds since the heartbeat of the worker that has sent none for longest.
     """
 
     done: int
@@ -50,6 +69,11 @@ class Figures(NamedTuple):
     resumed: int
     refuted: int
     state: str
+    error: str = ""
+    workers: int = 0
+    planned: int = 0
+    idle: float = 0.0
+    silent: float = math.inf
 
 
 @dataclass
@@ -114,13 +138,17 @@ class Record:
         self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
         self.refutations = 0
         self.interrupted = 0  # runs that ended without a result and are repeated
-        self.failed = 0  # steps that were given up after an error
+        self.unwritten = 0  # tasks that are still to judge, reduce or write blocks, of those that have come
+        self.failed = 0  # tasks that failed for good, those that were tried again included
+        self.failures: dict[Hashable, str] = {}  # key of each task that has failed, and was not tried again -> why
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
         self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.incidents: list[Incident] = []
+        self.seen: Mapping[str, float] | None = None  # when the workers of the cluster were last heard of, by name
+        self.advanced = submitted  # when something was last done: a step, a check, a write
         self.started: float | None = None
         self.stopped: float | None = None
         self.pace: Pace | None = None  # of the operations, repeated ones too
@@ -150,8 +178,9 @@ class Record:
         """Totals of a worker."""
         return self.lanes.setdefault(worker, Lane())
 
-    def want(self, chain: int, step: int, owner: str) -> None:
+    def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
         """Count a step that has come to the scheduler."""
+        self._begin_anew(time)
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
         self.lane(owner)
@@ -164,10 +193,15 @@ class Record:
         return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
-    def complete(self) -> bool:
+    def made(self) -> bool:
         """Whether every step that is to be done is done."""
         expected = self.expected
         return bool(expected.any()) and not bool((expected & ~self.done).any())
+
+    @property
+    def complete(self) -> bool:
+        """Whether every step is done, and all that judges, reduces and writes the blocks."""
+        return not self.unwritten and self.made
 
     @property
     def progress(self) -> np.ndarray:
@@ -178,9 +212,13 @@ class Record:
         """How far the product is at the time `now`."""
         expected = self.expected
         flops, to_come = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
-        end = self.stopped if (self.complete or self.ended) and self.stopped else now
+        end = self.stopped if self.over and self.stopped else now
         seconds = max(0.0, end - self.started) if self.started is not None else 0.0
         rate = flops / seconds if seconds else 0.0
+        planned, seen = self.plan.grid.size, self.seen
+        workers = planned if seen is None else liveness.heard_of(planned, self.lanes, seen, now)
+        idle = max(0.0, now - self.advanced)
+        stalled = not self.over and liveness.stalled(workers, idle, self.pace.pause if self.pace else None)
         return Figures(
             done=int(self.done.sum()),
             total=int(expected.sum()),
@@ -189,7 +227,7 @@ class Record:
             flops=flops,
             seconds=seconds,
             rate=rate,
-            left=self._left(now, to_come),
+            left=math.inf if stalled else self._left(now, to_come),
             moved=sum(lane.received for lane in self.lanes.values()),
             bound=self.plan.cost.bytes_bound,
             again=int(self.again.sum()),
@@ -197,8 +235,24 @@ class Record:
             failed=self.failed,
             resumed=int(self.resumed.sum()),
             refuted=int(self.refuted.sum()),
-            state="complete" if self.complete else self.ended or ("running" if self.runs else "waiting"),
+            state="stalled" if stalled else self._state,
+            error=next(iter(self.failures.values()), ""),
+            workers=workers,
+            planned=planned,
+            idle=idle,
+            silent=max((now - at for name, at in (seen or {}).items() if name in self.lanes), default=math.inf),
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more will come of the product."""
+        return bool(self.failures) or self.complete or bool(self.ended)
+
+    @property
+    def _state(self) -> str:
+        if self.failures:
+            return "failed"
+        return "complete" if self.complete else self.ended or ("running" if self.runs else "waiting")
 
     def _left(self, now: float, to_come: float) -> float:
         if self.pace is None:
@@ -213,6 +267,7 @@ class Record:
             case Transfer():
                 self.transfers.append(event)
             case Again(time, chain, step, finished):
+                self._begin_anew(time)
                 self.done[chain, step] = False
                 self.again[chain] += finished
                 self.interrupted += not finished
@@ -221,17 +276,25 @@ class Record:
                 lane = self.lane(worker)
                 lane.left, lane.lost = time, lane.lost or time
                 self._tell(time, f"worker {worker} lost")
-            case Dropped(time, chain, step, error):
-                if error:
-                    self.failed += 1
-                    self._tell(time, f"{self.block(chain)}, step {step}: {error}")
-                self.ended = "failed" if self.failed else "cancelled"
+            case Dropped():
+                self.ended = "cancelled"
+            case Failed(time, cause, what, error) if cause not in self.failures:
+                self.failed += 1
+                self.failures[cause] = f"{what}: {error}"
+                self._tell(time, self.failures[cause])
+            case Unwritten(time, tasks):
+                self.unwritten, self.advanced = tasks, max(self.advanced, time)
+            case Heard(seen):
+                self.seen = seen
+            case Retried(cause=cause):
+                self.failures.pop(cause, None)
             case Sample(worker=worker, received=received):
                 lane = self.lane(worker)
                 lane.received += received
                 lane.sample(event)
             case Checked(time, chain, passed):
                 self.certified[chain], self.refuted[chain] = passed, not passed
+                self.advanced = max(self.advanced, time)
                 self.refutations += not passed
                 if self.ends[chain]:
                     after = max(0.0, time - self.ends[chain])
@@ -251,11 +314,17 @@ class Record:
         self.done[run.chain, run.step] = True
         self.owners[run.chain] = run.worker
         self.runs.append(run)
+        self.advanced = max(self.advanced, run.stop)
         self.ends[run.chain] = max(self.ends[run.chain], run.stop)
         self.pace = self.pace or Pace(run.start)
         self.pace.add(run.stop, flops)
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
+
+    def _begin_anew(self, time: float) -> None:
+        """Let the time without work begin now, if there was nothing to do until now."""
+        if time - self.advanced > liveness.STALLED_SECONDS and self.made:
+            self.advanced = time
 
     def _tell(self, time: float, what: str) -> None:
         """Note an incident; equal ones within a moment count as one, since a lost worker interrupts many steps."""

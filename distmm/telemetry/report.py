@@ -115,7 +115,8 @@ def _summary(record: Record) -> list[tuple[str, str]]:
             "memory",
             f"{units.size(peak)} of blocks on a worker at most, {units.size(record.plan.cost.peak_bytes)} planned",
         ),
-        ("trouble", f"{f.failed} steps failed, {f.interrupted} interrupted, {f.again} computed again"),
+        *([("error", f.error)] if f.error else []),
+        ("trouble", f"{f.failed} failures, {f.interrupted} interrupted, {f.again} computed again"),
         ("resumed", f"{f.resumed} blocks were on disk already"),
     ]
 

@@ -5,26 +5,44 @@ It only listens: `distmm.scheduler.plugin` decides what runs where. Dask logs wh
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any
 
+from dask.utils import key_split
 from distributed import SchedulerPlugin
-from distributed.protocol.pickle import dumps
-from distributed.scheduler import Scheduler
+from distributed.protocol.pickle import dumps, loads
+from distributed.scheduler import Scheduler, TaskState
 from tornado.ioloop import PeriodicCallback
 
-from distmm.graph.dask_tasks import ProductTask
+from distmm.graph.dask_tasks import PlacedTask, ProductTask, stores
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, prometheus_targets
-from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, Transfer, WorkerLeft
+from distmm.telemetry.events import (
+    JOB_TOPIC,
+    Again,
+    Checked,
+    Device,
+    Dropped,
+    Failed,
+    Heard,
+    Retried,
+    Sample,
+    StepRun,
+    Transfer,
+    Unwritten,
+    WorkerLeft,
+)
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
 
 __all__ = ["Telemetry"]
+
+logger = logging.getLogger(__name__)
 
 # Products whose records are kept: the page and the report want the last ones after they are done.
 KEPT = 8
@@ -34,6 +52,9 @@ SAMPLE_MILLISECONDS = 500
 
 # Seconds for which a finished product is still sampled: heartbeats of 256 workers come every 2.3 s.
 LINGER_SECONDS = 10.0
+
+# Letters of an error that are kept: a path and what is wrong with it.
+LONGEST_ERROR = 400
 
 # States of a task that is to be done.
 TO_DO = ("waiting", "no-worker", "queued", "processing")
@@ -59,6 +80,9 @@ class Telemetry(SchedulerPlugin):
         self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
         self.jobs: dict[str, str] = {}  # product -> the job that it is a wave of
         self.begun: dict[str, dict[str, Any]] = {}  # job -> what it said when it began
+        # Product -> tasks that are still to judge, reduce or write its blocks.
+        self.unwritten: defaultdict[str, set[Hashable]] = defaultdict(set)
+        self.causes: defaultdict[Hashable, set[str]] = defaultdict(set)  # task that has failed -> products it ended
         self.repeating: set[object] = set()  # keys whose run ended without a result
         self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
 
@@ -101,10 +125,18 @@ class Telemetry(SchedulerPlugin):
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Say what a change of a product task's state means."""
-        if start not in ("released", "processing") and finish != "forgotten":
+        if self.causes and key in self.causes and finish in (*TO_DO, "forgotten"):
+            self._another_try(key, finish)
+        if finish == "processing" or (start == "memory" and finish == "released"):
             return  # a result that is let go, a task that is sent to its worker: most transitions
         ts = self.scheduler.tasks.get(key)
-        if ts is None or not isinstance(ts.run_spec, ProductTask):
+        if ts is None:
+            return
+        if finish == "erred":
+            self._fail(ts)
+            return
+        if not isinstance(ts.run_spec, ProductTask):
+            self._follow(ts, finish)
             return
         now, task = time.time(), ts.run_spec
         record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
@@ -124,33 +156,75 @@ class Telemetry(SchedulerPlugin):
             if finished or key in self.repeating:
                 record.add(Again(now, chain, step, finished))
             self.repeating.discard(key)
-        elif start == "processing" and finish == "erred":
-            record.add(Dropped(now, chain, step, (ts.exception_text or "error").splitlines()[0]))
         elif finish == "forgotten":
             self.repeating.discard(key)
             self.known[record.product] -= 1
-            if not record.done[chain, step] and not record.ended:
-                record.add(Dropped(now, chain, step, ""))
+            if not record.done[chain, step] and not record.over:
+                record.add(Dropped(now, chain, step))
+
+    def _products(self, ts: TaskState) -> set[str]:
+        """Products that a task belongs to: one of their own, or one of Dask's that writes their blocks."""
+        if isinstance(ts.run_spec, PlacedTask):
+            return {self._key(ts.run_spec)}
+        if stores(ts.key):
+            return {self._key(of.run_spec) for of in ts.dependencies if isinstance(of.run_spec, ProductTask)}
+        return set()
+
+    def _follow(self, ts: TaskState, finish: str) -> None:
+        """Count the tasks that are still to judge, reduce or write the blocks of a product."""
+        for product in self._products(ts):
+            if finish in TO_DO:  # before the first step, which opens the record
+                self.unwritten[product].add(ts.key)
+            elif product in self.unwritten:
+                self.unwritten[product].discard(ts.key)
+            if product in self.records:
+                self.records[product].add(Unwritten(time.time(), len(self.unwritten[product])))
+            if not self.unwritten[product]:
+                del self.unwritten[product]
+
+    def _fail(self, ts: TaskState) -> None:
+        """Tell the products that end with a task why: their own steps, and what loads, judges and writes their blocks.
+
+        All tasks that need the result of one that has failed fail with it.
+        """
+        now, task, cause = time.time(), ts.run_spec, ts.exception_blame or ts
+        if isinstance(task, ProductTask):
+            self._wanted(task, now)  # a graph that needs what has failed before never begins
+        else:
+            self._follow(ts, "erred")
+        for product in self._products(ts) & self.records.keys():
+            record = self.records[product]
+            if cause.key not in record.failures:
+                record.add(Failed(now, cause.key, _described(record, cause), _error(cause)))
+                if len(record.failures) == 1:  # a lost mount fails every load
+                    logger.error("product %s has failed: %s", record.title, record.failures[cause.key])
+                self.causes[cause.key].add(product)
+
+    def _another_try(self, key: Hashable, finish: str) -> None:
+        """Note that a task which had failed is to run again; one that is forgotten will not."""
+        for product in self.causes.pop(key):
+            if finish != "forgotten" and product in self.records:
+                self.records[product].add(Retried(time.time(), key))
 
     def _wanted(self, task: ProductTask, now: float) -> Record | None:
         """Note that a step is to be done; open the record of its product with the first one."""
         product = self._key(task)
         record = self.records.get(product)
-        if record is None or (not self.known[product] and (record.complete or record.ended)):
+        if record is None or (not self.known[product] and (record.made or record.over)):
             if task.plan is None:  # a graph that the client has expanded: its tasks know no plan
                 return None
             record = self._open(self._new(product, task.plan, now))
         chain, step = _place(record, task)
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
-            record.want(chain, step, self._owner(task))
+            record.want(chain, step, self._owner(task), now)
             arrays = self.arrays[product]
             if task.placement.product not in arrays:
                 arrays |= {task.placement.product, *(operand[0] for operand in task.operands())}
             arrays.add(task.key[0])
         return record
 
-    def _key(self, task: ProductTask) -> str:
+    def _key(self, task: PlacedTask) -> str:
         """Name of the record that a task belongs to."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
@@ -177,6 +251,13 @@ class Telemetry(SchedulerPlugin):
                 self.past["distmm_resumes"] += bool(msg["kept"])
             case {"event": "wave", "job": job, "product": product}:
                 self.jobs[product] = job
+            case {"event": "failed", "job": job, "error": error}:
+                record = self.records.get(job)
+                if record is None:  # before its first wave
+                    self.past["distmm_failures"] += 1
+                elif not record.failures:
+                    record.add(Failed(time.time(), job, "job", error))
+                    logger.error("job %s has failed: %s", record.title, error)
             case {"event": "certified" | "certificate-failure" as event, "job": job, "blocks": blocks}:
                 if record := self.records.get(job):
                     for i, j in blocks:
@@ -223,12 +304,15 @@ class Telemetry(SchedulerPlugin):
     def active(self, now: float) -> Iterator[Record]:
         """Products that are not done, or that have just been: the last heartbeats are still to come."""
         for record in self.records.values():
-            if record.stopped is None or not (record.complete or record.ended) or now - record.stopped < LINGER_SECONDS:
+            if not record.over or now - (record.stopped or record.submitted) < LINGER_SECONDS:
                 yield record
 
     def _sample(self) -> None:
         for ws in list(self.scheduler.workers.values()):
             self.take(ws.address, ws.metrics.get(METRIC, {}))
+        heard = Heard({self._name(ws.address): ws.last_seen for ws in self.scheduler.workers.values()})
+        for record in self.active(time.time()):
+            record.add(heard)
 
     def _open(self, record: Record) -> Record:
         # What is there already, resident operands included, is not part of what the plan counts.
@@ -241,6 +325,7 @@ class Telemetry(SchedulerPlugin):
             self.known.pop(product, None)
             self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
         self.records[record.product] = record
+        record.add(Unwritten(record.submitted, len(self.unwritten.get(record.product, ()))))
         return record
 
     def _name(self, address: str) -> str:
@@ -251,3 +336,21 @@ def _place(record: Record, task: ProductTask) -> tuple[int, int]:
     """Chain and step of a task."""
     where = task.placement
     return record.chain(where.batch, where.i, where.j), where.step
+
+
+def _described(record: Record, cause: TaskState) -> str:
+    """Name what has failed, as in ``C[0, 3], step 2`` or ``distmm-load[1, 0]``."""
+    if isinstance(cause.run_spec, ProductTask):
+        chain, step = _place(record, cause.run_spec)
+        return f"{record.block(chain)}, step {step}"
+    index = list(cause.key[1:]) if isinstance(cause.key, tuple) else ""
+    return f"{key_split(cause.key)}{index}"
+
+
+def _error(cause: TaskState) -> str:
+    """Say why a task failed, in one line. Dask keeps no text of what failed on the scheduler, such as lost workers."""
+    text = cause.exception_text
+    if not text and isinstance(cause.exception, bytes):
+        error = loads(cause.exception)
+        text = f"{type(error).__name__}: {error}"
+    return (text or "error").partition("\n")[0][:LONGEST_ERROR]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
+from itertools import pairwise
 
 __all__ = ["Pace"]
 
@@ -52,5 +53,13 @@ class Pace:
         done, seconds = self.work[-1] - self.work[at], self.times[-1] - self.times[at]
         if not done or not seconds:
             return math.inf
-        lump = max(later - earlier for earlier, later in zip(self.times[at:], self.times[at + 1 :], strict=False))
-        return max(0.0, work * seconds / done - min(max(0.0, now - self.times[-1]), lump))
+        return max(0.0, work * seconds / done - min(max(0.0, now - self.times[-1]), _longest(self.times[at:])))
+
+    @property
+    def pause(self) -> float:
+        """The longest time so far between two lumps."""
+        return _longest(self.times)
+
+
+def _longest(times: list[float]) -> float:
+    return max((later - earlier for earlier, later in pairwise(times)), default=0.0)

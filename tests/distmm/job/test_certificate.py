@@ -182,7 +182,8 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
     plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"), blocks=(20, 100, 20))
     writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
     spec: Any = Mock(result=result_of(None, np.dtype("f4")))
-    computation = Computation(unused, spec, plan, writer, unused, unused)
+    client: Any = Mock(status="closed")
+    computation = Computation(client, spec, plan, writer, unused, unused)
     again: list[Writer] = []
     monkeypatch.setattr(computation, "_send", lambda wave, blocks, plan, writer: ([], again.append(writer)))
     monkeypatch.setattr(computation, "_event", lambda event, **facts: None)

@@ -37,6 +37,8 @@ class Holding(SchedulerPlugin):
 
     def transition(self, key, start, finish, *args, **kwargs):
         ts = self.scheduler.tasks[key]
+        if finish == "no-worker":
+            dask_internals.park(self.scheduler, ts)
         self.told.append((start, finish, bool(ts.waiters or ts.who_wants)))
 
 
@@ -55,8 +57,21 @@ def on_scheduler(client: Client, function) -> None:
 
 
 def held(client: Client, number: int) -> None:
+    """Wait until so many tasks are held with all their dependencies in memory, in a state that alarms nobody."""
     scheduler = client.cluster.scheduler
-    until(lambda: sum(ts.state == "no-worker" for ts in list(scheduler.tasks.values())) == number)
+
+    def parked() -> list[str]:
+        return [ts.state for ts in list(scheduler.tasks.values()) if ts.waiting_on == {dask_internals.HELD}]
+
+    until(lambda: parked() == ["waiting"] * number)
+    assert not scheduler.unrunnable
+
+
+def start_all(scheduler: Scheduler) -> None:
+    tasks = [ts for ts in scheduler.tasks.values() if dask_internals.is_held(ts)]
+    for ts in tasks:
+        dask_internals.place(ts, next(iter(scheduler.workers)))
+    dask_internals.start(scheduler, tasks)
 
 
 def test_this_version_has_been_looked_at() -> None:
@@ -83,6 +98,81 @@ def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_
     log = two.run(lambda dask_worker: [key for key, *_ in dask_worker.state.log if isinstance(key, str)])[address]
     first = [key for key in dict.fromkeys(log) if key.startswith("held-")]
     assert first == ["held-2", "held-1", "held-0"]
+
+
+def test_dasks_deadline_for_tasks_without_a_worker_leaves_held_tasks_alone(two: Client, holding: Holding) -> None:
+    future = two.submit(lambda: 1, key="patient")
+    held(two, 1)
+
+    def check(scheduler: Scheduler) -> None:
+        before, scheduler.no_workers_timeout = scheduler.no_workers_timeout, 1e-9
+        try:
+            scheduler._check_no_workers()
+        finally:
+            scheduler.no_workers_timeout = before
+
+    on_scheduler(two, check)
+    assert not future.done()
+    on_scheduler(two, start_all)
+    assert future.result(timeout=60) == 1
+
+
+def test_a_held_task_that_loses_its_dependency_stays_held_until_it_starts(two: Client, holding: Holding) -> None:
+    dependency = two.submit(lambda: 1, key="dependency")
+    held(two, 1)
+    on_scheduler(two, start_all)
+    dependency.result(timeout=60)
+    after = two.submit(lambda x: x + 1, dependency, key="after")
+    held(two, 1)
+
+    def lose(scheduler: Scheduler) -> None:
+        scheduler.remove_all_replicas(scheduler.tasks["dependency"])
+        scheduler.transitions({"dependency": "released"}, "test")
+
+    on_scheduler(two, lose)
+    dependency.result(timeout=60)
+    held(two, 1)
+    on_scheduler(two, start_all)
+    assert after.result(timeout=60) == 2
+
+
+def test_a_held_task_that_is_given_up_and_wanted_again_is_held_again(two: Client, holding: Holding) -> None:
+    scheduler = two.cluster.scheduler
+    first = two.submit(lambda: 1, key="again")
+    reader = two.submit(lambda x: x, first, key="reader")  # keeps the scheduler from forgetting the task
+    held(two, 1)
+
+    def release(scheduler: Scheduler) -> None:
+        scheduler.transitions({"again": "released"}, "test")
+
+    on_scheduler(two, release)  # it is wanted, so the scheduler makes it wait again at once
+    held(two, 1)
+    on_scheduler(two, start_all)
+    assert reader.result(timeout=60) == 1
+    del first, reader
+    until(lambda: not scheduler.tasks)
+
+
+def test_cancelled_held_tasks_leave_nothing(two: Client, holding: Holding) -> None:
+    scheduler = two.cluster.scheduler
+    futures = [two.submit(lambda x: x, n, key=f"cancelled-{n}") for n in range(3)]
+    held(two, 3)
+    two.cancel(futures)
+    until(lambda: not scheduler.tasks)
+    assert not scheduler.unrunnable
+
+
+def test_a_scheduler_that_checks_itself_keeps_held_tasks_where_it_expects_them(two: Client, holding: Holding) -> None:
+    scheduler = two.cluster.scheduler
+    scheduler.validate = True
+    try:
+        future = two.submit(lambda: 1, key="checked")
+        until(lambda: "checked" in scheduler.tasks and scheduler.tasks["checked"].state == "no-worker")
+        on_scheduler(two, start_all)
+        assert future.result(timeout=60) == 1
+        scheduler.validate_state()
+    finally:
+        scheduler.validate = False
 
 
 def test_tasks_of_a_dead_worker_move_to_its_replacement(two: Client, holding: Holding) -> None:
@@ -127,12 +217,6 @@ def test_blocks_are_copied_and_dropped(two: Client) -> None:
 
 def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Client, holding: Holding) -> None:
     scheduler = two.cluster.scheduler
-
-    def start_all(scheduler: Scheduler) -> None:
-        for ts in scheduler.tasks.values():
-            dask_internals.place(ts, next(iter(scheduler.workers)))
-        dask_internals.start(scheduler, list(scheduler.tasks.values()))
-
     future = two.submit(lambda: 1, key="let-go")
     held(two, 1)
     on_scheduler(two, start_all)
@@ -143,7 +227,7 @@ def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Cl
         scheduler.transitions({"let-go": "released"}, "test")
 
     on_scheduler(two, lose)
-    until(lambda: scheduler.tasks["let-go"].state in ("memory", "processing", "no-worker"))
+    until(lambda: scheduler.tasks["let-go"].state in ("memory", "processing", "waiting"))
     assert ("memory", "released", True) in holding.told
     future.result(timeout=60)
     holding.told.clear()

@@ -24,6 +24,7 @@ FAULTS = {
     "opening a step": (Lookahead, "open"),
     "copying": (dask_internals, "copy_blocks"),
     "dropping": (Replicas, "drops"),
+    "holding": (dask_internals, "park"),
     "starting": (dask_internals, "start"),
 }
 

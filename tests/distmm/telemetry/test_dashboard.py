@@ -23,7 +23,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard, theme
+from distmm.telemetry import dashboard, liveness, theme
 from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
@@ -93,8 +93,10 @@ def half_done(client: Client, product: str) -> int | None:
 
 
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
-    cluster: Client, browser: Any, pictures: Path, tmp_path: Path
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(liveness, "STALLED_SECONDS", 600.0)  # on a busy machine half a product stands for long
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 600.0)
     browser.open(address(cluster, "/status"))
     browser.until("document.querySelector('.navbar a[href=distmm]') !== null")
     browser.open(address(cluster, "/distmm"))
@@ -132,6 +134,49 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     browser.screenshot(pictures / "killed.png")
     assert browser.errors == []
     assert telemetry.figures(cluster, product).again > 0  # type: ignore[union-attr]
+
+
+def test_the_page_says_what_has_failed(cluster: Client, browser: Any, pictures: Path) -> None:
+    def read(block: np.ndarray) -> np.ndarray:
+        raise OSError("chunk c/1/1 has 100 bytes, not 2048")
+
+    A = da.ones((64, 64), chunks=32)
+    C = cluster.persist(matmul(A.map_blocks(read, dtype="f8", meta=np.empty((0, 0))), A, client=cluster))
+    browser.open(address(cluster, "/distmm"))
+    browser.until(READY.format("head"))
+    head = browser.until(f"{MODEL.format('head')}.text.includes('100 bytes') && {MODEL.format('head')}.text")
+    assert ">failed<" in head
+    browser.until("Bokeh.documents[0].is_idle")
+    browser.screenshot(pictures / "failed.png")
+    assert browser.errors == []
+    cluster.cancel(C, force=True)
+
+
+def test_the_page_says_that_workers_are_stopped_and_when_they_go_on(
+    cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)  # the scheduler is in this process
+    A, B = (da.random.default_rng(seed).random((64, 64), chunks=32) for seed in (5, 6))
+    C = cluster.persist(matmul(shut(A, tmp_path / "gate"), B, client=cluster))
+    browser.open(address(cluster, "/distmm"))
+    browser.until(READY.format("head"))
+    browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
+    pids = cluster.run(os.getpid).values()
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        head = browser.until(f"{MODEL.format('head')}.text.includes('0 of 2') && {MODEL.format('head')}.text")
+        assert ">stalled<" in head
+        browser.until("Bokeh.documents[0].is_idle")
+        browser.screenshot(pictures / "stalled.png")
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
+    (tmp_path / "gate").touch()
+    wait(C, timeout=120)
+    browser.until(f"{MODEL.format('head')}.text.includes('complete')")
+    assert browser.errors == []
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import dask
 import dask.array as da
 import pytest
 from distributed import Client, wait
@@ -91,7 +92,11 @@ def query(
 
 def expressions() -> list[str]:
     dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
-    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    selected = '{cluster=~"$cluster"}'
+    for expression in found:  # each series is that of the clusters which are chosen
+        assert re.findall(r"distmm_\w+", expression) == re.findall(r"(distmm_\w+)" + re.escape(selected), expression)
+    return [expression.replace("$cluster", ".*") for expression in found]
 
 
 def test_prometheus_answers_every_query_of_the_dashboard(
@@ -115,6 +120,11 @@ def test_prometheus_answers_every_query_of_the_dashboard(
         "distmm_products_total": 2,
         "count(distmm_kernel_seconds_total > 0)": 2,
         "distmm_resumes_total": 0,
+        f'distmm_workers_planned{{product="{name}"}}': 2,
+        f'distmm_workers{{product="{name}"}}': 0,  # it is over
+        f'distmm_stalled{{product="{name}"}}': 0,
+        "count by (cluster) (up)": 3,  # scheduler and workers are of one cluster
+        f'count(up{{cluster="{urllib.parse.urlsplit(cluster.dashboard_link).netloc}"}})': 3,
     }
     settle(query, shown)
     # Alerts may be pending: a product this small is slow, and then nothing runs.
@@ -137,6 +147,16 @@ def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[
     cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [[0, 2]]})
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
     settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
+
+
+def test_a_read_that_fails_is_counted_and_fires_an_alert(
+    cluster: Client, query: Callable[[str], list[dict[str, Any]]]
+) -> None:
+    settle(query, {"distmm_failures_total": 0})  # an increase needs a value before it
+    A = da.from_delayed(dask.delayed(int)("no number", dask_key_name="unreadable"), (8, 8), "f8").rechunk(4)
+    C = cluster.persist(matmul(A, da.ones((8, 8), chunks=4), client=cluster))
+    alert = 'count(ALERTS{alertname="DistmmFailed", alertstate="firing"})'
+    settle(query, {"distmm_failures_total": 1, f'distmm_running{{product="{C.name}"}}': 0, alert: 1})
 
 
 def test_the_shipped_configuration_and_rules_pass_promtool(promtool: str) -> None:

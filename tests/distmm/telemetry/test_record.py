@@ -18,7 +18,18 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import scheduler
-from distmm.telemetry.events import JOB_TOPIC, Again, Checked, Device, Dropped, Sample, StepRun, WorkerLeft
+from distmm.telemetry.events import (
+    JOB_TOPIC,
+    Again,
+    Checked,
+    Device,
+    Dropped,
+    Failed,
+    Retried,
+    Sample,
+    StepRun,
+    WorkerLeft,
+)
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from distmm.telemetry.worker_totals import MOST_SAMPLES
@@ -124,11 +135,25 @@ def test_a_resumed_job_has_only_the_missing_blocks_to_do() -> None:
 def test_failed_and_cancelled_products_come_to_an_end() -> None:
     r = record()
     r.want(0, 0, "w")
-    r.add(Dropped(1001.0, 0, 0, ""))
+    r.add(Dropped(1001.0, 0, 0))
     assert r.figures(1002.0).state == "cancelled"
-    r.add(Dropped(1001.0, 0, 0, "MemoryError: 3 GB"))
-    assert (r.figures(1002.0).state, r.figures(1002.0).failed) == ("failed", 1)
-    assert str(r.incidents[0]) == "C[0, 0], step 0: MemoryError: 3 GB"
+    for _ in range(2):
+        r.add(Failed(1001.0, "load", "A[0, 0]", "OSError: gone"))
+    r.add(Failed(1001.5, "write", "C[0, 0]", "OSError: full"))
+    f = r.figures(1002.0)
+    assert (f.state, f.failed, f.error) == ("failed", 2, "A[0, 0]: OSError: gone")
+    assert [str(incident) for incident in r.incidents] == ["A[0, 0]: OSError: gone", "C[0, 0]: OSError: full"]
+
+
+def test_a_failed_product_stays_failed_until_what_failed_is_tried_again() -> None:
+    r = record()
+    r.want(0, 0, "w")
+    r.add(Failed(1001.0, "load", "A[0, 0]", "OSError: gone"))
+    run_all(r)
+    assert r.figures(1100.0).state == "failed"  # a block cannot be written, though all are made
+    r.add(Retried(1101.0, "load"))
+    f = r.figures(1102.0)
+    assert (f.state, f.failed, f.error) == ("complete", 1, "")
 
 
 def test_the_present_rate_of_a_worker_falls_when_it_has_nothing_to_do() -> None:
