@@ -12,8 +12,8 @@ SIAM J. Sci. Comput. 41, 2019, theorem 2.4 and lemma 3.1: Azuma and Hoeffding; I
     P(|error| > t L) <= 2 exp(-t^2 / 2),     L^2 = u^2 sum_p s_p^2
 
 The partial sums are known here: a task sums the products of each sampled element once more, in float64. Kernels add in
-other orders. L takes the larger of two kinds of sums: those in ascending k, and those of kernels that add each second,
-fourth, eighth or sixteenth product by itself. Added to L^2 are, each squared,
+other orders. L takes the largest of three kinds of sums: those in ascending k, in descending k, and of kernels that add
+each second, fourth, eighth or sixteenth product by itself. Added to L^2 are, each squared,
 
 - what halves and tensor cores lose in float32 (`distmm_kernels`: ``fp16x3``, ``tf32x3``), 2^-20 of the element, of
   each product and of each sum of 16 products, and 2^-38 of the largest number of a row or column times the others;
@@ -26,7 +26,8 @@ underflow, and in 16 bits what tensor cores cut off: `CUT_OFF` of each sixteenth
 k = 4096 then errs by more than 8 standard deviations. So some elements are also summed in float32, by a plain chain; L
 is multiplied by twice its error over L where that is above 1 (`dependence`), and so is the bound of rows. Numbers of
 float64 are multiplied by an odd factor first, so that they have no fewer digits in float32 than a chain of float64 can
-lose.
+lose. The chain is in ascending k, as those of all kernels are. (A kernel that added long sorted rows in descending k
+might be called wrong.)
 
 *The test.* Let r be the ratios of N errors to their L. For independent sub-Gaussian r (Chernoff's bound with
 ``E exp(x r^2) <= (1 - 2 x)^(-1/2)``; Hsu, Kakade & Zhang, Electron. Commun. Probab. 17, 2012)::
@@ -113,7 +114,9 @@ class Sample:
         Exponents of these powers, of rows and columns.
     sums : array of shape (parts, rows, columns)
     squares : array
-        Sums of squares of the partial sums, by the worst order.
+        Sums of squares of the partial sums, in ascending k or by lanes.
+    totals : array
+        Sums of each sixteenth partial sum.
     lanes : array of shape (parts, GROUP, rows, columns)
         Sums of each sixteenth product.
     terms, groups, spread : arrays
@@ -122,8 +125,8 @@ class Sample:
         Sum of absolute values of each sixteenth partial sum.
     coarse : array
         Squares of the largest number of a row or column times the others.
-    steps : int
-        Products so far.
+    sixteenths : int
+        Partial sums that `totals` and `cut` have.
     chain : array of float32, shape (parts, pairs, blocks)
         The sums of some elements by a chain of float32: row p and column p of each block.
     """
@@ -133,13 +136,14 @@ class Sample:
     shifts: tuple[np.ndarray, np.ndarray] | None
     sums: np.ndarray
     squares: np.ndarray
+    totals: np.ndarray
     lanes: np.ndarray
     terms: np.ndarray
     groups: np.ndarray
     spread: np.ndarray
     cut: np.ndarray
     coarse: np.ndarray
-    steps: int
+    sixteenths: int
     chain: np.ndarray
 
 
@@ -260,14 +264,14 @@ def _added(
     carried = np.zeros((*products.shape[:3], 1), np.float32) if before is None else before.chain[..., None]
     chain = np.add.accumulate(np.concatenate([carried, products], axis=3), axis=3)[..., -1]
     made = Sample(
-        rows, at, shifts, sums[:, -1], squares, lanes, new["terms"], (within**2).sum(axis=1), new["spread"], stretch,
-        new["coarse"], k, chain,
+        rows, at, shifts, sums[:, -1], squares, sums.sum(axis=1), lanes, new["terms"], (within**2).sum(axis=1),
+        new["spread"], stretch, new["coarse"], within.shape[1], chain,
     )  # fmt: skip
     if before is None:
         return made
     summed = {
         name: getattr(before, name) + getattr(made, name)
-        for name in ("squares", "terms", "groups", "spread", "cut", "coarse", "steps")
+        for name in ("squares", "totals", "terms", "groups", "spread", "cut", "coarse", "sixteenths")
     }
     return Sample(rows, at, shifts, made.sums, lanes=lanes, chain=chain, **summed)
 
@@ -279,6 +283,12 @@ def _by_lanes(lanes: np.ndarray, most: np.ndarray, k: int) -> np.ndarray:
         folded = lanes.reshape(lanes.shape[0], GROUP // width, width, *lanes.shape[2:]).sum(axis=1)
         worst = np.maximum(worst, k / width * (folded**2).sum(axis=1))
     return np.asarray(worst)
+
+
+def _squares(sample: Sample) -> np.ndarray:
+    """Sum the squares of the partial sums by the worst order: in descending k they are what is left of the sum."""
+    left = GROUP * sample.sums * (sample.sixteenths * sample.sums - 2 * sample.totals)
+    return np.asarray(np.maximum(sample.squares, sample.squares + left))
 
 
 @lru_cache
@@ -340,14 +350,13 @@ def level(
             before = beta * _lines(added, sample.rows)[:, at].astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real ones add the parts before: twice the sums.
-        walk = sample.squares[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)
+        walk = _squares(sample)[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)
         walk *= (tolerance.u * dependence(sample, position)) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
         limit = np.sqrt(abs(alpha) ** 2 * (walk + halves) + rounding)
         if tolerance.cuts:
-            groups = -(-sample.steps // GROUP)
-            sure = CUT_OFF * (mine["cut"] + np.sqrt(groups * mine["terms"]))
+            sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.sixteenths * mine["terms"]))
         else:
             sure = 2 * tolerance.u_in * mine["spread"]
         sure = abs(alpha) * sure + tolerance.underflow(alpha)
@@ -373,6 +382,6 @@ def dependence(sample: Sample, position: int) -> float:
     own = position * EDGE + pairs
     with np.errstate(invalid="ignore", over="ignore"):
         error = sample.chain[..., position] - sample.sums[:, pairs, own]
-        bound = 2.0**-48 * sample.squares[:, pairs, own]  # u of float32 is 2^-24
+        bound = 2.0**-48 * _squares(sample)[:, pairs, own]  # u of float32 is 2^-24
     known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
     return max(1.0, 2 * math.sqrt(np.mean(error[known] ** 2 / bound[known]))) if known.any() else 1.0

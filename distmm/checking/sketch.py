@@ -21,6 +21,10 @@ first vector never is (`weigh`). The weights follow from the first panel, B_0j, 
 weights for all of them. Any weights give a right bound. Weights that do not fit a later panel find fewer errors there,
 and the first vector finds those. Rows of A need no weights, because each row of C has a bound of its own. Where sums of
 squares would leave float64's range, a row is divided by a power of two, which is kept in the sketch.
+
+The sketches also carry some elements of each block that are computed again, with a bound that is much sharper
+(`distmm.checking.sampled_elements`): they find what is wrong with the rounding of the whole block, and the vectors find
+what is wrong in one place.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ import numpy as np
 from distmm.checking import sampled_elements
 from distmm.checking.sampled_elements import Columns, Sample
 from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
-from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa, stands_out
+from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.worker import gpu, gpu_copies
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
@@ -306,8 +310,7 @@ def judge(
         lost_by_rounding = RMS * size, RMS * scaled(underflow, -common), block.shape[1]
         limit = tolerance.limit(RMS * spread, *lost_by_rounding, dependence)
         ratio = tolerance.ratio(truth, given, limit)
-        # Two standard deviations of the last rounding: nothing below them stands out.
-        least = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1) * 2 / SIGMAS
+        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1)
         # Where no sum can have reached the largest number, inf and NaN in C are wrong.
         reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
         if more is not None:
@@ -317,7 +320,7 @@ def judge(
     known |= invented
     rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
     row, largest = int(np.argmax(rows)) if rows.size else 0, float(rows.max(initial=0.0))
-    suspect = bool(stands_out(rows, least).any())
+    suspect = bool(stands_out(rows, rounding).any())
     if sample is not None and tolerance.narrow:
         level, of_level = sampled_elements.level(tolerance, sample, position, block, alpha, beta, added)
         suspect |= level > 1

@@ -10,6 +10,10 @@ C is rounded to its own type on top, by u_out of its size. Tensor cores add 16-b
 instruction of 16 steps cuts the sum and its products off, by at most `CUT_OFF` of |A||B|, and after `STRETCH` steps the
 sum is added in float32. These errors have one sign where numbers do. They too count as 2 u_in.
 
+*Dependence.* In sums of equal numbers the additions round the same way, and the error grows with k instead of its root.
+How far some elements are from independent roundings is measured (`distmm.checking.sampled_elements.dependence`), and
+lambda is multiplied by that; it is 1 for most data.
+
 *Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
 accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
 up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more. The last rounding adds half
@@ -45,8 +49,8 @@ from distmm.planning.problem import accumulator_dtype
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 
 FORMULA = (
-    "SIGMAS (sqrt(k u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns times "
-    "weighted random vectors"
+    "SIGMAS (sqrt(k d^2 u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns "
+    "times weighted random vectors; d is 1 unless roundings depend on each other; and 64 elements by their partial sums"
 )
 
 DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, in which the check adds
@@ -227,14 +231,26 @@ class Tolerance:
         return np.where(agree | unknown, 0.0, ratio), unknown
 
 
-def stands_out(rows: np.ndarray, rounding: np.ndarray | float = 0.0) -> np.ndarray:
-    """Return which rows have a ratio above 1, or far above the median and above that of their last rounding.
+def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
+    """Return which rows have a ratio above 1, or far above the median.
 
     The bound of a row allows for the worst signs of the data, which makes it loose. So rows far above the median are
-    suspect too.
+    suspect too. `rounding` is the ratio that the last rounding of each row may have. Where it is given, an error has to
+    be far above the median beside it, too: rows with some large terms have larger errors, and are larger themselves.
     """
-    usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
-    return np.asarray((rows > 1) | ((rows > OUTLIER * usual) & (rows > rounding) & (usual > 0)))
+    out = rows > 1
+    usual = _usual(rows, out)
+    if usual == 0:
+        return np.asarray(out)
+    far = rows > OUTLIER * usual
+    if rounding is not None:
+        beside = rows / np.maximum(rounding, np.finfo(float).tiny)
+        far &= (beside > OUTLIER * _usual(beside, out)) & (rows > 2 / SIGMAS * rounding)
+    return np.asarray(out | far)
+
+
+def _usual(rows: np.ndarray, out: np.ndarray) -> float:
+    return 0.0 if out.all() else float(np.median(rows[~out]))
 
 
 def in_type(value: complex, work: np.dtype) -> np.generic:

@@ -155,8 +155,8 @@ def _chain(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return d
 
 
-def _backwards(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return _chain(a[:, ::-1], b[::-1])
+def _slices(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return _blocks(-(-a.shape[1] // count), a, b)
 
 
 def _lanes(width: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -206,7 +206,7 @@ def _real_parts(three: bool, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 KERNELS: dict[str, Kernel] = {
     "blas": _blas,
     "chain": _chain,
-    "backwards": _backwards,
+    "8 slices": partial(_slices, 8),
     "2 lanes": partial(_lanes, 2),
     "16 lanes": partial(_lanes, 16),
     "blocks of 384": partial(_blocks, 384),

@@ -36,8 +36,8 @@ def rounded(x: np.ndarray, name: str) -> np.ndarray:
 def test_right_products_of_nasty_data_are_never_wrong(number: int) -> None:
     for each in range(number, 500, 48):
         product = nasty.product(each)
-        more = {} if product.added is None else {"added": product.added}
-        found = judged(product.a, product.b, product.c, each, alpha=product.alpha, beta=product.beta, **more)
+        scalars = {"alpha": product.alpha, "beta": product.beta, "added": product.added}
+        found = judged(product.a, product.b, product.c, each, **scalars)
         assert found.residual <= 1, product.name
         assert found.ok or found.settled or not np.isfinite(product.c).all(), product.name
 
