@@ -169,12 +169,23 @@ def columns_of(block: Block, *seed: int) -> Columns | None:
 
 
 def _lines(block: Block, at: np.ndarray) -> np.ndarray:
-    """Return some rows of a block, in host memory; those of 16 bits are moved as integers, which CuPy can."""
-    moved = block.view(np.uint16) if block.dtype.itemsize == 2 else block
-    if gpu.namespace(block) is np:
+    """Return some rows of a block, in host memory.
+
+    They are moved as integers: CuPy has all operations for those, and takes no subnormal number for zero.
+    """
+    moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
+    xp = gpu.namespace(block)
+    if xp is np:
         return np.asarray(moved[at].view(block.dtype))
-    with gpu.working("product"):
-        return np.asarray(moved[gpu.namespace(block).asarray(at)].get().view(block.dtype))
+
+    def on_gpu() -> np.ndarray:
+        with gpu.working("product"):
+            # One row after the other: an index of several rows may copy all of a transposed block.
+            return np.asarray(xp.stack([moved[row] for row in at.tolist()]).get())
+
+    return gpu.retrying(on_gpu, f"rows of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},").view(
+        block.dtype
+    )
 
 
 def sampled(before: Sample | None, block: Block, right: list[Columns], *seed: int) -> Sample | None:

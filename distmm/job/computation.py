@@ -217,8 +217,8 @@ class Computation:
                     self._make_again(record)
                     continue
                 self.written += 1
-                if record["attempt"]:
-                    self.faulty.put_right(self._rejected(record), record)
+                if (before := self._rejected(record)) is not None:
+                    self.faulty.put_right(before, record)
                 if record.get("residual") is not None:
                     self.residual = max(record["residual"], self.residual or 0.0)
                 columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))

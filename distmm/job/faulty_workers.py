@@ -40,9 +40,9 @@ class FaultyWorkers:
         self.retired: list[Json] = []
         self._wrong: Counter[tuple[str, str]] = Counter()
 
-    def put_right(self, before: Json | None, now: Json) -> None:
+    def put_right(self, before: Json, now: Json) -> None:
         """Take the records of a block that was rejected and is right now; retire the first worker if it is time."""
-        if before is None or before["worker"] == now["worker"] or before["crc32c"] == now["crc32c"]:
+        if before["worker"] == now["worker"] or before["crc32c"] == now["crc32c"]:
             return
         worker = before["worker"], before["host"]
         self._wrong[worker] += 1

@@ -5,7 +5,7 @@
     python tests/bench/certificate_rates.py            # a few minutes on two cores
     python tests/bench/certificate_rates.py --nasty 500  # right products only: false alarms
 
-Blocks have 64 rows and 256 columns. Each rate is that of `--seeds` products, and of 8 places in each for single elements.
+Blocks have 64 rows and 256 columns. Each rate is that of `--seeds` products, for single elements of 8 places in each.
 """
 
 from __future__ import annotations

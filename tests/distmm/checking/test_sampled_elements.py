@@ -92,6 +92,23 @@ def test_sums_of_equal_numbers_may_all_round_the_same_way(kernel: str, name: str
     assert found.residual < 0.5  # 5 for the chain if roundings were taken for independent ones
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128", "float16", "bfloat16"])
+def test_a_gpu_has_the_same_samples(name: str) -> None:
+    import cupy
+
+    a, b = operands(300, name=name)
+    a[0] = a[0] * np.finfo(np.float32).smallest_subnormal  # zeros in 16 bits
+    here, there = (
+        sampled_elements.sampled(None, put(a), [sampled_elements.columns_of(put(b.T).T, 3, 1)], 5)  # type: ignore[list-item]
+        for put in (np.asarray, cupy.asarray)
+    )
+    assert here is not None
+    assert there is not None
+    for field in ("rows", "columns", "sums", "squares", "spread", "chain"):
+        np.testing.assert_array_equal(getattr(there, field), getattr(here, field))
+
+
 def test_elements_are_compared_with_what_was_added_to_them() -> None:
     a, b = operands(4096)
     added = operands(EDGE)[0]
