@@ -168,20 +168,24 @@ def columns_of(block: Block, *seed: int) -> Columns | None:
     return Columns(at, _lines(block.T, at).T)
 
 
-def _lines(block: Block, at: np.ndarray) -> np.ndarray:
-    """Return some rows of a block, in host memory.
+def _lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
+    """Return some rows of a block, or the elements where they cross some columns, in host memory.
 
     They are moved as integers: CuPy has all operations for those, and takes no subnormal number for zero.
     """
     moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
     xp = gpu.namespace(block)
     if xp is np:
-        return np.asarray(moved[at].view(block.dtype))
+        lines = moved[at] if columns is None else moved[np.ix_(at, columns)]
+        return np.asarray(lines.view(block.dtype))
 
     def on_gpu() -> np.ndarray:
         with gpu.working("product"):
             # One row after the other: an index of several rows may copy all of a transposed block.
-            return np.asarray(xp.stack([moved[row] for row in at.tolist()]).get())
+            lines = xp.stack([moved[row] for row in at.tolist()])
+            if columns is not None:
+                lines = xp.stack([lines[:, column] for column in columns.tolist()], axis=1)
+            return np.asarray(lines.get())
 
     return gpu.retrying(on_gpu, f"rows of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},").view(
         block.dtype
@@ -350,7 +354,7 @@ def level(
     """
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep
-    given = _lines(block, sample.rows)[:, at].astype(tolerance.work)
+    given = _lines(block, sample.rows, at).astype(tolerance.work)
     names = "terms", "groups", "spread", "cut", "coarse"
     mine = {name: getattr(sample, name)[..., own].sum(axis=0) for name in names}
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
@@ -358,7 +362,7 @@ def level(
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
         truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
         if added is not None:
-            before = beta * _lines(added, sample.rows)[:, at].astype(tolerance.work)
+            before = beta * _lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real ones add the parts before: twice the sums.
         walk = _squares(sample)[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)
