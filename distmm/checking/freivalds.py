@@ -23,7 +23,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from distmm.checking import row_slices
+from distmm.checking import row_slices, sampled_elements
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.checking.verdict import Verdict
@@ -94,7 +94,16 @@ class Freivalds:
         if self.tolerance.exact:
             left, right = self._both_sides(seed, None)
             return self._verdict(np.where(self.tolerance.differ(left, right), np.inf, 0.0), None)
-        left, right, rows, columns = self._both_sides(seed, None, self._largest(self.a, 0), self._largest(self.b, 1))
+        more = self._largest(self.a, 0), self._largest(self.b, 1), *self._samples(seed)
+        left, right, rows, columns, *samples = self._both_sides(seed, None, *more)
+        verdict = self._by_rows(seed, left, right, rows, columns)
+        message = self._rounding(seed, *samples) if samples and verdict.outcome != "wrong" else None
+        return Verdict("wrong", math.inf, f"C is not A @ B: {message}") if message else verdict
+
+    def _by_rows(
+        self, seed: int, left: np.ndarray, right: np.ndarray, rows: np.ndarray, columns: np.ndarray
+    ) -> Verdict:
+        """Compare both sides of floats; where that cannot tell enough, with rows and columns scaled."""
         scales = Scales.of(exponents(rows), exponents(columns), self.tolerance, self.alpha)
         far = any(map(extreme, (scales.rows, scales.columns, np.array([mantissa(self.alpha)[1]]))))
         if not far:
@@ -110,19 +119,41 @@ class Freivalds:
         ratio[scales.rows == SPOILT] = 0
         return self._verdict(ratio, scales)
 
+    def _samples(self, seed: int) -> tuple[da.Array, ...]:
+        """Return some rows of A and columns of B, and the elements of C where they cross."""
+        if not self.tolerance.narrow:
+            return ()
+        at = [sampled_elements.positions(size, seed, axis) for axis, size in enumerate(self.c.shape)]
+        return self.a[at[0]], self.b[:, at[1]], self.c[at[0]][:, at[1]]
+
+    def _rounding(self, seed: int, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
+        """Say by how much the rounding of the sampled elements is larger than that of the precision."""
+        some = sampled_elements.Columns(np.arange(columns.shape[1]), columns)
+        sample = sampled_elements.sampled(None, rows, [some])
+        if sample is None:
+            return None
+        level, row = sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)
+        if level <= 1:
+            return None
+        row = int(sampled_elements.positions(self.c.shape[0], seed, 0)[row])
+        what = (
+            f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes at this precision"
+        )
+        return f"{what}, and largest in row {row}"
+
     def _verdict(self, ratio: np.ndarray, scales: Scales | None) -> Verdict:
         """Settle the rows that fail or stand out by their elements."""
         rows = ratio.max(axis=1, initial=0.0)
         residual, unknown = float(rows[rows <= 1].max(initial=0.0)), None
-        suspects = np.flatnonzero(stands_out(rows))
+        suspects, dependence = np.flatnonzero(stands_out(rows)), 1.0
         for row in sorted(suspects, key=lambda row: -rows[row])[:SUSPECTS]:
-            outcome, where = self._elements(int(row), scales)
+            outcome, where, own = self._elements(int(row), scales)
             if outcome == "wrong":
                 return Verdict("wrong", float(rows[row]), f"C is not A @ B: row {row} stands out; {where}")
-            unknown = unknown or where
+            unknown, dependence = unknown or where, max(dependence, own)
         if unknown:
             return Verdict("cannot tell", residual, f"C may be A @ B or not: {unknown}")
-        if np.count_nonzero(rows > 1) > SUSPECTS:
+        if np.count_nonzero(rows > dependence) > SUSPECTS:
             message = (
                 f"C may be A @ B or not: more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot "
                 f"compare; the first of them are right: scale A or B, or use check='full'"
@@ -184,15 +215,15 @@ class Freivalds:
         blocks = da.from_array(values, chunks=chunks)
         return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks._meta) if self.on_gpu else blocks
 
-    def _elements(self, row: int, scales: Scales | None) -> tuple[str, str | None]:
-        """Recompute one row, O(kn): the outcome, and where its first element is that is not right."""
-        work, alpha = self.tolerance.work, self.alpha
+    def _elements(self, row: int, scales: Scales | None) -> tuple[str, str | None, float]:
+        """Recompute one row, O(kn): the outcome, where its first element is that is not right, and the dependence."""
+        work, alpha, dependence = self.tolerance.work, self.alpha, 1.0
         line, given = (x.astype(work) for x in fetch(self.a[row], self.c[row]))
         if scales is None:
             truth = self._down(line[None], None)[0] * in_type(alpha, work)
             bad, unknown = self.tolerance.differ(truth, given), np.zeros(len(given), bool)
         else:
-            own = max(0 if scales.rows[row] == SPOILT else int(scales.rows[row]), -2000)
+            whole, own = line, max(0 if scales.rows[row] == SPOILT else int(scales.rows[row]), -2000)
             columns = weights(scales.columns)
             factor, exponent = mantissa(alpha)
             line = scaled(line, -own)
@@ -200,14 +231,27 @@ class Freivalds:
             counts = columns != SPOILT
             shift = own + exponent + np.where(counts, columns, 0)
             given = np.where(counts, given, 0)
-            ratio, unknown = self.tolerance.elements(truth, given, abs(spread), shift, alpha)
+            compare = partial(self.tolerance.elements, truth, given, abs(spread), shift, alpha)
+            ratio, unknown = compare()
+            if (ratio > 1).any():
+                dependence = self._dependence(whole, ratio)
+                ratio, unknown = compare(dependence)
             bad = ratio > 1
             with np.errstate(over="ignore", invalid="ignore"):
                 truth = scaled(truth, shift)
         for outcome, found in (("wrong", bad), ("cannot tell", unknown)):
             if found.any():
-                return outcome, self._named(row, int(np.argmax(found)), given, truth, outcome)
-        return "right", None
+                return outcome, self._named(row, int(np.argmax(found)), given, truth, outcome), dependence
+        return "right", None, dependence
+
+    def _dependence(self, line: np.ndarray, ratio: np.ndarray) -> float:
+        """How far the roundings of the worst elements of a row are from independent ones."""
+        worst = np.sort(np.argsort(-ratio, kind="stable")[: sampled_elements.EDGE])
+        (found,) = fetch(self.b[:, worst])
+        columns = sampled_elements.Columns(worst, found)
+        rows = np.repeat(line[None], sampled_elements.EDGE, axis=0)
+        sample = sampled_elements.sampled(None, rows.astype(self.a.dtype), [columns])
+        return 1.0 if sample is None else sampled_elements.dependence(sample, 0)
 
     def _down(self, lines: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
         """Multiply lines by B, and a second one by its absolute values."""

@@ -21,6 +21,10 @@ first vector never is (`weigh`). The weights follow from the first panel, B_0j, 
 weights for all of them. Any weights give a right bound. Weights that do not fit a later panel find fewer errors there,
 and the first vector finds those. Rows of A need no weights, because each row of C has a bound of its own. Where sums of
 squares would leave float64's range, a row is divided by a power of two, which is kept in the sketch.
+
+The sketches also carry some elements of each block that are computed again, with a bound that is much sharper
+(`distmm.checking.sampled_elements`): they find what is wrong with the rounding of the whole block, and the vectors find
+what is wrong in one place.
 """
 
 from __future__ import annotations
@@ -34,6 +38,8 @@ from typing import Any
 
 import numpy as np
 
+from distmm.checking import sampled_elements
+from distmm.checking.sampled_elements import Columns, Sample
 from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.worker import gpu, gpu_copies
@@ -67,12 +73,15 @@ class Sketch:
         `values` and `norms` are to be multiplied by ``2**exponents``.
     columns : array of shape (block columns, VECTORS)
         Norms of the blocks of B, times the weights, that went into `values`.
+    sample : Columns or Sample, optional
+        Some columns of B, or sums of some elements of C (`distmm.checking.sampled_elements`).
     """
 
     values: np.ndarray
     norms: np.ndarray
     exponents: np.ndarray
     columns: np.ndarray
+    sample: Columns | Sample | None = None
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,8 @@ class Judgement:
         False where inf, NaN or underflow leave nothing to compare. Only the same bits a second time can confirm the
         block then.
     residual : float
-        Largest ratio of an error to its bound over rows and vectors; 0 for integers that agree.
+        Largest ratio of an error to its bound over rows and vectors, and of the sampled elements together; 0 for
+        integers that agree.
     row : int
         Where that is, in the block.
     """
@@ -143,23 +153,35 @@ def of_b(
         if shift.any():
             values, norms = scaled(values, shift), scaled(norms, shift)
         whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, VECTORS))
-        return Sketch(values, norms, np.zeros_like(shift), whole)
+        return Sketch(values, norms, np.zeros_like(shift), whole, sampled_elements.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
 
-def of_a(where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype) -> Sketch:
-    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before."""
+def of_a(
+    where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype, *seed: int
+) -> Sketch:
+    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before; `seed` is of rows."""
     panel = list(itertools.chain.from_iterable(right))
+    sample = _sampled(before, block, panel, *seed)
     values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
-        return Sketch(values, norms, shift, columns)
+        return Sketch(values, norms, shift, columns, sample)
     common = np.maximum(before.exponents, shift)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         values = _to(before.values, before.exponents, common) + _to(values, shift, common)
         norms = np.hypot(_to(before.norms, before.exponents, common), _to(norms, shift, common))
-        return Sketch(values, norms, common, np.hypot(before.columns, columns))
+        return Sketch(values, norms, common, np.hypot(before.columns, columns), sample)
+
+
+def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: int) -> Sample | None:
+    """Add what the panel has to the sums of the sampled elements."""
+    columns = [sketch.sample for sketch in panel if isinstance(sketch.sample, Columns)]
+    earlier = None if before is None else before.sample
+    if len(columns) < len(panel) or (before is not None and not isinstance(earlier, Sample)):
+        return None
+    return sampled_elements.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
 
 
 def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
@@ -265,6 +287,8 @@ def judge(
             truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))
         wrong = tolerance.differ(truth, given).any(axis=1)
         return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
+    sample = left.sample if isinstance(left.sample, Sample) else None
+    dependence = 1.0 if sample is None else sampled_elements.dependence(sample, position)
     factor, exponent = mantissa(alpha)
     underflow = np.array([tolerance.underflow(alpha, columns) for columns in _divisors(by, block.shape[1])])
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
@@ -283,8 +307,10 @@ def judge(
             truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
             size = size + scaled(abs(beta_factor) * more[1], by_beta)
         given = scaled(given, given_shift - common)
-        limit = tolerance.limit(RMS * spread, RMS * size, RMS * scaled(underflow, -common), block.shape[1])
+        lost_by_rounding = RMS * size, RMS * scaled(underflow, -common), block.shape[1]
+        limit = tolerance.limit(RMS * spread, *lost_by_rounding, dependence)
         ratio = tolerance.ratio(truth, given, limit)
+        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1)
         # Where no sum can have reached the largest number, inf and NaN in C are wrong.
         reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
         if more is not None:
@@ -293,9 +319,13 @@ def judge(
     known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size) & ~faint
     known |= invented
     rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
-    row = int(np.argmax(rows)) if rows.size else 0
-    suspect = bool(stands_out(rows).any())
-    return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, float(rows.max(initial=0.0)), row)
+    row, largest = int(np.argmax(rows)) if rows.size else 0, float(rows.max(initial=0.0))
+    suspect = bool(stands_out(rows, rounding).any())
+    if sample is not None and tolerance.narrow:
+        level, of_level = sampled_elements.level(tolerance, sample, position, block, alpha, beta, added)
+        suspect |= level > 1
+        row, largest = (of_level, level) if level > largest else (row, largest)
+    return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, largest, row)
 
 
 def _divisors(by: Weights, width: int) -> np.ndarray:

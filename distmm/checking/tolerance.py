@@ -10,6 +10,10 @@ C is rounded to its own type on top, by u_out of its size. Tensor cores add 16-b
 instruction of 16 steps cuts the sum and its products off, by at most `CUT_OFF` of |A||B|, and after `STRETCH` steps the
 sum is added in float32. These errors have one sign where numbers do. They too count as 2 u_in.
 
+*Dependence.* In sums of equal numbers the additions round the same way, and the error grows with k instead of its root.
+How far some elements are from independent roundings is measured (`distmm.checking.sampled_elements.dependence`), and
+lambda is multiplied by that; it is 1 for most data.
+
 *Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
 accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
 up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more. The last rounding adds half
@@ -45,8 +49,8 @@ from distmm.planning.problem import accumulator_dtype
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
 
 FORMULA = (
-    "SIGMAS (sqrt(k u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns times "
-    "weighted random vectors"
+    "SIGMAS (sqrt(k d^2 u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns "
+    "times weighted random vectors; d is 1 unless roundings depend on each other; and 64 elements by their partial sums"
 )
 
 DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, in which the check adds
@@ -81,6 +85,8 @@ class Tolerance:
         Underflow in one element.
     most, most_sum : float
         Largest finite numbers of C's type, and of the accumulator.
+    cuts : bool
+        Whether u_in is what tensor cores cut off.
     """
 
     dtype: np.dtype
@@ -91,6 +97,7 @@ class Tolerance:
     u_in: float = 0.0
     most: float = math.inf
     most_sum: float = math.inf
+    cuts: bool = False
 
     @classmethod
     def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: Precision = "highest") -> Tolerance:
@@ -110,16 +117,22 @@ class Tolerance:
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
         rounded = ROUNDOFF[precision] if single else 0.0
-        if accumulator.dtype == np.float32 and not single:
+        cuts = accumulator.dtype == np.float32 and not single
+        if cuts:
             rounded = CUT_OFF * math.ceil(min(k, STRETCH) / 16) / 2
         eta = 2 * (k + 2) * float(accumulator.tiny) + float(out.smallest_subnormal) / 2
         limits = float(out.max), float(accumulator.max)
-        return cls(c, max(1, k), u, float(out.eps) / 2, eta, rounded, *limits)
+        return cls(c, max(1, k), u, float(out.eps) / 2, eta, rounded, *limits, cuts)
 
     @property
     def exact(self) -> bool:
         """Whether C must be right to the bit."""
         return self.dtype.kind in "iub"
+
+    @property
+    def narrow(self) -> bool:
+        """Whether sums are made in float32."""
+        return self.u > 2.0**-30
 
     @property
     def work(self) -> np.dtype:
@@ -143,15 +156,22 @@ class Tolerance:
         return float(np.ldexp(eta * np.linalg.norm(np.ldexp(1.0, least - columns)), -least))
 
     def limit(
-        self, spread: np.ndarray, size: np.ndarray, underflow: np.ndarray | float, columns: int = 0
+        self,
+        spread: np.ndarray | float,
+        size: np.ndarray,
+        underflow: np.ndarray | float,
+        columns: int = 0,
+        dependence: float = 1.0,
     ) -> np.ndarray:
         """Largest error of a right value.
 
         `spread` is |A||B| and `size` is |C|, or norms of these over a row whose `columns` the check has added.
+        `dependence` is how much more the roundings of a sum may be than independent ones, at most all of k.
         """
         added = math.sqrt(columns) * DOUBLE
+        steps = math.sqrt(self.k) * min(dependence, math.sqrt(self.k))
         with np.errstate(invalid="ignore", over="ignore"):
-            by_products, by_rounding = math.hypot(math.sqrt(self.k) * self.u, added), math.hypot(self.u_out, added)
+            by_products, by_rounding = math.hypot(steps * self.u, added), math.hypot(self.u_out, added)
             rounding = SIGMAS * (by_products * spread + by_rounding * size + underflow)
             return np.asarray(rounding + 2 * self.u_in * spread)
 
@@ -163,7 +183,13 @@ class Tolerance:
             return np.asarray(np.where(np.isfinite(error) & np.isfinite(limit), ratio, np.inf))
 
     def elements(
-        self, truth: np.ndarray, given: np.ndarray, spread: np.ndarray, shift: np.ndarray, alpha: complex
+        self,
+        truth: np.ndarray,
+        given: np.ndarray,
+        spread: np.ndarray,
+        shift: np.ndarray,
+        alpha: complex,
+        dependence: float = 1.0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Compare single elements of C.
 
@@ -175,6 +201,8 @@ class Tolerance:
             C as it is.
         shift : array of int
         alpha : scalar
+        dependence : float
+            As of `limit`.
 
         Returns
         -------
@@ -188,27 +216,41 @@ class Tolerance:
         common = np.maximum(shift, math.frexp(eta)[1])  # a power of two larger than what is lost anyway
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             truth, spread = (scaled(values, shift - common) for values in (truth, spread))
-            limit = self.limit(spread, np.abs(truth), np.ldexp(eta, -common))
+            limit = self.limit(spread, np.abs(truth), np.ldexp(eta, -common), dependence=dependence)
             ratio = self.ratio(truth, scaled(given, -common), limit)
             finite, infinite = np.isfinite(truth), ~np.isfinite(given)
             overflows = np.abs(truth) + limit > np.ldexp(self.most, -common)
             if given.dtype.kind != "c":
                 overflows &= given == np.copysign(np.inf, truth)
             least = 1.0 if alpha == 0 else min(1.0, abs(alpha))
-            may_overflow = spread + limit > np.ldexp(self.most_sum * least, -common)
+            # Complex products by three real ones have (re + im)(re + im) among their sums: twice the products.
+            sums = 2 * spread if given.dtype.kind == "c" else spread
+            may_overflow = sums + limit > np.ldexp(self.most_sum * least, -common)
         unknown = infinite & finite & ~overflows & may_overflow
         agree = infinite & (~finite | overflows)
         return np.where(agree | unknown, 0.0, ratio), unknown
 
 
-def stands_out(rows: np.ndarray) -> np.ndarray:
+def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
     """Return which rows have a ratio above 1, or far above the median.
 
     The bound of a row allows for the worst signs of the data, which makes it loose. So rows far above the median are
-    suspect too.
+    suspect too. `rounding` is the ratio that the last rounding of each row may have. Where it is given, an error has to
+    be far above the median beside it, too: rows with some large terms have larger errors, and are larger themselves.
     """
-    usual = float(np.median(rows[rows <= 1])) if (rows <= 1).any() else 0.0
-    return np.asarray(rows > min(1.0, OUTLIER * usual) if usual > 0 else rows > 1)
+    out = rows > 1
+    usual = _usual(rows, out)
+    if usual == 0:
+        return np.asarray(out)
+    far = rows > OUTLIER * usual
+    if rounding is not None:
+        beside = rows / np.maximum(rounding, np.finfo(float).tiny)
+        far &= (beside > OUTLIER * _usual(beside, out)) & (rows > 2 / SIGMAS * rounding)
+    return np.asarray(out | far)
+
+
+def _usual(rows: np.ndarray, out: np.ndarray) -> float:
+    return 0.0 if out.all() else float(np.median(rows[~out]))
 
 
 def in_type(value: complex, work: np.dtype) -> np.generic:

@@ -22,6 +22,7 @@ from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
+from distmm.job.faulty_workers import FaultyWorkers
 from distmm.job.folder import Json
 from distmm.job.input_checksums import Seen
 from distmm.job.row_writer import RowWriter
@@ -77,6 +78,8 @@ class Computation:
         The largest one of these.
     rejected : list of dict
         Records of blocks that were not right.
+    faulty : FaultyWorkers
+        Who made blocks wrong that others made right.
     """
 
     def __init__(
@@ -95,6 +98,7 @@ class Computation:
         self.seen = Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
+        self.faulty = FaultyWorkers(client)
         self.waves = Waves(
             client,
             self._take,
@@ -217,6 +221,8 @@ class Computation:
                     self._make_again(record)
                     continue
                 self.written += 1
+                if (before := self._rejected(record)) is not None:
+                    self.faulty.put_right(before, record)
                 if record.get("residual") is not None:
                     self.residual = max(record["residual"], self.residual or 0.0)
                 columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
@@ -235,7 +241,7 @@ class Computation:
         if "too_many" in record:
             self.kept.refuse(record)
         self._event("certificate-failure", blocks=[(i, j)])
-        before = next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (i, j)), None)
+        before = self._rejected(record)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
         same = before is not None and before["crc32c"] == record["crc32c"]
@@ -250,6 +256,10 @@ class Computation:
         )
         writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
         self.waves.send(*self._send(waves, {result.unit(i, j)}, plan, writer))
+
+    def _rejected(self, record: Json) -> Json | None:
+        """Return the record of a block's attempt before."""
+        return next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (record["i"], record["j"])), None)
 
     def _event(self, event: str, **facts: Any) -> None:
         """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.JOB_TOPIC`)."""

@@ -236,6 +236,7 @@ class Job:
         finally:
             if computation.rejected:
                 manifest["rejected"] += len(computation.rejected)
+                manifest.setdefault("retired", []).extend(computation.faulty.retired)
                 Lock.check(folder.path, lock.token)
                 write_manifest(folder, manifest)
             _report(client, folder, computation)
@@ -362,6 +363,10 @@ def _report(client: Client, folder: Folder, made: Computation) -> None:
         if record is not None:
             rows = [
                 ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and made again"),
+                *[
+                    ("taken out", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
+                    for one in made.faulty.retired
+                ],
                 ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
                 ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
             ]

@@ -68,6 +68,7 @@ def _of_a(
     block: Any,
     right: list[Right],
     work: np.dtype | None,
+    seed: tuple[int, int],
     measure: bool = False,
 ) -> Left:
     """Add the checksums of a panel to those before and, if blocks of C are judged, the sketch of its block of A."""
@@ -79,7 +80,7 @@ def _of_a(
         norms = squares if norms is None else [*map(np.add, norms, squares)]
     if work is None:
         return None, sums, norms
-    return sketch.of_a(where, sketches, block, [made for made, _, _ in right], work), sums, norms
+    return sketch.of_a(where, sketches, block, [made for made, _, _ in right], work, *seed), sums, norms
 
 
 @dataclass(frozen=True)
@@ -193,6 +194,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
                     TaskRef((names.a, i, p)),
                     right,
                     work,
+                    (writer.seed, i),
                     writer.needs_norms,
                 )
 

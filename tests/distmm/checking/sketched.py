@@ -9,6 +9,7 @@ import numpy as np
 
 from distmm.checking import sketch
 from distmm.checking.tolerance import Tolerance
+from distmm.planning.precision import Precision
 
 M, K, N = 60, 300, 80
 
@@ -32,15 +33,23 @@ def matrices(name: str, draw: str = "normal") -> tuple[np.ndarray, np.ndarray, n
 
 
 def judged(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, seed: int = 0, column: int = 1, **more: Any
+    a: np.ndarray,
+    b: np.ndarray,
+    c: np.ndarray,
+    seed: int = 0,
+    column: int = 1,
+    panels: int = 3,
+    precision: Precision = "highest",
+    **more: Any,
 ) -> sketch.Judgement:
-    """Sketch A and B in three panels of two block columns, and judge C as one of these columns."""
-    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
-    left, by = None, sketch.weigh(None, [b[:100]] * 2, (0, 1), tolerance.work)
-    for p in range(0, K, 100):
-        panel = b[p : p + 100]
+    """Sketch A and B in some panels of two block columns, and judge C as one of these columns."""
+    k = a.shape[1]
+    tolerance, step = Tolerance.of(a.dtype, b.dtype, c.dtype, k, precision), -(-k // panels)
+    left, by = None, sketch.weigh(None, [b[:step]] * 2, (0, 1), tolerance.work)
+    for p in range(0, k, step):
+        panel = b[p : p + step]
         right = [sketch.of_b(None, [panel, panel], seed, (0, 1), tolerance.work, by)]
-        left = sketch.of_a(None, left, a[:, p : p + 100], right, tolerance.work)
+        left = sketch.of_a(None, left, a[:, p : p + step], right, tolerance.work, seed)
     assert left is not None
     x = sketch.vectors(seed, column, c.shape[1], tolerance.exact)
     return sketch.judge(tolerance, left, column, c, x, by=by[column], **more)

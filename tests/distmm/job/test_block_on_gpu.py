@@ -17,7 +17,7 @@ from distributed import Client
 
 import distmm
 from distmm import clusters, job
-from distmm.checking import sketch
+from distmm.checking import sampled_elements, sketch
 from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
@@ -142,7 +142,8 @@ def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
     whole = [nbytes for nbytes in Block.to_host if nbytes >= c.nbytes]
     sums = 8 * (1 + (c.dtype.kind == "c")) * M * sketch.VECTORS
     assert whole == [c.nbytes]
-    assert sum(Block.to_host) <= c.nbytes + 3 * sums  # and products with vectors, norms and exponents
+    elements = sampled_elements.EDGE**2 * c.itemsize
+    assert sum(Block.to_host) <= c.nbytes + 3 * sums + elements  # products with vectors, norms, exponents, some of C
     assert sum(cupy.to_device) <= 2 * N * sketch.VECTORS * 8  # vectors
 
 

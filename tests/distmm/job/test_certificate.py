@@ -79,6 +79,8 @@ def _spoil(kind: str, times: int, folder: str) -> None:
     def multiply(where: Any, choice: Any, c: Any, a: list[Any], b: list[Any], *rest: Any, **how: Any) -> Any:
         if kind == "transfer" and where.grid.owner(where.i, where.step) != where.rank:
             a = [flipped(a[0]), *a[1:]]  # a copy that came from its home with one bit changed
+        if kind == "digits":  # operands of TF32
+            a, b = ([(x.view("u4") & np.uint32(0xFFFFE000)).view("f4") for x in blocks] for blocks in (a, b))
         out = real(where, choice, c, a, b, *rest, **how)
         if kind == "columns" and (where.i, where.j) == (1, 2):
             out = np.array(out)
@@ -148,6 +150,19 @@ def test_a_job_finds_that_small_columns_of_a_block_are_lost(client: Client, spoi
     spoilt("columns", 0)
     with pytest.raises(WrongResultError, match=r"block C\[\d, \d\] is"):
         run(client)
+
+
+def test_a_job_finds_that_operands_have_lost_digits(client: Client, spoilt: Any) -> None:
+    a, b = np.random.default_rng(0).standard_normal((2, 40, 16384), dtype=np.float32)
+    np.save("A.npy", a)
+    np.save("B.npy", b.T)
+    plan = "g2x2x1 b20x4096x20 p1 w1 l2"
+    run(client, plan)
+    assert max(block["residual"] for block in blocks_done().values()) < 0.3
+    os.remove("C.npy")
+    spoilt("digits", 0)
+    with pytest.raises(WrongResultError, match=r"block C\[\d, \d\] is off by \d+ times .* same bits"):
+        run(client, plan)
 
 
 def test_a_block_is_made_again_on_another_worker_also_if_the_grid_has_one(client: Client, spoilt: Any) -> None:

@@ -1,0 +1,75 @@
+"""A worker that is wrong again and again: it is taken out of the cluster, and named.
+
+A block that is rejected is made again on another worker. If that one makes it right, the first one was wrong: its
+memory, its processor, its GPU or its network. (A wrong kernel makes the same bits twice, and ends the job.) The fault
+may also be in a sketch, which another worker made; so one block says little, and several of one worker say much.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+from distributed import Client, Scheduler
+
+from distmm.job.folder import Json
+
+__all__ = ["MOST", "FaultyWorkers"]
+
+# Blocks of a worker that others have to put right before it is taken out.
+MOST = 3
+
+logger = logging.getLogger("distmm.job")
+
+
+class FaultyWorkers:
+    """Counts blocks that a worker made wrong and another one right.
+
+    Parameters
+    ----------
+    client : distributed.Client
+
+    Attributes
+    ----------
+    retired : list of dict
+        Workers that were taken out in this run: name, host, and number of wrong blocks.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.retired: list[Json] = []
+        self._wrong: Counter[tuple[str, str]] = Counter()
+
+    def put_right(self, before: Json, now: Json) -> None:
+        """Take the records of a block that was rejected and is right now; retire the first worker if it is time."""
+        if before["worker"] == now["worker"] or before["crc32c"] == now["crc32c"]:
+            return
+        worker = before["worker"], before["host"]
+        self._wrong[worker] += 1
+        if self._wrong[worker] != MOST:
+            return
+        if not self.client.run_on_scheduler(_remove, name=worker[0]):
+            logger.warning(
+                "Worker %s of %s made %d blocks wrong; it is the last one, or has gone already", *worker, MOST
+            )
+            return
+        self.retired.append({"worker": worker[0], "host": worker[1], "wrong": MOST})
+        logger.warning(
+            "Worker %s of %s is taken out of the cluster: it made %d blocks wrong that other workers made right. "
+            "Check its memory and its GPU before it is used again",
+            *worker,
+            MOST,
+        )
+
+
+async def _remove(name: str, dask_scheduler: Scheduler) -> bool:
+    """Close a worker, unless it is the last one.
+
+    What it holds is not copied to others, as Dask's own ``retire_workers`` does: it may be wrong, too. The scheduler
+    has it made again, as for a worker that died.
+    """
+    found = [ws.address for ws in dask_scheduler.workers.values() if str(ws.name) == name]
+    if not found or len(dask_scheduler.workers) == 1:
+        return False
+    await dask_scheduler.remove_worker(found[0], stimulus_id="distmm-faulty-worker", close=True)
+    return True

@@ -1,0 +1,93 @@
+"""A worker whose blocks are wrong again and again is taken out of the cluster, and named."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, get_worker
+
+from distmm import job
+from distmm.job.faulty_workers import MOST
+from distmm.worker import tasks
+from distmm.worker.tasks import products
+from tests.distmm.checking.sketched import matrices
+
+Cluster = Callable[[int], Client]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """Clusters of workers in this process."""
+    opened: list[Any] = []
+
+    def start(workers: int) -> Client:
+        with dask.config.set({"distributed.scheduler.work-stealing": False}):
+            local = LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0")
+        client = Client(local, set_as_default=False)
+        opened.extend((local, client))
+        return client
+
+    yield start
+    for one in reversed(opened):
+        one.close()
+
+
+@pytest.fixture
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """A and B in the current folder, and a way to have some of worker 1's products come out wrong, each otherwise."""
+    monkeypatch.chdir(tmp_path)
+    for name, values in zip("AB", matrices("float32")[:2], strict=True):
+        np.save(f"{name}.npy", values)
+    real, made = tasks.multiply, []
+
+    def spoil(blocks: int) -> None:
+        def multiply(where: Any, *rest: Any, **how: Any) -> Any:
+            out = real(where, *rest, **how)
+            if str(get_worker().name) != "1" or len(made) >= blocks or where.step != 2:
+                return out
+            made.append(where)
+            out = np.array(out)
+            out[3, 4] += 1000 + len(made)
+            return out
+
+        monkeypatch.setattr(tasks, "multiply", multiply)
+        monkeypatch.setattr(products, "multiply", multiply)
+
+    return spoil
+
+
+def run(client: Client) -> tuple[job.Summary, dict[str, Any]]:
+    summary = job.multiply("A.npy", "B.npy", "C.npy", client=client, plan="g3x1x1 b10x100x20 p1 w1 l2")
+    np.testing.assert_allclose(np.load("C.npy"), matrices("float32")[2], rtol=1e-3, atol=1e-3)
+    return summary, json.loads(Path("C.npy.certificate.json").read_text())
+
+
+def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
+    cluster: Cluster, faulty: Callable[[int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = cluster(3)
+    faulty(MOST)
+    with caplog.at_level(logging.WARNING, "distmm.job"):
+        summary, certificate = run(client)
+    assert summary.recomputed == certificate["rejected"] == MOST
+    (retired,) = certificate["retired"]
+    assert (retired["worker"], retired["wrong"]) == ("1", MOST)
+    assert f"Worker 1 of {retired['host']} is taken out" in caplog.text
+    assert {str(one["id"]) for one in client.scheduler_info(n_workers=-1)["workers"].values()} == {"0", "2"}
+    assert f"worker 1 of {retired['host']}, {MOST} of whose blocks were wrong" in Path(summary.report or "").read_text()
+
+
+def test_a_worker_that_is_wrong_less_often_stays(cluster: Cluster, faulty: Callable[[int], None]) -> None:
+    client = cluster(3)
+    faulty(MOST - 1)
+    summary, certificate = run(client)
+    assert summary.recomputed == MOST - 1
+    assert certificate["retired"] == []
+    assert len(client.scheduler_info(n_workers=-1)["workers"]) == 3
