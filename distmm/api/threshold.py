@@ -147,6 +147,12 @@ def check_threshold(t: Any, most: Any) -> None:
     check_scalars(t=t)
     if isinstance(t, (complex, np.complexfloating)) or t != t:
         raise InputError(f"t is {t!r}: give a real number")
+    try:
+        float(t)
+    except OverflowError:
+        raise InputError(
+            f"t is an integer of {t.bit_length()} bits, beyond all types of elements: give one below 1.7e308"
+        ) from None
     if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
         raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
 

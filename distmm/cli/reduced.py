@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distmm.cli import options
+from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
     from distmm.job import Summary
@@ -81,17 +82,10 @@ def topk(
     from distmm.job.reduction import TopK
 
     wished: Any = None if metric is None else metric.value
-    product: dict[str, Any] = {
-        "transa": transa,
-        "transb": transb,
-        "kernel": kernel,
-        "precision": precision,
-        "plan": plan,
-    }
-    _run(
-        ctx, partial(job, k=k, metric=wished, **product), TopK(k, wished), (a, b, output), overwrite,
-        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
-    )  # fmt: skip
+    _Command(
+        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
+        plan, kernel, precision,
+    ).run(ctx, job, TopK(k, wished), k=k, metric=wished)  # fmt: skip
 
 
 def threshold(
@@ -134,51 +128,53 @@ def threshold(
     from distmm.job.reduction import Threshold
 
     least = int(t) if t.is_integer() and abs(t) < 2**53 else t
-    product: dict[str, Any] = {
-        "transa": transa,
-        "transb": transb,
-        "kernel": kernel,
-        "precision": precision,
-        "plan": plan,
-    }
-    _run(
-        ctx, partial(job, t=least, most=most, **product), Threshold(least), (a, b, output), overwrite,
-        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
-    )  # fmt: skip
+    _Command(
+        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
+        plan, kernel, precision,
+    ).run(ctx, job, Threshold(least), t=least, most=most)  # fmt: skip
 
 
-class _Where(NamedTuple):
-    """The cluster that a command asks for."""
+@dataclass(frozen=True)
+class _Command:
+    """What both commands are asked for; the fields are named as their options."""
 
+    a: str
+    b: str
+    output: str
+    overwrite: bool
+    transa: bool
+    transb: bool
+    check: options.Check | None
+    deadline: str | None
     cluster: str
+    device: options.Device | None
     workers: int | None
     memory_limit: str | None
     tls: str
+    blocks: str | None
+    plan: str | None
+    kernel: str | None
+    precision: Precision | None
 
+    def run(self, ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, **own: Any) -> None:
+        """Run a job whose product is reduced; `own` are the arguments that are not common to all such jobs."""
+        from distmm import interrupts
+        from distmm.cli import session
+        from distmm.cli.multiply import shown
+        from distmm.job.spec import Spec
 
-def _run(
-    ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, paths: tuple[str, str, str],
-    overwrite: bool, transposed: tuple[bool, bool], check: options.Check | None, blocks: str | None,
-    device: options.Device | None, deadline: str | None, where: _Where,
-) -> None:  # fmt: skip
-    """Run a job whose product is reduced, as the command line asks for it."""
-    from distmm import interrupts
-    from distmm.cli import session
-    from distmm.cli.multiply import shown
-    from distmm.job.spec import Spec
-
-    edges = options.edges(blocks) if blocks else None
-    on, stop = options.device_name(device), options.stop(deadline)
-    (a, b, output), (transa, transb) = paths, transposed
-    with stop.on_signals():
-        with interrupts.while_started():  # what is refused is not worth the start of a cluster
-            session.pair(a, b, transa, transb)
-            spec = Spec.of(a, b, None, transa=transa, transb=transb, reduction=reduction)
-            spec.result.refuse(output, overwrite)
-        at, workers, memory_limit, tls = where
-        with session.cluster(ctx, at, on, workers, memory_limit, tls) as client:
-            summary = shown(
-                job, a, b, out=output, overwrite=overwrite, client=client, check=check and check.value, device=on,
-                blocks=edges, stop=stop,
-            )  # fmt: skip
-    session.out().print(session.table(summary.rows(), "Done"))
+        edges = options.edges(self.blocks) if self.blocks else None
+        on, stop = options.device_name(self.device), options.stop(self.deadline)
+        with stop.on_signals():
+            with interrupts.while_started():  # what is refused is not worth the start of a cluster
+                session.pair(self.a, self.b, self.transa, self.transb)
+                spec = Spec.of(self.a, self.b, None, transa=self.transa, transb=self.transb, reduction=reduction)
+                spec.result.refuse(self.output, self.overwrite)
+            where = self.cluster, on, self.workers, self.memory_limit, self.tls
+            with session.cluster(ctx, *where) as client:
+                summary = shown(
+                    job, self.a, self.b, out=self.output, overwrite=self.overwrite, client=client,
+                    transa=self.transa, transb=self.transb, check=self.check and self.check.value, device=on,
+                    blocks=edges, plan=self.plan, kernel=self.kernel, precision=self.precision, stop=stop, **own,
+                )  # fmt: skip
+        session.out().print(session.table(summary.rows(), "Done"))

@@ -96,12 +96,11 @@ def topk(
     >>> group = zarr.open_group("near.zarr", mode="r")  # doctest: +SKIP
     >>> values, indices = group["values"][:], group["indices"][:]  # doctest: +SKIP
     """
-    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
-    cut = {"blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan)}
-    watched = client, device, stop, announce, progress
-    if isinstance(k, np.integer):
-        k = int(k)
-    return _reduced(TopK(k, metric), a, b, out, overwrite, product, cut, watched)
+    return _reduced(
+        TopK(int(k) if isinstance(k, np.integer) else k, metric), a, b, out, None, client=client, transa=transa,
+        transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan,
+        overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
+    )  # fmt: skip
 
 
 def threshold(
@@ -168,26 +167,27 @@ def threshold(
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
     check_threshold(t, most)
-    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
-    cut = {
-        "blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan),
-        "most": None if most is None else index(most),
-    }  # fmt: skip
-    watched = client, device, stop, announce, progress
-    exact = t.item() if isinstance(t, np.generic) else t
-    return _reduced(Threshold(exact), a, b, out, overwrite, product, cut, watched)
+    return _reduced(
+        Threshold(t.item() if isinstance(t, np.generic) else t), a, b, out, None if most is None else index(most),
+        client=client, transa=transa, transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks,
+        plan=plan, overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
+    )  # fmt: skip
 
 
 def _reduced(
-    reduction: Reduction, a: Any, b: Any, out: Path, overwrite: bool, product: dict[str, Any], cut: dict[str, Any],
-    watched: tuple[Any, ...],
+    reduction: Reduction, a: Any, b: Any, out: Path, most: int | None, *, client: Client | None, transa: bool,
+    transb: bool, precision: Precision | None, kernel: str | None, device: cluster.Device | None,
+    blocks: tuple[int, int, int] | None, plan: Plan | str | None, overwrite: bool,
+    check: Literal["freivalds", "none"] | None, seed: int | None, stop: Stop | None, announce: Announce | None,
+    progress: Progress | None,
 ) -> Summary:  # fmt: skip
     """Begin a job whose product is reduced, or go on with it."""
-    for name in ("precision", "kernel", "check"):
-        product[name] = config.chosen(name, product[name])
-    client, device, *others = watched
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
-    spec = Spec.of(a, b, None, reduction=reduction, **product)
-    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, **cut)
-    return begin(job, ended, overwrite, client, config.chosen("device", device), *others)
+    spec = Spec.of(
+        a, b, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
+        kernel=config.chosen("kernel", kernel), check=config.chosen("check", check), reduction=reduction,
+    )  # fmt: skip
+    text = None if plan is None else str(plan)
+    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
+    return begin(job, ended, overwrite, client, config.chosen("device", device), stop, announce, progress)

@@ -21,7 +21,7 @@ import numpy
 
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "device_name", "from_dlpack", "namespace", "prepared", "retrying", "working"]
+__all__ = ["Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing", "retrying", "working"]
 
 Work = Literal["product", "upload", "download"]
 Result = TypeVar("Result")
@@ -40,6 +40,12 @@ def _stream(work: Work, device: int) -> Any:
 
     with cupy.cuda.Device(device):
         return cupy.cuda.Stream(non_blocking=True)
+
+
+# A thread that reduces a block, or merges parts, holds one of these for as long as it has its workspace. A plan counts
+# one of each, although more threads may do so at a time. What they launch goes to one stream, so that taking turns
+# costs the GPU no time. Two locks, since copies of parts wait for products: a block must not wait for such a copy.
+reducing, merging = threading.Lock(), threading.Lock()
 
 
 @contextmanager

@@ -12,6 +12,7 @@ host memory, also where the block is in a GPU's.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -95,6 +96,10 @@ class BlockReduction:
 
         `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
         """
+        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.reducing:
+            return self._parts(block, norms)
+
+    def _parts(self, block: Block, norms: list[np.ndarray] | None) -> tuple[Part, ...]:
         there: Norms | None = None
         if norms is not None:
             rows, columns = map(gpu.namespace(block).asarray, norms)
@@ -148,9 +153,10 @@ def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
     nbytes = sum(each.nbytes for part in parts for each in part[:2])
     height = max(1, lines * MERGED // max(1, nbytes))
     for top in range(0, max(1, lines), height):
-        with gpu.working("product"):
-            some = [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
-            combined = reduction.combine(some)
+        with gpu.working("product"), gpu.merging:
+            combined = reduction.combine(
+                [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
+            )
         made.append(on_host(combined))
     return (*(np.concatenate(each, axis=-2) for each in zip(*made, strict=True)), *parts[0][2:])
 

@@ -15,7 +15,10 @@ from distributed import Client
 import distmm
 from distmm import DoesNotFitError, InputError
 from distmm.api import threshold as thresholds
+from distmm.api.plan_request import _with_room_for_parts
 from distmm.graph.dask_tasks import ProductTask
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.worker import tasks
 from tests.until import until
 
 # Blocks of 16 x 10 x 16 of products of 34 x 20 x 40, the last ones ragged. Waves, a split k, one worker and several.
@@ -273,6 +276,13 @@ def test_results_are_stored_while_they_are_made(client: Client, tmp_path: Any) -
     np.testing.assert_array_equal(to[1][:], best(a @ b, 5))
 
 
+def test_a_gpu_has_room_for_one_block_that_is_reduced_and_one_merge_whatever_its_slots() -> None:
+    cluster = ClusterSpec(2, 10**10, "cuda", 1e13, 1e10, host_memory=10**9, threads=3, workspace=7)
+    with_room = _with_room_for_parts(cluster, kept=10**6)
+    assert (with_room.memory, with_room.workspace) == (10**10 - 2 * tasks.WORKSPACE, 7)
+    assert with_room.host_memory == 10**9 - 10**6 // 2
+
+
 X = np.ones((4, 3))
 WRONG: dict[str, tuple[Any, str]] = {
     "k is too large": (lambda: distmm.topk(X, X.T, 5), "k is 5, and the product has rows of 4 elements"),
@@ -296,6 +306,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a type for a sum": (lambda: distmm.reduce(X, X.T, "sum", dtype="f8"), "belong to functions of your own"),
     "no columns": (lambda: distmm.reduce(X, np.ones((3, 0)), "sum"), "nothing to reduce along axis"),
     "threshold": (lambda: distmm.threshold(X, X.T, float("nan")), "give a real number"),
+    "threshold beyond float64": (lambda: distmm.threshold(X, X.T, -(10**400)), "1329 bits, beyond all types"),
     "threshold of a batch": (lambda: distmm.threshold(X[None], X.T, 1), "one product of matrices"),
     "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "how many elements to keep"),
 }

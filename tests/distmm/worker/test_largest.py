@@ -159,6 +159,23 @@ def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
     assert tasks.Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
 
 
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+
+    def sums(block: Any, first: int) -> Any:
+        alone.append(gpu.reducing.locked())
+        return block.sum(axis=1)
+
+    if on_gpu:
+        monkeypatch.setattr(gpu, "namespace", lambda block: object())
+    reduction = tasks.Custom((sums, sum, lambda part: part), np.dtype("f8"))
+    (part,) = tasks.BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
+    assert part.tolist() == [3.0, 3.0]
+    assert alone == [on_gpu]
+    assert not gpu.reducing.locked()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["f4", "f8", "i4", "?"])
 def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
