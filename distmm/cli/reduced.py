@@ -81,7 +81,7 @@ def topk(
     from distmm.job import topk as job
     from distmm.job.reduction import TopK
 
-    wished: Any = None if metric is None else metric.value
+    wished = _name(metric)
     _Command(
         a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
         plan, kernel, precision,
@@ -92,8 +92,18 @@ def threshold(
     ctx: typer.Context,
     a: A,
     b: B,
-    t: Annotated[float, typer.Option("-t", help="Keep the elements that are at least this.")],
+    t: Annotated[
+        float, typer.Option("-t", help="Keep the elements that are at least this; distances that are at most this.")
+    ],
     output: Output,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
+            "--transb); else the elements of the product.",
+            show_default=False,
+        ),
+    ] = None,
     most: Annotated[
         int | None,
         typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
@@ -121,17 +131,21 @@ def threshold(
 
     ```text
     distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
-    distmm threshold X.zarr X.zarr --transb -t 40 --most 1000000000 -o network.zarr
+    distmm threshold X.zarr X.zarr --transb -t 0.9 --metric cosine --most 1000000000 -o network.zarr
     ```
     """
     from distmm.job import threshold as job
     from distmm.job.reduction import Threshold
 
-    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
+    least, wished = int(t) if t.is_integer() and abs(t) < 2**53 else t, _name(metric)
     _Command(
         a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
         plan, kernel, precision,
-    ).run(ctx, job, Threshold(least), t=least, most=most)  # fmt: skip
+    ).run(ctx, job, Threshold(least, wished), t=least, metric=wished, most=most)  # fmt: skip
+
+
+def _name(metric: Metric | None) -> Any:
+    return None if metric is None else metric.value
 
 
 @dataclass(frozen=True)

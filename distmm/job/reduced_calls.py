@@ -109,6 +109,7 @@ def threshold(
     t: float,
     out: Path,
     *,
+    metric: Literal["inner", "cosine", "euclidean"] | None = None,
     most: int | None = None,
     client: Client | None = None,
     transa: bool = False,
@@ -134,11 +135,13 @@ def threshold(
     a, b : str, path, or array
         As in `topk`.
     t : scalar
-        The threshold, in the type of the product; NaN is not kept.
+        The threshold, in the type of the values; NaN is not kept.
     out : str or path
         Zarr group with the arrays ``rows``, ``columns`` (int64) and ``values``, one element for each element that is
         kept, by ascending row, and in a row by ascending column:
         ``scipy.sparse.coo_array((values, (rows, columns)), shape=group.attrs["distmm"]["shape"])``.
+    metric : {"inner", "cosine", "euclidean"}, optional
+        As in `distmm.threshold`: of "euclidean", distances of at most `t` are kept.
     most : int, optional
         Keep at most so many elements; by default as many as take 40 % of the free disk, for the result is made from
         the block rows, beside them. A job that ends there goes on with a higher limit.
@@ -153,7 +156,7 @@ def threshold(
     Raises
     ------
     InputError
-        As `topk`, and for a `t` that is no real number.
+        As `topk`, and for a `t` that is no real number, or a negative distance.
     DoesNotFitError
         If more than `most` elements are kept, or so many of a block row that they would take more memory than is
         planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
@@ -166,11 +169,12 @@ def threshold(
     >>> from distmm import job
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
-    check_threshold(t, most)
+    check_threshold(t, most, metric)
+    exact, limit = t.item() if isinstance(t, np.generic) else t, None if most is None else index(most)
     return _reduced(
-        Threshold(t.item() if isinstance(t, np.generic) else t), a, b, out, None if most is None else index(most),
-        client=client, transa=transa, transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks,
-        plan=plan, overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
+        Threshold(exact, metric), a, b, out, limit, client=client, transa=transa, transb=transb,
+        precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, overwrite=overwrite, check=check,
+        seed=seed, stop=stop, announce=announce, progress=progress,
     )  # fmt: skip
 
 

@@ -21,7 +21,9 @@ import numpy
 
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing", "retrying", "working"]
+__all__ = [
+    "Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing", "retrying", "working",
+]  # fmt: skip
 
 Work = Literal["product", "upload", "download"]
 Result = TypeVar("Result")

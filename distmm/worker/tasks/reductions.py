@@ -13,7 +13,6 @@ host memory, also where the block is in a GPU's.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -28,7 +27,7 @@ from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.epilogue import Block, flipped
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
-from distmm.worker.tasks.rows import by_rows, pieces
+from distmm.worker.tasks.rows import by_rows
 
 __all__ = [
     "BlockReduction",
@@ -40,7 +39,6 @@ __all__ = [
     "Part",
     "Reduction",
     "Sum",
-    "Threshold",
     "merge",
     "on_host",
 ]
@@ -298,52 +296,3 @@ class Custom:
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the results in their type."""
         return (np.asarray(self.functions[2](part)).astype(self.dtype, copy=False),)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The elements of a block that are at least `least`: how many, and their rows, columns and values.
-
-    Attributes
-    ----------
-    least : number
-    most : int
-        If a block has more, only their number is returned: it would not have the memory for them.
-    most_of_row : float
-        The same for a row of blocks.
-    """
-
-    least: float
-    most: int
-    most_of_row: float = math.inf
-
-    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
-        if reductions_on_gpu.finds_above(block, self.least):
-            count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
-            return count, row, None if column is None else column + first, values
-        library, count, kept = gpu.namespace(block), 0, []
-        for (rows,) in pieces(block):
-            with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
-                found = sortable(block[rows]) >= self.least
-            count += int(library.count_nonzero(found))
-            if count <= self.most:
-                places = library.flatnonzero(found)
-                row, column = places // found.shape[1], places % found.shape[1]
-                kept.append((row + rows.start, column + first, block[rows][row, column]))
-        if count > self.most:
-            return count, None, None, None
-        return (count, *(library.concatenate(each) for each in zip(*kept, strict=True)))
-
-    def combine(self, parts: list[Part]) -> Part:
-        """Put parts of the same lines together; only their number, if a line of blocks has too many."""
-        counts, *arrays = zip(*parts, strict=True)
-        if sum(counts) > self.most_of_row or any(row is None for row in arrays[0]):
-            return sum(counts), None, None, None
-        return (sum(counts), *map(np.concatenate, arrays))
-
-    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return rows, columns and values in the order of rows, and within a row of columns."""
-        _, row, column, values = part
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order], values[order]
