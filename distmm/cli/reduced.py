@@ -28,7 +28,14 @@ class Metric(StrEnum):
 
 
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of **distmm multiply**.")]
-B = Annotated[str, typer.Argument(metavar="B", help="Matrix (d, n); with --transb (n, d).")]
+B = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[B]",
+        help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
+        show_default=False,
+    ),
+]
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="OUT", help="Where the result goes: name.zarr, a group.")
 ]
@@ -40,9 +47,9 @@ Overwrite = Annotated[
 def topk(
     ctx: typer.Context,
     a: A,
-    b: B,
     k: Annotated[int, typer.Option("-k", help="How many elements of each row, from 1 to n.")],
     output: Output,
+    b: B = None,
     metric: Annotated[
         Metric | None,
         typer.Option(
@@ -76,6 +83,7 @@ def topk(
     ```text
     distmm topk A.npy B.zarr -k 15 -o best.zarr
     distmm topk X.zarr Y.zarr --transb -k 15 --metric cosine -o near.zarr
+    distmm topk X.zarr -k 15 --metric euclidean -o neighbours.zarr
     ```
     """
     from distmm.job import topk as job
@@ -91,11 +99,11 @@ def topk(
 def threshold(
     ctx: typer.Context,
     a: A,
-    b: B,
     t: Annotated[
         float, typer.Option("-t", help="Keep the elements that are at least this; distances that are at most this.")
     ],
     output: Output,
+    b: B = None,
     metric: Annotated[
         Metric | None,
         typer.Option(
@@ -131,7 +139,7 @@ def threshold(
 
     ```text
     distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
-    distmm threshold X.zarr X.zarr --transb -t 0.9 --metric cosine --most 1000000000 -o network.zarr
+    distmm threshold X.zarr -t 0.9 --metric cosine --most 1000000000 -o network.zarr
     ```
     """
     from distmm.job import threshold as job
@@ -153,7 +161,7 @@ class _Command:
     """What both commands are asked for; the fields are named as their options."""
 
     a: str
-    b: str
+    b: str | None
     output: str
     overwrite: bool
     transa: bool
@@ -181,8 +189,9 @@ class _Command:
         on, stop = options.device_name(self.device), options.stop(self.deadline)
         with stop.on_signals():
             with interrupts.while_started():  # what is refused is not worth the start of a cluster
-                session.pair(self.a, self.b, self.transa, self.transb)
-                spec = Spec.of(self.a, self.b, None, transa=self.transa, transb=self.transb, reduction=reduction)
+                b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
+                session.pair(self.a, b, self.transa, transb)
+                spec = Spec.of(self.a, b, None, transa=self.transa, transb=transb, reduction=reduction)
                 spec.result.refuse(self.output, self.overwrite)
             where = self.cluster, on, self.workers, self.memory_limit, self.tls
             with session.cluster(ctx, *where) as client:

@@ -12,6 +12,7 @@ from distributed import Client
 from distmm import config
 from distmm.api.threshold import check_threshold
 from distmm.clusters import cluster
+from distmm.errors import InputError
 from distmm.job.calls import Path, begin
 from distmm.job.commit import settle
 from distmm.job.folder import Folder
@@ -58,7 +59,9 @@ def topk(
     Parameters
     ----------
     a, b : str, path, or array
-        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays.
+        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays. Where `b` is None
+        it is A, transposed: the product is ``A @ A.T``, or ``A.T @ A`` with `transa`. Both elements of each pair are
+        computed and kept, (i, j) and (j, i).
     k : int
         How many, from 1 to n.
     out : str or path
@@ -186,6 +189,10 @@ def _reduced(
     progress: Progress | None,
 ) -> Summary:  # fmt: skip
     """Begin a job whose product is reduced, or go on with it."""
+    if b is None:
+        if transb:
+            raise InputError("transb is True, and there is no B: leave transb out, or give B")
+        b, transb = a, not transa
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(

@@ -114,6 +114,9 @@ def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[s
     assert (above.exit_code, "elements seen so far, of" in above.output) == (2, True), above.output
     assert run("threshold", "A.npy", "B.npy", "-t", "0", "--most", "5000", "-o", "S.zarr", *where).exit_code == 0
     assert len(np.asarray(zarr.open_group("S.zarr", mode="r")["rows"])) == np.count_nonzero(c >= 0)
+    assert run("topk", "A.npy", "-k", "1", "--metric", "cosine", "-o", "I.zarr", *where).exit_code == 0
+    indices = np.asarray(zarr.open_group("I.zarr", mode="r")["indices"])
+    np.testing.assert_array_equal(indices[:, 0], np.arange(len(c)))  # each row is its own nearest one
     near = run("threshold", "A.npy", "B.npy", "-t", "0.2", "--metric", "cosine", "-o", "N.zarr", *where)
     assert near.exit_code == 0, near.output
     cosines = c / np.outer(np.linalg.norm(np.load("A.npy"), axis=1), np.linalg.norm(np.load("B.npy"), axis=0))

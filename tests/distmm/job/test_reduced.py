@@ -86,6 +86,20 @@ def test_near_pairs_on_disk_are_those_in_memory(metric: Any, t: float, client: C
         job.threshold("X.npy", "Y.npy", t, "near.zarr", transb=True, client=client)
 
 
+@pytest.mark.parametrize("transa", [False, True])
+def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Client, c: np.ndarray) -> None:
+    a = np.load("A.npy")
+    squared = a.T @ a if transa else a @ a.T
+    options: dict[str, Any] = {"transa": transa, "client": client, "plan": "g1x2x1 b16x10x16 p1 w1 l2"}
+    with pytest.raises(Stopped):
+        job.threshold("A.npy", None, 20, "near.zarr", stop=job.Stop(0.0), **options)
+    job.topk("A.npy", None, 4, "best.zarr", **options)
+    np.testing.assert_array_equal(arrays("best.zarr")["indices"], best(squared, 4))
+    job.resume("near.zarr", client=client)
+    np.testing.assert_array_equal(arrays("near.zarr")["values"], squared[squared >= 20])
+    assert job.recheck("best.zarr", client).outcome == "right"
+
+
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "int32"])
 def test_other_types_are_reduced_and_checked_too(name: str, client: Client, c: np.ndarray) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
