@@ -251,15 +251,22 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 50])
-def test_parts_are_merged_on_a_gpu_some_lines_at_a_time(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy stands in for CuPy: what is tested is how lines are cut."""
     monkeypatch.setitem(sys.modules, "cupy", np)
-    monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
     monkeypatch.setattr(reductions, "MERGED", 2000)
     taken: list[int] = []
+    streams: set[str] = set()
+
+    def working(work: str) -> Any:
+        streams.add(work)
+        return nullcontext()
+
+    monkeypatch.setattr(gpu, "working", working)
 
     class Noting(tasks.Largest):
         def combine(self, parts: list[Any]) -> Any:
+            assert gpu.merging.locked()
             taken.append(sum(each.nbytes for part in parts for each in part))
             return super().combine(parts)
 
@@ -268,6 +275,7 @@ def test_parts_are_merged_on_a_gpu_some_lines_at_a_time(lines: int, monkeypatch:
     parts = parts_of(tasks.Largest(5, x.dtype, "euclidean"), x, [20, 30], squares)
     found = tasks.merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
     assert max(taken) <= 2000
+    assert streams == {"merge"}
     expected = tasks.merge(tasks.Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
     for mine, own in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, own)
