@@ -159,8 +159,10 @@ class _Columns:
             belongs = truth > least
         else:
             t = self.reduction.t
-            least = -float(t) * float(t) if self.reduction.metric == "euclidean" else t
-            belongs = truth >= least
+            least, belongs = float(t), truth >= t
+            if self.reduction.metric == "euclidean":
+                least = -least * least
+                belongs = truth >= least
         at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
         found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
         what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
