@@ -5,26 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Literal
 
-import dask.array as da
 import numpy as np
 from distributed import Client
 
 from distmm.api.array import square
-from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.operands import check_pair, wrap
 from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
-from distmm.api.reduced_product import checked_k, results
+from distmm.api.reduced_product import check_metric, checked_k, results
 from distmm.api.reductions import TopK
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.worker import tasks
 
 __all__ = ["nearest"]
-
-# Bytes of a piece of an operand whose norms a task computes.
-NORMS_PIECE = 32 << 20
 
 
 def nearest(
@@ -83,21 +78,13 @@ def nearest(
     >>> distances, indices
     (array([[1., 2.]]), array([[1, 2]]))
     """
-    if metric not in tasks.METRICS:
-        raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
+    check_metric(metric)
     product, wishes = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = tasks.score_dtype(metric, product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
-
-    def norms(plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
-        """Return the squared norms of the rows of X and Y."""
-        x, y = product.a, replace(product.b, transposed=False)
-        of_x = _squares(x, plan.blocking.m, client)
-        return of_x, of_x if Y is None else _squares(y, plan.blocking.n, client)
-
     reduction = tasks.Largest(k, dtype, metric)
-    return TopK(*results(product, wishes, reduction, kinds, client, norms=None if metric == "inner" else norms))
+    return TopK(*results(product, wishes, reduction, kinds, client, normed=metric != "inner"))
 
 
 def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
@@ -116,14 +103,3 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
     check_pair(x, b)
     product = Gemm.of(x, b, symmetry="symmetric" if Y is None else None)
     return product, Wishes.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)
-
-
-def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
-    """Return the squared norms of the rows of X, lazy, cut at `edges`."""
-    chunks = x.chunks
-    if chunks is None:
-        chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
-    blocks = x.blocked(chunks, "cpu", client)
-    across = (1,) * len(chunks[1])
-    norms = blocks.map_blocks(tasks.squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
-    return norms.sum(axis=1).rechunk((edges,), method="tasks")

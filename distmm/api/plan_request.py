@@ -240,7 +240,8 @@ def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
     if spec.device == "cpu":
         return replace(spec, memory=max(0, spec.memory - each))
     host = None if spec.host_memory is None else max(0, spec.host_memory - each)
-    return replace(spec, host_memory=host, workspace=spec.workspace + WORKSPACE)
+    # One block is reduced at a time, and parts of one line are merged (`distmm.worker.gpu.reducing` and `merging`).
+    return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
 
 
 def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:

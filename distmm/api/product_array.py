@@ -3,7 +3,8 @@
 Dask's own way joins all blocks on one worker, and sends the result to the scheduler, which sends it to this process.
 Workers of this process's machine write each block to its place instead (`distmm.api.out_array`). Dask's way stays for
 what is not computed by `compute` alone, as ``dask.compute(C, C.sum())``, and for workers that do not reach this
-process's memory.
+process's memory. It stays for ``dask.compute(C)``, too. Of Dask's hooks (2026.7) none runs in this process when the
+blocks are there: what `__dask_postcompute__` returns is a task of a worker, and `__dask_optimize__` changes the graph.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from operator import index
 from typing import Any, Literal, SupportsIndex
 
@@ -12,7 +13,7 @@ import numpy as np
 from distributed import Client
 
 from distmm.api.array import square, with_itself
-from distmm.api.operands import check_pair, wrap
+from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.clusters import cluster
@@ -23,10 +24,12 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry
 from distmm.worker import tasks
 
-__all__ = ["Kinds", "Norms", "check_ordered", "checked_k", "product_of", "results"]
+__all__ = ["Kinds", "check_metric", "check_ordered", "checked_k", "norms_of", "product_of", "results"]
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
-Norms = Callable[[Plan, Client | None], tuple[da.Array, da.Array]]
+
+# Bytes of a piece of an operand whose norms a task computes.
+NORMS_PIECE = 32 << 20
 
 
 def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
@@ -64,6 +67,20 @@ def check_ordered(product: Gemm, wanted: str) -> None:
         raise InputError(f"the product is {product.dtype}, and complex numbers have no order, so no {wanted}")
 
 
+def check_metric(metric: Any, *operands: Operand) -> None:
+    """Refuse what is no metric, and integers, whose products may wrap around.
+
+    Raises
+    ------
+    InputError
+    """
+    if metric not in tasks.METRICS:
+        raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
+    for x in operands:
+        if x.dtype.kind in "biuc":
+            raise InputError(f"{x.name} is {x.dtype}: a metric needs real floating-point numbers")
+
+
 def checked_k(k: Any, n: int, what: str) -> int:
     """Return how many of n elements are asked for; `what` says what has ``{n}`` of them.
 
@@ -83,7 +100,7 @@ def results(
     kinds: Kinds,
     client: Client | None,
     down: bool = False,
-    norms: Norms | None = None,
+    normed: bool = False,
 ) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 
@@ -97,8 +114,8 @@ def results(
     client : distributed.Client, optional
     down : bool
         Whether lines are columns of the product, and not rows.
-    norms : callable, optional
-        Returns the squared norms of the rows that the product's rows, and its columns, are inner products of.
+    normed : bool
+        Whether the reduction asks for norms.
     """
     client = cluster.usable(client)
     *batch, m, n = product.shape
@@ -113,10 +130,29 @@ def results(
         blocks = max(wave.c_blocks for wave in plan.waves) * (1 if product.symmetry is None else 2)
         return nbytes + blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
 
-    plan = product.reduced(wishes, kept, client, shared=norms is not None)
-    on_rows = () if norms is None else norms(plan, client)
-    names = (on_rows[0].name, on_rows[1].name) if on_rows else None
-    reduced = Reduced(reduction, down, names)
+    plan = product.reduced(wishes, kept, client, shared=normed)
+    norms = norms_of(product, plan, client) if normed else ()
+    reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    name, graph = product.graphs(plan, kind, client, reduced, on_rows)(None)
+    name, graph = product.graphs(plan, kind, client, reduced, norms)(None)
     return reduction_graph.results(name, graph, plan, reduced, kinds)
+
+
+def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
+    """Return the squared norms of the rows of op(A) and of the columns of op(B), lazy, cut like the product."""
+    of_a = _squares(product.a, plan.blocking.m, client)
+    if product.symmetry is not None:
+        return of_a, of_a
+    b = product.b
+    return of_a, _squares(replace(b, transposed=not b.transposed), plan.blocking.n, client)
+
+
+def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
+    """Return the squared norms of the rows of a matrix, lazy, cut at `edges`."""
+    chunks = x.chunks
+    if chunks is None:
+        chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
+    blocks = x.blocked(chunks, "cpu", client)
+    across = (1,) * len(chunks[1])
+    norms = blocks.map_blocks(tasks.squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
+    return norms.sum(axis=1).rechunk((edges,), method="tasks")

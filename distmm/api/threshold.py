@@ -14,12 +14,13 @@ from operator import index
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import dask
+import dask.array as da
 import numpy as np
 import psutil
 from distributed import Client, Future, futures_of
 
 from distmm.api.product import Gemm
-from distmm.api.reduced_product import check_ordered, product_of
+from distmm.api.reduced_product import check_metric, check_ordered, norms_of, product_of
 from distmm.api.scalars import check_scalars
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
@@ -65,6 +66,7 @@ def threshold(
     B: Any,
     t: float,
     *,
+    metric: Literal["inner", "cosine", "euclidean"] | None = None,
     most: int | None = None,
     transa: bool = False,
     transb: bool = False,
@@ -85,7 +87,11 @@ def threshold(
         As `A`. None: the product is ``distmm.gram(A)``. Of each pair of rows (i, j) and (j, i) only the one with
         ``i >= j`` is returned, the diagonal included.
     t : scalar
-        The threshold, in the type of the product; NaN is not kept.
+        The threshold, in the type of the values; NaN is not kept.
+    metric : {"inner", "cosine", "euclidean"}, optional
+        What is compared and returned for a row of A and a column of B, as in `nearest`: the inner product, which is
+        the element of the product and the default, the cosine, or the Euclidean distance. Distances of at most `t` are
+        kept. With `transb`, columns of B are rows of the array that is given.
     most : int, optional
         Keep at most so many elements; by default as many as take a quarter of this machine's free memory.
     transa, transb, precision, kernel, device, blocks, plan, client
@@ -99,7 +105,8 @@ def threshold(
     Raises
     ------
     InputError
-        As in `topk`, for batches, and for a `t` that is no real number.
+        As in `topk`; for batches, a `t` that is no real number, a negative distance, an unknown metric, and a metric of
+        integers.
     DoesNotFitError
         If more than `most` elements are kept, or so many of one block that they would take more than a quarter of its
         memory; says how many were counted by then, in how many of all elements. Nothing is left on the workers.
@@ -111,21 +118,29 @@ def threshold(
     >>> found = distmm.threshold(A, B, 2)
     >>> found.rows, found.columns, found.values
     (array([0, 1]), array([0, 2]), array([3., 2.]))
+    >>> X, Y = np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> near = distmm.threshold(X, Y, 2, metric="euclidean", transb=True)
+    >>> near.columns, near.values
+    (array([1, 2]), array([1., 2.]))
     """
     product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
     check_ordered(product, "threshold")
     if len(product.shape) != 2:
         raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
-    check_threshold(t, most)
+    check_threshold(t, most, metric)
+    dtype = product.dtype
+    if metric is not None:
+        check_metric(metric, product.a, product.b)
+        dtype = tasks.score_dtype(metric, dtype)
     client = cluster.usable(client)
     if client is None:
         cluster.refuse_asynchronous()
-    each = bytes_of_entry(product.dtype)
+    each = bytes_of_entry(dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 
     def of_block(plan: Plan) -> int:
         """Elements that are kept of a block at most."""
-        return min(limit, most_of_block(plan, product.dtype, ALWAYS))
+        return min(limit, most_of_block(plan, dtype, ALWAYS))
 
     def of_waves(plan: Plan) -> int:
         """Bytes that are kept of the two waves that are under way at a time, at most."""
@@ -133,12 +148,13 @@ def threshold(
 
     made = product.reduced(wishes, of_waves, client)
     collected = _Collected(product, made, limit)
-    _compute(product, made, tasks.Threshold(t, of_block(made)), collected, client)
+    exact = t.item() if isinstance(t, np.generic) else t
+    _compute(product, made, tasks.Threshold(exact, of_block(made), metric=metric), collected, client)
     return collected.result()
 
 
-def check_threshold(t: Any, most: Any) -> None:
-    """Refuse a threshold that is no real number, and a limit that is no number of elements.
+def check_threshold(t: Any, most: Any, metric: str | None) -> None:
+    """Refuse a threshold that is no real number, or no distance, and a limit that is no number of elements.
 
     Raises
     ------
@@ -147,6 +163,14 @@ def check_threshold(t: Any, most: Any) -> None:
     check_scalars(t=t)
     if isinstance(t, (complex, np.complexfloating)) or t != t:
         raise InputError(f"t is {t!r}: give a real number")
+    try:
+        float(t)
+    except OverflowError:
+        raise InputError(
+            f"t is an integer of {t.bit_length()} bits, beyond all types of elements: give one below 1.7e308"
+        ) from None
+    if metric == "euclidean" and t < 0:
+        raise InputError(f"t is {t!r}, and no Euclidean distance is negative: give 0 or more")
     if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
         raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
 
@@ -167,7 +191,12 @@ def _compute(
 ) -> None:
     """Compute the product wave by wave, and collect what is kept of each block."""
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    graph = product.graphs(plan, kind, client, Reduced(reduction, mirrored=False))
+    norms: tuple[da.Array, ...] = ()
+    if reduction.metric not in (None, "inner"):  # once, and not for each wave anew
+        lazy = norms_of(product, plan, client)
+        norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
+    names = (norms[0].name, norms[1].name) if norms else None
+    graph = product.graphs(plan, kind, client, Reduced(reduction, norms=names, mirrored=False), norms)
     if client is None:
         for wave in plan.waves:
             parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from distmm.cli import options
+from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
     from distmm.job import Summary
@@ -27,7 +28,14 @@ class Metric(StrEnum):
 
 
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of **distmm multiply**.")]
-B = Annotated[str, typer.Argument(metavar="B", help="Matrix (d, n); with --transb (n, d).")]
+B = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[B]",
+        help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
+        show_default=False,
+    ),
+]
 Output = Annotated[
     str, typer.Option("--output", "-o", metavar="OUT", help="Where the result goes: name.zarr, a group.")
 ]
@@ -39,9 +47,9 @@ Overwrite = Annotated[
 def topk(
     ctx: typer.Context,
     a: A,
-    b: B,
     k: Annotated[int, typer.Option("-k", help="How many elements of each row, from 1 to n.")],
     output: Output,
+    b: B = None,
     metric: Annotated[
         Metric | None,
         typer.Option(
@@ -75,31 +83,35 @@ def topk(
     ```text
     distmm topk A.npy B.zarr -k 15 -o best.zarr
     distmm topk X.zarr Y.zarr --transb -k 15 --metric cosine -o near.zarr
+    distmm topk X.zarr -k 15 --metric euclidean -o neighbours.zarr
     ```
     """
     from distmm.job import topk as job
     from distmm.job.reduction import TopK
 
-    wished: Any = None if metric is None else metric.value
-    product: dict[str, Any] = {
-        "transa": transa,
-        "transb": transb,
-        "kernel": kernel,
-        "precision": precision,
-        "plan": plan,
-    }
-    _run(
-        ctx, partial(job, k=k, metric=wished, **product), TopK(k, wished), (a, b, output), overwrite,
-        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
-    )  # fmt: skip
+    wished = _name(metric)
+    _Command(
+        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
+        plan, kernel, precision,
+    ).run(ctx, job, TopK(k, wished), k=k, metric=wished)  # fmt: skip
 
 
 def threshold(
     ctx: typer.Context,
     a: A,
-    b: B,
-    t: Annotated[float, typer.Option("-t", help="Keep the elements that are at least this.")],
+    t: Annotated[
+        float, typer.Option("-t", help="Keep the elements that are at least this; distances that are at most this.")
+    ],
     output: Output,
+    b: B = None,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
+            "--transb); else the elements of the product.",
+            show_default=False,
+        ),
+    ] = None,
     most: Annotated[
         int | None,
         typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
@@ -127,58 +139,65 @@ def threshold(
 
     ```text
     distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
-    distmm threshold X.zarr X.zarr --transb -t 40 --most 1000000000 -o network.zarr
+    distmm threshold X.zarr -t 0.9 --metric cosine --most 1000000000 -o network.zarr
     ```
     """
     from distmm.job import threshold as job
     from distmm.job.reduction import Threshold
 
-    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
-    product: dict[str, Any] = {
-        "transa": transa,
-        "transb": transb,
-        "kernel": kernel,
-        "precision": precision,
-        "plan": plan,
-    }
-    _run(
-        ctx, partial(job, t=least, most=most, **product), Threshold(least), (a, b, output), overwrite,
-        (transa, transb), check, blocks, device, deadline, _Where(cluster, workers, memory_limit, tls),
-    )  # fmt: skip
+    least, wished = int(t) if t.is_integer() and abs(t) < 2**53 else t, _name(metric)
+    _Command(
+        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
+        plan, kernel, precision,
+    ).run(ctx, job, Threshold(least, wished), t=least, metric=wished, most=most)  # fmt: skip
 
 
-class _Where(NamedTuple):
-    """The cluster that a command asks for."""
+def _name(metric: Metric | None) -> Any:
+    return None if metric is None else metric.value
 
+
+@dataclass(frozen=True)
+class _Command:
+    """What both commands are asked for; the fields are named as their options."""
+
+    a: str
+    b: str | None
+    output: str
+    overwrite: bool
+    transa: bool
+    transb: bool
+    check: options.Check | None
+    deadline: str | None
     cluster: str
+    device: options.Device | None
     workers: int | None
     memory_limit: str | None
     tls: str
+    blocks: str | None
+    plan: str | None
+    kernel: str | None
+    precision: Precision | None
 
+    def run(self, ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, **own: Any) -> None:
+        """Run a job whose product is reduced; `own` are the arguments that are not common to all such jobs."""
+        from distmm import interrupts
+        from distmm.cli import session
+        from distmm.cli.multiply import shown
+        from distmm.job.spec import Spec
 
-def _run(
-    ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, paths: tuple[str, str, str],
-    overwrite: bool, transposed: tuple[bool, bool], check: options.Check | None, blocks: str | None,
-    device: options.Device | None, deadline: str | None, where: _Where,
-) -> None:  # fmt: skip
-    """Run a job whose product is reduced, as the command line asks for it."""
-    from distmm import interrupts
-    from distmm.cli import session
-    from distmm.cli.multiply import shown
-    from distmm.job.spec import Spec
-
-    edges = options.edges(blocks) if blocks else None
-    on, stop = options.device_name(device), options.stop(deadline)
-    (a, b, output), (transa, transb) = paths, transposed
-    with stop.on_signals():
-        with interrupts.while_started():  # what is refused is not worth the start of a cluster
-            session.pair(a, b, transa, transb)
-            spec = Spec.of(a, b, None, transa=transa, transb=transb, reduction=reduction)
-            spec.result.refuse(output, overwrite)
-        at, workers, memory_limit, tls = where
-        with session.cluster(ctx, at, on, workers, memory_limit, tls) as client:
-            summary = shown(
-                job, a, b, out=output, overwrite=overwrite, client=client, check=check and check.value, device=on,
-                blocks=edges, stop=stop,
-            )  # fmt: skip
-    session.out().print(session.table(summary.rows(), "Done"))
+        edges = options.edges(self.blocks) if self.blocks else None
+        on, stop = options.device_name(self.device), options.stop(self.deadline)
+        with stop.on_signals():
+            with interrupts.while_started():  # what is refused is not worth the start of a cluster
+                b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
+                session.pair(self.a, b, self.transa, transb)
+                spec = Spec.of(self.a, b, None, transa=self.transa, transb=transb, reduction=reduction)
+                spec.result.refuse(self.output, self.overwrite)
+            where = self.cluster, on, self.workers, self.memory_limit, self.tls
+            with session.cluster(ctx, *where) as client:
+                summary = shown(
+                    job, self.a, self.b, out=self.output, overwrite=self.overwrite, client=client,
+                    transa=self.transa, transb=self.transb, check=self.check and self.check.value, device=on,
+                    blocks=edges, plan=self.plan, kernel=self.kernel, precision=self.precision, stop=stop, **own,
+                )  # fmt: skip
+        session.out().print(session.table(summary.rows(), "Done"))

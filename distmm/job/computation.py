@@ -25,6 +25,7 @@ from distmm.job.entries import Entries
 from distmm.job.faulty_workers import FaultyWorkers
 from distmm.job.folder import Json
 from distmm.job.input_checksums import Seen
+from distmm.job.result import Unit
 from distmm.job.row_writer import RowWriter
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
@@ -49,8 +50,6 @@ LONELY_SECONDS = 60.0
 
 # Times that a block is made before the product is given up as wrong.
 ATTEMPTS = 3
-
-Unit = tuple[int, int]  # a block of C, or a block row (`distmm.job.result`)
 
 
 class Computation:

@@ -266,13 +266,14 @@ class Job:
 
     def _most(self, manifest: Json) -> float:
         """Elements that a threshold may keep: as many as the user allows, or a part of the free disk holds."""
-        if not isinstance(self.spec.reduction, Threshold):
+        reduction = self.spec.reduction
+        if not isinstance(reduction, Threshold):
             return math.inf
         if manifest["most"] is not None:
             return int(manifest["most"])
         used = sum(entry.stat().st_size for entry in os.scandir(self.folder.block_rows))
         free = shutil.disk_usage(self.folder.path).free + used
-        return int(free * MOST) // bytes_of_entry(self.spec.dtype)
+        return int(free * MOST) // bytes_of_entry(reduction.dtype(self.spec.dtype))
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
         """Add to an error what is kept, and how to go on."""

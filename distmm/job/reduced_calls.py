@@ -12,6 +12,7 @@ from distributed import Client
 from distmm import config
 from distmm.api.threshold import check_threshold
 from distmm.clusters import cluster
+from distmm.errors import InputError
 from distmm.job.calls import Path, begin
 from distmm.job.commit import settle
 from distmm.job.folder import Folder
@@ -58,7 +59,9 @@ def topk(
     Parameters
     ----------
     a, b : str, path, or array
-        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays.
+        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays. Where `b` is None
+        it is A, transposed: the product is ``A @ A.T``, or ``A.T @ A`` with `transa`. Both elements of each pair are
+        computed and kept, (i, j) and (j, i).
     k : int
         How many, from 1 to n.
     out : str or path
@@ -96,12 +99,11 @@ def topk(
     >>> group = zarr.open_group("near.zarr", mode="r")  # doctest: +SKIP
     >>> values, indices = group["values"][:], group["indices"][:]  # doctest: +SKIP
     """
-    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
-    cut = {"blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan)}
-    watched = client, device, stop, announce, progress
-    if isinstance(k, np.integer):
-        k = int(k)
-    return _reduced(TopK(k, metric), a, b, out, overwrite, product, cut, watched)
+    return _reduced(
+        TopK(int(k) if isinstance(k, np.integer) else k, metric), a, b, out, None, client=client, transa=transa,
+        transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan,
+        overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
+    )  # fmt: skip
 
 
 def threshold(
@@ -110,6 +112,7 @@ def threshold(
     t: float,
     out: Path,
     *,
+    metric: Literal["inner", "cosine", "euclidean"] | None = None,
     most: int | None = None,
     client: Client | None = None,
     transa: bool = False,
@@ -135,11 +138,13 @@ def threshold(
     a, b : str, path, or array
         As in `topk`.
     t : scalar
-        The threshold, in the type of the product; NaN is not kept.
+        The threshold, in the type of the values; NaN is not kept.
     out : str or path
         Zarr group with the arrays ``rows``, ``columns`` (int64) and ``values``, one element for each element that is
         kept, by ascending row, and in a row by ascending column:
         ``scipy.sparse.coo_array((values, (rows, columns)), shape=group.attrs["distmm"]["shape"])``.
+    metric : {"inner", "cosine", "euclidean"}, optional
+        As in `distmm.threshold`: of "euclidean", distances of at most `t` are kept.
     most : int, optional
         Keep at most so many elements; by default as many as take 40 % of the free disk, for the result is made from
         the block rows, beside them. A job that ends there goes on with a higher limit.
@@ -154,7 +159,7 @@ def threshold(
     Raises
     ------
     InputError
-        As `topk`, and for a `t` that is no real number.
+        As `topk`, and for a `t` that is no real number, or a negative distance.
     DoesNotFitError
         If more than `most` elements are kept, or so many of a block row that they would take more memory than is
         planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
@@ -167,27 +172,33 @@ def threshold(
     >>> from distmm import job
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
-    check_threshold(t, most)
-    product = {"transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "check": check}
-    cut = {
-        "blocks": blocks, "seed": seed, "plan": None if plan is None else str(plan),
-        "most": None if most is None else index(most),
-    }  # fmt: skip
-    watched = client, device, stop, announce, progress
-    exact = t.item() if isinstance(t, np.generic) else t
-    return _reduced(Threshold(exact), a, b, out, overwrite, product, cut, watched)
+    check_threshold(t, most, metric)
+    exact, limit = t.item() if isinstance(t, np.generic) else t, None if most is None else index(most)
+    return _reduced(
+        Threshold(exact, metric), a, b, out, limit, client=client, transa=transa, transb=transb,
+        precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, overwrite=overwrite, check=check,
+        seed=seed, stop=stop, announce=announce, progress=progress,
+    )  # fmt: skip
 
 
 def _reduced(
-    reduction: Reduction, a: Any, b: Any, out: Path, overwrite: bool, product: dict[str, Any], cut: dict[str, Any],
-    watched: tuple[Any, ...],
+    reduction: Reduction, a: Any, b: Any, out: Path, most: int | None, *, client: Client | None, transa: bool,
+    transb: bool, precision: Precision | None, kernel: str | None, device: cluster.Device | None,
+    blocks: tuple[int, int, int] | None, plan: Plan | str | None, overwrite: bool,
+    check: Literal["freivalds", "none"] | None, seed: int | None, stop: Stop | None, announce: Announce | None,
+    progress: Progress | None,
 ) -> Summary:  # fmt: skip
     """Begin a job whose product is reduced, or go on with it."""
-    for name in ("precision", "kernel", "check"):
-        product[name] = config.chosen(name, product[name])
-    client, device, *others = watched
+    if b is None:
+        if transb:
+            raise InputError("transb is True, and there is no B: leave transb out, or give B")
+        b, transb = a, not transa
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
-    spec = Spec.of(a, b, None, reduction=reduction, **product)
-    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, **cut)
-    return begin(job, ended, overwrite, client, config.chosen("device", device), *others)
+    spec = Spec.of(
+        a, b, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
+        kernel=config.chosen("kernel", kernel), check=config.chosen("check", check), reduction=reduction,
+    )  # fmt: skip
+    text = None if plan is None else str(plan)
+    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
+    return begin(job, ended, overwrite, client, config.chosen("device", device), stop, announce, progress)

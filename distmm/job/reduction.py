@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.api.operands import Operand
-from distmm.api.reduced_product import checked_k
+from distmm.api.reduced_product import check_metric, checked_k
 from distmm.api.threshold import bytes_of_entry, check_threshold, most_of_block
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
@@ -66,11 +66,8 @@ class TopK:
         ------
         InputError
         """
-        if self.metric is not None and self.metric not in tasks.METRICS:
-            raise InputError(f"metric {self.metric!r} is not one of {', '.join(tasks.METRICS)}")
-        for x in (a, b):
-            if self.metric is not None and x.dtype.kind in "biuc":
-                raise InputError(f"{x.name} is {x.dtype}: a metric needs real floating-point numbers")
+        if self.metric is not None:
+            check_metric(self.metric, a, b)
         checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
@@ -98,36 +95,54 @@ class TopK:
 
 @dataclass(frozen=True)
 class Threshold:
-    """The elements that are at least `t`, with their rows and columns."""
+    """The elements that are at least `t`, with their rows and columns.
+
+    Attributes
+    ----------
+    t : float
+    metric : {"inner", "cosine", "euclidean"} or None
+        As in `distmm.threshold`.
+    """
 
     t: float
+    metric: tasks.Metric | None = None
 
     kind: ClassVar[str] = "threshold"
-    needs_norms: ClassVar[bool] = False
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether the norms of the rows of A and the columns of B count."""
+        return self.metric in ("cosine", "euclidean")
+
+    def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
+        """Type of the values, for a product of type `c`."""
+        return c if self.metric is None else tasks.score_dtype(self.metric, c)
 
     def arrays(self, c: np.dtype[Any]) -> Arrays:
         """Name what is on the disk."""
         index = np.dtype(np.int64)
-        return {"rows": (index, ()), "columns": (index, ()), "values": (_stored(c), ())}
+        return {"rows": (index, ()), "columns": (index, ()), "values": (_stored(self.dtype(c)), ())}
 
     def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a threshold that is no real number.
+        """Refuse a threshold that is no real number, and a metric that the product does not allow.
 
         Raises
         ------
         InputError
         """
-        check_threshold(self.t, None)
+        check_threshold(self.t, None, self.metric)
+        if self.metric is not None:
+            check_metric(self.metric, a, b)
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
         """Return what is done to the blocks, of type `c`."""
-        of_block, of_row = (nbytes // bytes_of_entry(c) for nbytes in self.bytes_of_parts(c, plan))
-        return tasks.Threshold(self.t, of_block, of_row)
+        of_block, of_row = (nbytes // bytes_of_entry(self.dtype(c)) for nbytes in self.bytes_of_parts(c, plan))
+        return tasks.Threshold(self.t, of_block, of_row, self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Bytes that a block of C leaves at most, and a row of blocks."""
-        each = bytes_of_entry(c)
-        of_block = most_of_block(plan, c, ALWAYS) * each
+        each = bytes_of_entry(self.dtype(c))
+        of_block = most_of_block(plan, self.dtype(c), ALWAYS) * each
         all_of_row = plan.block_shape[0] * plan.problem.n * each
         return of_block, min(all_of_row, max(ROW * of_block, ALWAYS_OF_ROW))
 
@@ -142,7 +157,7 @@ class Threshold:
 
     def json(self) -> dict[str, Any]:
         """Describe it for the manifest."""
-        return {"kind": self.kind, "t": self.t}
+        return {"kind": self.kind, **asdict(self)}
 
 
 Reduction = TopK | Threshold
@@ -161,8 +176,8 @@ def from_json(content: Any) -> Reduction | None:
             return None
         case {"kind": "topk", "k": int(k), "metric": None | str() as metric}:
             return TopK(k, metric)  # type: ignore[arg-type]
-        case {"kind": "threshold", "t": int() | float() as t}:
-            return Threshold(t)
+        case {"kind": "threshold", "t": int() | float() as t, "metric": None | str() as metric}:
+            return Threshold(t, metric)  # type: ignore[arg-type]
     raise InputError(f"{str(content)[:60]} is no reduction that this distmm knows")
 
 

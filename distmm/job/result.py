@@ -37,7 +37,7 @@ from distmm.storage import (
 from distmm.storage.overwriting import check_place
 from distmm.storage.zarr_internals import open_zarr
 
-__all__ = ["Result", "described", "is_reduced", "result_of"]
+__all__ = ["Result", "Unit", "described", "is_reduced", "result_of"]
 
 Unit = tuple[int, int]
 Check = Callable[[Json], str | None]

@@ -109,7 +109,7 @@ class _Columns:
         if tolerance.exact:
             return truth.astype(tolerance.dtype), np.zeros(truth.shape)
         limit = tolerance.limit(spread, np.abs(truth), tolerance.underflow(1))
-        metric = self.reduction.metric if isinstance(self.reduction, TopK) else None
+        metric = self.reduction.metric
         of_rows = (self.left**2).sum(axis=1)
         if metric == "cosine":
             lengths = np.outer(_lengths(of_rows), _lengths(of_columns))
@@ -158,7 +158,11 @@ class _Columns:
             least = _in_order(values[-1:], self.reduction, self.tolerance)[0]
             belongs = truth > least
         else:
-            least, belongs = float(self.reduction.t), truth >= self.reduction.t
+            t = self.reduction.t
+            least, belongs = float(t), truth >= t
+            if self.reduction.metric == "euclidean":
+                least = -least * least
+                belongs = truth >= least
         at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
         found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
         what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
@@ -183,7 +187,7 @@ def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) ->
     if tolerance.exact:
         return values
     wide = values.astype(np.float64)
-    return -(wide**2) if isinstance(reduction, TopK) and reduction.metric == "euclidean" else wide
+    return -(wide**2) if reduction.metric == "euclidean" else wide
 
 
 def _lengths(squares: np.ndarray) -> np.ndarray:
@@ -289,8 +293,8 @@ def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction:
         falls = values[1:] < values[:-1] if reduction.metric == "euclidean" else values[1:] > values[:-1]
         return f"row {row} is not in the order of its values" if falls.any() else None
     with np.errstate(over="ignore"):  # a threshold beyond the type of the values is infinite
-        below = values < reduction.t
-    return f"row {row} has values below the threshold" if below.any() else None
+        beyond = values > reduction.t if reduction.metric == "euclidean" else values < reduction.t
+    return f"row {row} has values beyond the threshold" if beyond.any() else None
 
 
 def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:

@@ -21,9 +21,11 @@ import numpy
 
 from distmm.errors import DeviceMemoryError
 
-__all__ = ["Prepared", "device_name", "from_dlpack", "namespace", "prepared", "retrying", "working"]
+__all__ = [
+    "Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing", "retrying", "working",
+]  # fmt: skip
 
-Work = Literal["product", "upload", "download"]
+Work = Literal["product", "merge", "upload", "download"]
 Result = TypeVar("Result")
 
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
@@ -40,6 +42,12 @@ def _stream(work: Work, device: int) -> Any:
 
     with cupy.cuda.Device(device):
         return cupy.cuda.Stream(non_blocking=True)
+
+
+# A thread that reduces a block, or merges parts, holds one of these for as long as it has its workspace. A plan counts
+# one of each, although more threads may do so at a time. What they launch goes to one stream, so that taking turns
+# costs the GPU no time. Two locks: the reduction of a block, which products wait for, does not wait for merges.
+reducing, merging = threading.Lock(), threading.Lock()
 
 
 @contextmanager

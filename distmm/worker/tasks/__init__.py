@@ -21,11 +21,11 @@ from distmm.worker.tasks.reductions import (
     Norm,
     Reduction,
     Sum,
-    Threshold,
     merge,
 )
 from distmm.worker.tasks.rows import WORKSPACE
 from distmm.worker.tasks.tall_qr import block_qr, rows_times
+from distmm.worker.tasks.threshold import Threshold
 from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 __all__ = [

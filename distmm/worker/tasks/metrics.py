@@ -18,7 +18,10 @@ import numpy as np
 from distmm.worker import gpu
 from distmm.worker.tasks.rows import by_rows
 
-__all__ = ["METRICS", "Metric", "score_dtype", "scores", "squared_norms", "value_of", "weighing"]
+__all__ = [
+    "METRICS", "Metric", "least_scores", "score_dtype", "scores", "squared_norms", "value_of", "weighed",
+    "weighing",
+]  # fmt: skip
 
 Metric = Literal["inner", "cosine", "euclidean"]
 
@@ -67,8 +70,8 @@ def weighing(metric: Metric, squares: Any, work: np.dtype[Any]) -> tuple[Literal
     return "plain", None
 
 
-def scores(products: Block, metric: Metric, squares: Any) -> Block:
-    """Return the score of each inner product ``(r, n)``; a NaN, which is near nothing, counts as minus infinity.
+def weighed(products: Block, metric: Metric, squares: Any) -> Block:
+    """Return the score of each inner product ``(r, n)``, in a new array.
 
     Parameters
     ----------
@@ -76,7 +79,6 @@ def scores(products: Block, metric: Metric, squares: Any) -> Block:
     metric, squares
         As in `weighing`.
     """
-    library = gpu.namespace(products)
     work = score_dtype(metric, products.dtype)
     made = products.astype(work)
     with np.errstate(invalid="ignore", over="ignore"):  # of infinite products and norms
@@ -85,9 +87,45 @@ def scores(products: Block, metric: Metric, squares: Any) -> Block:
             made *= weights
         elif how == "minus":
             made -= weights
-    if work.kind == "f":
-        made[library.isnan(made)] = -np.inf
     return made
+
+
+def scores(products: Block, metric: Metric, squares: Any) -> Block:
+    """Return what `weighed` does; but a NaN, which is near nothing, counts as minus infinity."""
+    made = weighed(products, metric, squares)
+    if made.dtype.kind == "f":
+        made[gpu.namespace(made).isnan(made)] = -np.inf
+    return made
+
+
+def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any]) -> Any:
+    """Return a score ``(r,)`` for each row of X that no pair of rows with a value of at least `t` is below.
+
+    Of "euclidean": with a distance of at most `t`. It is a little lower than the score of `t` itself: `value_of` rounds
+    a quotient or a square root once, and its result to the type `work`. So `t` is taken four units of that type lower
+    (higher for distances), and a score that falls between two numbers becomes the lower one.
+
+    Parameters
+    ----------
+    t : float
+    metric : {"cosine", "euclidean"}
+    squares : array ``(r,)``
+        Squared norms of the rows of X, in float64.
+    work : dtype
+        Of the scores.
+    """
+    library, limits = gpu.namespace(squares), np.finfo(work)
+    with np.errstate(invalid="ignore", over="ignore"):
+        limit = float(work.type(float(t)))  # values are compared with t in their type
+        slack = 4 * float(limits.eps) * abs(limit) + float(limits.smallest_subnormal)
+        if metric == "cosine":
+            least = _lengths(squares) * (limit - slack)
+        else:
+            square = (limit + slack) * (limit + slack)
+            least = (squares - square) / 2 - 4 * np.finfo(np.float64).eps * (squares + square)
+        least = library.nextafter(least.astype(work), work.type(-np.inf))
+    least[library.isnan(least)] = -np.inf  # of infinite norms and thresholds: the values decide
+    return least
 
 
 def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> np.ndarray:

@@ -12,7 +12,7 @@ host memory, also where the block is in a GPU's.
 
 from __future__ import annotations
 
-import math
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -27,7 +27,7 @@ from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.epilogue import Block, flipped
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
-from distmm.worker.tasks.rows import by_rows, pieces
+from distmm.worker.tasks.rows import by_rows
 
 __all__ = [
     "BlockReduction",
@@ -39,7 +39,6 @@ __all__ = [
     "Part",
     "Reduction",
     "Sum",
-    "Threshold",
     "merge",
     "on_host",
 ]
@@ -95,6 +94,10 @@ class BlockReduction:
 
         `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
         """
+        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.reducing:
+            return self._parts(block, norms)
+
+    def _parts(self, block: Block, norms: list[np.ndarray] | None) -> tuple[Part, ...]:
         there: Norms | None = None
         if norms is not None:
             rows, columns = map(gpu.namespace(block).asarray, norms)
@@ -148,9 +151,12 @@ def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
     nbytes = sum(each.nbytes for part in parts for each in part[:2])
     height = max(1, lines * MERGED // max(1, nbytes))
     for top in range(0, max(1, lines), height):
-        with gpu.working("product"):
-            some = [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
-            combined = reduction.combine(some)
+        # On a stream of its own: behind products, 90 MB of copies took a slot for two products (76 ms), and the GPU
+        # multiplied nothing meanwhile.
+        with gpu.working("merge"), gpu.merging:
+            combined = reduction.combine(
+                [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
+            )
         made.append(on_host(combined))
     return (*(np.concatenate(each, axis=-2) for each in zip(*made, strict=True)), *parts[0][2:])
 
@@ -292,52 +298,3 @@ class Custom:
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the results in their type."""
         return (np.asarray(self.functions[2](part)).astype(self.dtype, copy=False),)
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """The elements of a block that are at least `least`: how many, and their rows, columns and values.
-
-    Attributes
-    ----------
-    least : number
-    most : int
-        If a block has more, only their number is returned: it would not have the memory for them.
-    most_of_row : float
-        The same for a row of blocks.
-    """
-
-    least: float
-    most: int
-    most_of_row: float = math.inf
-
-    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Pick what is large enough in a block ``(m, n)``; rows count from the block's first one."""
-        if reductions_on_gpu.finds_above(block, self.least):
-            count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
-            return count, row, None if column is None else column + first, values
-        library, count, kept = gpu.namespace(block), 0, []
-        for (rows,) in pieces(block):
-            with np.errstate(over="ignore"):  # a threshold beyond the type of the elements is infinite
-                found = sortable(block[rows]) >= self.least
-            count += int(library.count_nonzero(found))
-            if count <= self.most:
-                places = library.flatnonzero(found)
-                row, column = places // found.shape[1], places % found.shape[1]
-                kept.append((row + rows.start, column + first, block[rows][row, column]))
-        if count > self.most:
-            return count, None, None, None
-        return (count, *(library.concatenate(each) for each in zip(*kept, strict=True)))
-
-    def combine(self, parts: list[Part]) -> Part:
-        """Put parts of the same lines together; only their number, if a line of blocks has too many."""
-        counts, *arrays = zip(*parts, strict=True)
-        if sum(counts) > self.most_of_row or any(row is None for row in arrays[0]):
-            return sum(counts), None, None, None
-        return (sum(counts), *map(np.concatenate, arrays))
-
-    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return rows, columns and values in the order of rows, and within a row of columns."""
-        _, row, column, values = part
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order], values[order]

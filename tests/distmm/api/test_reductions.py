@@ -15,7 +15,10 @@ from distributed import Client
 import distmm
 from distmm import DoesNotFitError, InputError
 from distmm.api import threshold as thresholds
+from distmm.api.plan_request import _with_room_for_parts
 from distmm.graph.dask_tasks import ProductTask
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.worker import tasks
 from tests.until import until
 
 # Blocks of 16 x 10 x 16 of products of 34 x 20 x 40, the last ones ragged. Waves, a split k, one worker and several.
@@ -201,6 +204,33 @@ def test_a_threshold_of_a_product_with_itself_keeps_one_of_each_pair(client: Cli
     np.testing.assert_array_equal(found.columns, columns)
 
 
+@pytest.mark.parametrize("metric", ["inner", "cosine", "euclidean"])
+@pytest.mark.parametrize("text", ["waves", "no cluster", "itself"])
+def test_a_threshold_of_a_metric_keeps_near_pairs_of_rows(client: Client, metric: Any, text: str) -> None:
+    rng = np.random.default_rng(7)
+    x, y = rng.standard_normal((34, 20)), rng.standard_normal((40, 20))
+    itself = text == "itself"
+    wide, t = x if itself else y, {"inner": 4.0, "cosine": 0.25, "euclidean": 5.5}[metric]
+    inner = x @ wide.T
+    lengths = np.linalg.norm(x, axis=1)[:, None] * np.linalg.norm(wide, axis=1)
+    distances = np.linalg.norm(x[:, None] - wide, axis=-1)
+    truth = {"inner": inner, "cosine": inner / lengths, "euclidean": distances}[metric]
+    near = truth <= t if metric == "euclidean" else truth >= t
+    rows, columns = np.nonzero(np.tril(near) if itself else near)
+    plan = "g2x1x1 b16x10x16 p1 w2 l2" if itself else TEXTS["waves"]
+    options: dict[str, Any] = {"plan": plan, "client": None if text == "no cluster" else client}
+    if itself:
+        found = distmm.threshold(x, None, t, metric=metric, **options)
+    elif text == "waves":
+        found = distmm.threshold(x, y, t, metric=metric, transb=True, **options)
+    else:
+        found = distmm.threshold(x.T, da.from_array(y.T, chunks=(10, 16)), t, metric=metric, transa=True)
+    np.testing.assert_array_equal(found.rows, rows)
+    np.testing.assert_array_equal(found.columns, columns)
+    np.testing.assert_allclose(found.values, truth[rows, columns], rtol=1e-7, atol=1e-6)
+    assert len(rows) > 20
+
+
 def test_a_threshold_that_nothing_reaches_keeps_nothing(client: Client) -> None:
     a, b = operands()
     found = distmm.threshold(a, b, 1e6, plan=TEXTS["waves"], client=client)
@@ -273,6 +303,13 @@ def test_results_are_stored_while_they_are_made(client: Client, tmp_path: Any) -
     np.testing.assert_array_equal(to[1][:], best(a @ b, 5))
 
 
+def test_a_gpu_has_room_for_one_block_that_is_reduced_and_one_merge_whatever_its_slots() -> None:
+    cluster = ClusterSpec(2, 10**10, "cuda", 1e13, 1e10, host_memory=10**9, threads=3, workspace=7)
+    with_room = _with_room_for_parts(cluster, kept=10**6)
+    assert (with_room.memory, with_room.workspace) == (10**10 - 2 * tasks.WORKSPACE, 7)
+    assert with_room.host_memory == 10**9 - 10**6 // 2
+
+
 X = np.ones((4, 3))
 WRONG: dict[str, tuple[Any, str]] = {
     "k is too large": (lambda: distmm.topk(X, X.T, 5), "k is 5, and the product has rows of 4 elements"),
@@ -296,6 +333,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "a type for a sum": (lambda: distmm.reduce(X, X.T, "sum", dtype="f8"), "belong to functions of your own"),
     "no columns": (lambda: distmm.reduce(X, np.ones((3, 0)), "sum"), "nothing to reduce along axis"),
     "threshold": (lambda: distmm.threshold(X, X.T, float("nan")), "give a real number"),
+    "negative distance": (lambda: distmm.threshold(X, X, -1, metric="euclidean", transb=True), "no Euclidean distance"),
+    "metric of a threshold": (lambda: distmm.threshold(X, X.T, 1, metric="l1"), "not one of inner, cosine, euclidean"),  # type: ignore[arg-type]
+    "cosine of integers": (lambda: distmm.threshold(X.astype(int), X.T, 1, metric="cosine"), "A is int64: a metric"),
+    "threshold beyond float64": (lambda: distmm.threshold(X, X.T, -(10**400)), "1329 bits, beyond all types"),
     "threshold of a batch": (lambda: distmm.threshold(X[None], X.T, 1), "one product of matrices"),
     "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "how many elements to keep"),
 }

@@ -114,6 +114,13 @@ def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[s
     assert (above.exit_code, "elements seen so far, of" in above.output) == (2, True), above.output
     assert run("threshold", "A.npy", "B.npy", "-t", "0", "--most", "5000", "-o", "S.zarr", *where).exit_code == 0
     assert len(np.asarray(zarr.open_group("S.zarr", mode="r")["rows"])) == np.count_nonzero(c >= 0)
+    assert run("topk", "A.npy", "-k", "1", "--metric", "cosine", "-o", "I.zarr", *where).exit_code == 0
+    indices = np.asarray(zarr.open_group("I.zarr", mode="r")["indices"])
+    np.testing.assert_array_equal(indices[:, 0], np.arange(len(c)))  # each row is its own nearest one
+    near = run("threshold", "A.npy", "B.npy", "-t", "0.2", "--metric", "cosine", "-o", "N.zarr", *where)
+    assert near.exit_code == 0, near.output
+    cosines = c / np.outer(np.linalg.norm(np.load("A.npy"), axis=1), np.linalg.norm(np.load("B.npy"), axis=0))
+    assert len(np.asarray(zarr.open_group("N.zarr", mode="r")["rows"])) == np.count_nonzero(cosines >= 0.2) > 0
 
 
 def test_verify_does_not_call_c_right_when_a_has_changed(where: list[str]) -> None:
@@ -219,6 +226,7 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
         (["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.npy"], "name it"),
         (["topk", "A.npy", "A.npy", "-k", "3", "-o", "T.zarr"], "must equal"),
         (["threshold", "A.npy", "B.npy", "-t", "nan", "-o", "T.zarr"], "t is nan"),
+        (["threshold", "A.npy", "B.npy", "-t", "-1", "--metric", "euclidean", "-o", "T.zarr"], "no Euclidean distance"),
         (["verify", "A.npy", "B.npy"], "give C"),
         (["resume", "P.npy"], "no unfinished job"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),

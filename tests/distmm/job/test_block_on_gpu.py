@@ -168,7 +168,7 @@ def test_a_gpu_reads_the_c_that_is_added_too(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.usefixtures("alone", "cupy")
-@pytest.mark.parametrize("reduction", [TopK(3), TopK(3, "cosine"), Threshold(20.0)])
+@pytest.mark.parametrize("reduction", [TopK(3), TopK(3, "cosine"), Threshold(20.0), Threshold(9.0, "euclidean")])
 def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction, tmp_path: Path) -> None:
     a, b, c = matrices("float32")
     plan = distmm.plan(a, b, blocks=(M, K, N))

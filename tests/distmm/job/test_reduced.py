@@ -66,6 +66,40 @@ def test_neighbours_on_disk_are_those_in_memory(metric: Any, client: Client, c: 
     np.testing.assert_allclose(found["values"], values, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("metric", "t"), [("inner", 9.0), ("cosine", 0.5), ("euclidean", 4.5)])
+def test_near_pairs_on_disk_are_those_in_memory(metric: Any, t: float, client: Client, c: np.ndarray) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((40, 20)).astype("f4"), rng.standard_normal((50, 20)).astype("f4")
+    np.save("X.npy", x)
+    np.save("Y.npy", y)
+    options: dict[str, Any] = {"metric": metric, "transb": True, "client": client}
+    summary = job.threshold("X.npy", "Y.npy", t, "near.zarr", **options, plan="g1x2x1 b16x10x16 p1 w1 l2")
+    expected = distmm.threshold(x, y, t, **options, blocks=(16, 20, 16))
+    found = arrays("near.zarr")
+    np.testing.assert_array_equal(found["rows"], expected.rows)
+    np.testing.assert_array_equal(found["columns"], expected.columns)
+    np.testing.assert_allclose(found["values"], expected.values, rtol=1e-4, atol=1e-5)
+    assert found["values"].dtype == np.float32
+    assert summary.entries == len(expected.rows) > 10
+    assert job.recheck("near.zarr", client).outcome == "right"
+    with pytest.raises(InputError, match="exists"):
+        job.threshold("X.npy", "Y.npy", t, "near.zarr", transb=True, client=client)
+
+
+@pytest.mark.parametrize("transa", [False, True])
+def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Client, c: np.ndarray) -> None:
+    a = np.load("A.npy")
+    squared = a.T @ a if transa else a @ a.T
+    options: dict[str, Any] = {"transa": transa, "client": client, "plan": "g1x2x1 b16x10x16 p1 w1 l2"}
+    with pytest.raises(Stopped):
+        job.threshold("A.npy", None, 20, "near.zarr", stop=job.Stop(0.0), **options)
+    job.topk("A.npy", None, 4, "best.zarr", **options)
+    np.testing.assert_array_equal(arrays("best.zarr")["indices"], best(squared, 4))
+    job.resume("near.zarr", client=client)
+    np.testing.assert_array_equal(arrays("near.zarr")["values"], squared[squared >= 20])
+    assert job.recheck("best.zarr", client).outcome == "right"
+
+
 @pytest.mark.parametrize("name", ["float64", "bfloat16", "int32"])
 def test_other_types_are_reduced_and_checked_too(name: str, client: Client, c: np.ndarray) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)

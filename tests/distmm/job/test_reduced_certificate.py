@@ -37,6 +37,7 @@ def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
         topk(client, "topk.zarr")
         topk(client, "more.zarr", k=8)
         threshold(client, "threshold.zarr")
+        threshold(client, "distances.zarr", t=8.5, metric="euclidean")
     finally:
         os.chdir(before)
     return folder
@@ -46,7 +47,7 @@ def made(client: Client, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with copies of the results, of which all rows are sampled."""
     for path in made.iterdir():
-        if path.name.partition(".")[0] in ("topk", "threshold"):
+        if path.name.partition(".")[0] in ("topk", "threshold", "distances"):
             (shutil.copytree if path.is_dir() else shutil.copy)(path, tmp_path / path.name)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sampled_rows, "ROWS", 70)
@@ -67,7 +68,7 @@ def altered(out: str, alter: Callable[[dict[str, np.ndarray]], None]) -> None:
     Path(f"{out}.certificate.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("out", ["topk.zarr", "threshold.zarr"])
+@pytest.mark.parametrize("out", ["topk.zarr", "threshold.zarr", "distances.zarr"])
 def test_a_result_that_was_altered_is_called_wrong(out: str, client: Client, copied: Path) -> None:
     assert job.recheck(out, client).outcome == "right"
     array: Any = zarr.open_group(out)["values"]
@@ -116,6 +117,14 @@ def below(values: dict[str, np.ndarray]) -> None:
     values["values"][:] = 5
 
 
+def farther(values: dict[str, np.ndarray]) -> None:
+    values["values"][:] = 9
+
+
+def nearer(values: dict[str, np.ndarray]) -> None:
+    values["values"] -= 0.25
+
+
 def shifted(values: dict[str, np.ndarray]) -> None:
     values["columns"] = (values["columns"] + 1) % 90
 
@@ -127,8 +136,11 @@ def shifted(values: dict[str, np.ndarray]) -> None:
         ("topk.zarr", doubled, "names a column twice"),
         ("topk.zarr", beyond, "names columns that the product has not"),
         ("topk.zarr", turned, "is not in the order of its values"),
-        ("threshold.zarr", below, "has values below the threshold"),
+        ("threshold.zarr", below, "has values beyond the threshold"),
         ("threshold.zarr", shifted, "A and B: of 70 of 70 rows"),
+        ("distances.zarr", farther, "has values beyond the threshold"),
+        ("distances.zarr", nearer, "which is not that of A and B"),
+        ("distances.zarr", shifted, "A and B: of 70 of 70 rows"),
     ],
 )
 def test_a_certificate_that_agrees_with_a_wrong_result_does_not_help(

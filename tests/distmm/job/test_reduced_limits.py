@@ -122,6 +122,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
     [
         (lambda: job.topk("A.npy", "B.zarr", 91, "o.zarr"), "k is 91, and the product has rows of 90 elements"),
         (lambda: job.topk("A.npy", "B.zarr", 0, "o.zarr"), "k is 0"),
+        (lambda: job.topk("A.npy", None, 1, "o.zarr", transb=True), "there is no B"),
         (lambda: job.topk("A.npy", "A.npy", 1, "o.zarr"), r"A has shape \(70, 20\) and B \(70, 20\)"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "o.npy"), r"several arrays, in a Zarr group: name it .*o\.zarr"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "B.zarr/o"), "lies inside the Zarr array"),
@@ -131,6 +132,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
         (lambda: job.topk(np.ones((3, 20), "c8"), "B.zarr", 1, "o.zarr"), "complex64, and complex numbers have no"),
         (lambda: job.threshold("A.npy", "B.zarr", float("nan"), "o.zarr"), "t is nan: give a real number"),
         (lambda: job.threshold("A.npy", "B.zarr", 1j, "o.zarr"), "t is 1j: give a real number"),  # type: ignore[arg-type]
+        (lambda: job.threshold("A.npy", "B.zarr", 10**309, "o.zarr"), "t is an integer of 1027 bits, beyond all types"),
         (lambda: job.threshold("A.npy", "B.zarr", 1, "o.zarr", most=-1), "most is -1"),
         (lambda: job.topk(da.ones((3, 20)), "B.zarr", 1, "o.zarr"), "A is a Dask array.*store A"),
     ],

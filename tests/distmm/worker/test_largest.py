@@ -150,13 +150,21 @@ def test_a_row_with_nan_is_farther_than_all_others(metric: metrics.Metric) -> No
     assert values[0, -1] == (np.inf if metric == "euclidean" else -np.inf)
 
 
-def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
-    x = np.array([[1.0, np.nan, 3.0], [2.0, 2.0, -1.0]])
-    count, *kept = tasks.Threshold(2.0, 3).chunk(x, 10, None)
-    assert count == 3
-    assert [each.tolist() for each in kept] == [[0, 1, 1], [12, 10, 11], [3.0, 2.0, 2.0]]
-    assert tasks.Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
-    assert tasks.Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+
+    def sums(block: Any, first: int) -> Any:
+        alone.append(gpu.reducing.locked())
+        return block.sum(axis=1)
+
+    if on_gpu:
+        monkeypatch.setattr(gpu, "namespace", lambda block: object())
+    reduction = tasks.Custom((sums, sum, lambda part: part), np.dtype("f8"))
+    (part,) = tasks.BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
+    assert part.tolist() == [3.0, 3.0]
+    assert alone == [on_gpu]
+    assert not gpu.reducing.locked()
 
 
 @pytest.mark.gpu
@@ -180,15 +188,22 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("lines", [0, 1, 50])
-def test_parts_are_merged_on_a_gpu_some_lines_at_a_time(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """NumPy stands in for CuPy: what is tested is how lines are cut."""
     monkeypatch.setitem(sys.modules, "cupy", np)
-    monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
     monkeypatch.setattr(reductions, "MERGED", 2000)
     taken: list[int] = []
+    streams: set[str] = set()
+
+    def working(work: str) -> Any:
+        streams.add(work)
+        return nullcontext()
+
+    monkeypatch.setattr(gpu, "working", working)
 
     class Noting(tasks.Largest):
         def combine(self, parts: list[Any]) -> Any:
+            assert gpu.merging.locked()
             taken.append(sum(each.nbytes for part in parts for each in part))
             return super().combine(parts)
 
@@ -197,6 +212,7 @@ def test_parts_are_merged_on_a_gpu_some_lines_at_a_time(lines: int, monkeypatch:
     parts = parts_of(tasks.Largest(5, x.dtype, "euclidean"), x, [20, 30], squares)
     found = tasks.merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
     assert max(taken) <= 2000
+    assert streams == {"merge"}
     expected = tasks.merge(tasks.Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
     for mine, own in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, own)
