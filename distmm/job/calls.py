@@ -22,6 +22,7 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.storage import is_there, is_url
 from distmm.telemetry.record import Figures
 
 __all__ = ["begin", "multiply", "resume"]
@@ -112,6 +113,11 @@ def multiply(
     precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
     device, check = config.chosen("device", device), config.chosen("check", check)
     folder = Folder.of(out)
+    if is_url(folder.target) and (beta != 0 and c is None):
+        raise InputError(
+            f"{folder.target}: beta adds to the C that is there, and in an object store that C goes before the new one "
+            f"comes: give another name for the result, and this one as c"
+        )
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
@@ -119,6 +125,8 @@ def multiply(
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")
+    if is_url(folder.target):
+        _refuse_in_store(folder, spec)
     job = Job(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
@@ -190,13 +198,28 @@ def resume(
     if ended is not None:
         return Summary.of_complete(folder, ended)
     if not folder.exists():
-        if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
+        if folder.store.exists(folder.certificate) and is_there(folder.target):
             return Summary.of_complete(folder, read_json(folder.certificate, CERTIFICATE))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
     job = Job(folder, manifest["output"]["name"], spec, spec.files(), manifest["output"]["overwrite"], None, None)
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
+
+
+def _refuse_in_store(folder: Folder, spec: Spec) -> None:
+    """Refuse what cannot be done where a C is removed before the one that replaces it is complete."""
+    names = spec.reads(folder.target)
+    if names:
+        raise InputError(
+            f"{folder.target}: the product reads {' and '.join(names)} from there, and in an object store that goes "
+            f"before the new C comes: give another name for the result"
+        )
+    if spec.check == "full":
+        raise InputError(
+            f"{folder.target}: a full check keeps a wrong C under another name, and in an object store names cannot be "
+            f"changed: use check freivalds, and distmm verify A B C --check full when C is complete"
+        )
 
 
 def _finished(folder: Folder, spec: Spec) -> Summary | None:
@@ -207,7 +230,7 @@ def _finished(folder: Folder, spec: Spec) -> Summary | None:
     InputError
         If the product reads C, and C is its result already.
     """
-    if not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
+    if not (folder.store.exists(folder.certificate) and is_there(folder.target)):
         return None
     content = read_json(folder.certificate, CERTIFICATE)
     if not same_call(folder, content, spec):

@@ -1,0 +1,100 @@
+"""An S3 server of the tests' own (moto), which lives in this process, and what its bucket holds."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import fsspec
+import pytest
+from distributed import Client
+
+from distmm import job
+
+BUCKET = "matrices"
+
+
+@contextmanager
+def served(client: Client) -> Iterator[None]:
+    """Serve S3 to this process, its children, and the workers of a client."""
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # a line for each request
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    names = {
+        "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }  # fmt: skip
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in names.items():
+                patch.setenv(name, value)
+            client.run(_learn, names)
+            store().mkdir(BUCKET)
+            yield
+    finally:
+        client.run(_forget, list(names))
+        _forget([])
+        server.stop()
+
+
+def _learn(names: dict[str, str]) -> None:
+    os.environ.update(names)
+
+
+def _forget(names: list[str]) -> None:
+    """Leave nothing of the server in a process: variables, and connections that fsspec keeps."""
+    for name in names:
+        os.environ.pop(name, None)
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Zarr opens connections of its own, and closes none
+        gc.collect()
+
+
+def store() -> Any:
+    return fsspec.filesystem("s3", use_listings_cache=False)
+
+
+def objects(prefix: str = "") -> dict[str, bytes]:
+    """All objects whose names begin with a prefix, without the bucket."""
+    found = store().find(f"{BUCKET}/{prefix}".rstrip("/")) if not prefix else [
+        name for name in store().find(BUCKET) if name.startswith(f"{BUCKET}/{prefix}")
+    ]  # fmt: skip
+    return {name.removeprefix(f"{BUCKET}/"): store().cat_file(name) for name in found}
+
+
+def tags(prefix: str) -> dict[str, tuple[str, str]]:
+    """The tag and the time of each object: one that is put again has another time."""
+    found = store().find(BUCKET, detail=True)
+    return {
+        name.removeprefix(f"{BUCKET}/"): (facts["ETag"], str(facts["LastModified"]))
+        for name, facts in found.items()
+        if name.startswith(f"{BUCKET}/{prefix}")
+    }
+
+
+def marked(name: str) -> dict[str, tuple[str, str]]:
+    """Markers of the blocks of an array that are finished."""
+    return {key: value for key, value in tags(f"{name}.job/").items() if "/done/" in key}
+
+
+class HalfWay(job.Stop):
+    """Asks to stop once four blocks have their markers (`tests.distmm.job.disturbed.HalfWay`)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+
+    @property
+    def reason(self) -> str | None:
+        if len(marked(self.name)) >= 4:
+            self.ask("enough")
+        return super().reason

@@ -1,0 +1,337 @@
+"""C in an object store: made, gone on with, replaced and verified there, against a real server."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from distributed import Client
+
+from distmm import job
+from distmm.errors import InputError, Stopped
+from distmm.job import lock
+from distmm.job.lock import Lock, holder
+from distmm.storage import open_matrix, zarr_objects
+from distmm.storage.object_store import ObjectFolder, within
+from distmm.storage.records import records
+from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
+from tests.distmm.job.disturbed import multiply, operands, values
+from tests.distmm.job.object_server import BUCKET, HalfWay, marked, objects, served, store, tags
+
+pytest.importorskip("moto.server", reason="needs the extra test: moto, and s3fs")
+pytest.importorskip("s3fs", reason="needs the extra test: moto, and s3fs")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(client: Client) -> Iterator[None]:
+    with served(client):
+        yield
+
+
+@pytest.fixture
+def name() -> str:
+    """Of an array that no other test has."""
+    return f"{uuid.uuid4().hex[:8]}/C.zarr"
+
+
+@pytest.fixture
+def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns their product."""
+    monkeypatch.chdir(tmp_path)
+    return operands(Path("in"))
+
+
+def url(name: str) -> str:
+    return f"s3://{BUCKET}/{name}"
+
+
+def test_a_product_becomes_an_array_with_a_certificate_and_nothing_else_is_left(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    summary = multiply(client, url(name))
+    assert (summary.blocks, summary.kept, summary.certificate) == (16, 0, f"{url(name)}.certificate.json")
+    np.testing.assert_array_equal(zarr.open_array(url(name), mode="r")[...], c)
+    chunks = {f"{name}/c/{i}/{j}" for i in range(4) for j in range(4)}
+    assert objects(name).keys() == chunks | {f"{name}/zarr.json", f"{name}.certificate.json", f"{name}.report.html"}
+    before = tags(name)
+    assert multiply(client, url(name)).kept == 16  # sent again, it has nothing to do
+    assert tags(name) == before
+    found = job.status(url(name))
+    assert (found.state, found.done) == ("complete", 16)
+    verdict = job.recheck(url(name), client)
+    assert verdict.outcome == "right"
+    assert "all 16 blocks are what was written" in verdict.message
+    store().pipe_file(f"{BUCKET}/{name}/c/1/2", bytes(30 * 30 * 8))
+    verdict = job.recheck(url(name), client)
+    assert verdict.outcome == "wrong"
+    assert "the first is C[1, 2]" in verdict.message
+
+
+def test_a_stopped_job_is_no_array_and_goes_on_with_the_missing_blocks_only(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    with pytest.raises(Stopped, match=rf"enough; \d+ of 16 blocks of C are finished.* distmm resume {url(name)}"):
+        multiply(client, url(name), stop=HalfWay(name))
+    with pytest.raises(InputError, match="not a readable Zarr array"):
+        open_matrix(url(name))
+    before = marked(name)
+    found = job.status(url(name))
+    assert (found.state, found.done, found.total) == ("stopped", len(before), 16)
+    written = {key: tag for key, tag in tags(f"{name}/c/").items() if f"{key.split('/c/')[1]}" in _blocks(before)}
+    again: dict[str, Any] = {}
+    summary = job.resume(url(name), client=client, progress=lambda figures: again.update(marked(name)))
+    assert summary.kept == len(before)
+    assert {key: again[key] for key in before} == before
+    assert {key: tag for key, tag in tags(f"{name}/c/").items() if key in written} == written
+    np.testing.assert_array_equal(values(url(name)), c)
+    certificate = json.loads(objects(f"{name}.certificate.json")[f"{name}.certificate.json"])
+    assert (len(certificate["runs"]), len(certificate["done"])) == (2, 16)
+
+
+def _blocks(markers: dict[str, Any]) -> set[str]:
+    return {Path(key).name.removesuffix(".json").replace(".", "/") for key in markers}
+
+
+def test_blocks_that_changed_or_vanished_between_two_runs_are_made_again(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, url(name), stop=HalfWay(name))
+    lost, changed, *kept = sorted(_blocks(marked(name)))
+    store().rm_file(f"{BUCKET}/{name}/c/{lost}")
+    store().pipe_file(f"{BUCKET}/{name}/c/{changed}", bytes(30 * 30 * 8))
+    store().pipe_file(f"{BUCKET}/{name}/c/3/3", b"of a run that was killed")
+    assert job.resume(url(name), client=client).kept == len(kept)
+    np.testing.assert_array_equal(values(url(name)), c)
+
+
+def test_a_block_that_is_replaced_while_the_job_runs_gets_no_certificate(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    class Meanwhile(job.Stop):
+        done = False
+
+        @property
+        def reason(self) -> str | None:
+            if not self.done and (there := sorted(_blocks(marked(name)))):
+                self.done = True
+                store().pipe_file(f"{BUCKET}/{name}/c/{there[0]}", bytes(30 * 30 * 8))
+            return None
+
+    with pytest.raises(InputError, match=r"is not there in full, although it was written"):
+        multiply(client, url(name), stop=Meanwhile())
+    assert not objects(f"{name}.certificate.json")
+    assert job.resume(url(name), client=client).kept == 15
+    np.testing.assert_array_equal(values(url(name)), c)
+
+
+def test_a_c_that_is_there_is_replaced_if_asked_for_and_is_gone_from_the_first_block_on(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    multiply(client, url(name))
+    with pytest.raises(InputError, match="--overwrite"):
+        multiply(client, url(name), alpha=2)
+    np.testing.assert_array_equal(values(url(name)), c)
+    with pytest.raises(Stopped):
+        multiply(client, url(name), alpha=2, overwrite=True, stop=HalfWay(name))
+    assert not objects(f"{name}/zarr.json")
+    assert not objects(f"{name}.certificate.json")
+    assert multiply(client, url(name), alpha=2).kept >= 4
+    np.testing.assert_array_equal(values(url(name)), 2 * c)
+    assert job.recheck(url(name), client).outcome == "right"
+
+
+def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
+    client: Client, c: np.ndarray, name: str
+) -> None:
+    refused: list[tuple[str, dict[str, Any], str]] = [
+        ("ftp://host/C.zarr", {}, "to object stores"),
+        (f"s3://{BUCKET}", {}, "names a bucket, and no array in it"),
+        (url("C.npy"), {}, rf"Zarr arrays only, as {url('C.zarr')}"),
+        (url(name), {"check": "full"}, "distmm verify A B C --check full"),
+        (url(name), {"beta": 1}, "give another name for the result, and this one as c"),
+        ("s3://no-such-bucket/C.zarr", {}, "there is no bucket .* no-such-bucket"),
+    ]
+    for out, options, message in refused:
+        with pytest.raises(InputError, match=message):
+            multiply(client, out, **options)
+    with pytest.raises(InputError, match="reduced product goes to a local"):
+        job.topk("in/A.npy", "in/B.zarr", 3, url(name), client=client)
+    assert objects(name) == {}
+
+
+def test_what_a_product_reads_or_what_is_no_array_is_not_replaced(client: Client, c: np.ndarray, name: str) -> None:
+    zarr.create_array(url(name), data=c)
+    before = tags(name)
+    with pytest.raises(InputError, match="reads A from there"):
+        job.multiply(f"s3a://{BUCKET}/{name}/", "in/B.zarr", url(name), client=client, overwrite=True)
+    with pytest.raises(InputError, match="lies inside the Zarr array"):
+        multiply(client, f"{url(name)}/inside/C.zarr")
+    store().pipe_file(f"{BUCKET}/{name}/notes.txt", b"mine")
+    with pytest.raises(InputError, match=r"holds notes\.txt"):
+        multiply(client, url(name), overwrite=True)
+    assert before.items() <= tags(name).items()
+    assert job.multiply(url(name), "in/B.zarr", url(f"{name}/../D.zarr".replace("C.zarr/../", "")), client=client)
+
+
+@pytest.mark.parametrize(("one", "other", "inside"), [
+    ("s3://b/C.zarr", "s3://b/C.zarr", True), ("s3a://b//C.zarr/", "s3://b/C.zarr", True),
+    ("s3://b/C.zarr/x", "s3://b/C.zarr", True), ("s3://b/C.zarr2", "s3://b/C.zarr", False),
+    ("gs://b/C.zarr", "s3://b/C.zarr", False), ("abfs://b/C.zarr", "az://b/C.zarr", True),
+])  # fmt: skip
+def test_urls_are_compared_by_their_parts(one: str, other: str, inside: bool) -> None:
+    assert within(one, other) is inside
+
+
+def test_a_bucket_may_be_called_like_an_array() -> None:
+    from distmm.job.folder import Folder
+
+    assert Folder("s3://all.zarr/x/C.zarr").path == "s3://all.zarr/x/C.zarr.job"
+    assert Folder("s3://all.zarr/G.zarr/C").path == "s3://all.zarr/G.zarr.C.job"
+
+
+@pytest.mark.parametrize("shape", [(23, 10), (7, 10), (20, 3)])
+def test_large_blocks_are_cut_into_stripes(shape: tuple[int, int], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of blocks of 10 x 4, of 32 bytes a row."""
+    from distmm.storage import create_output, reopen_output
+
+    monkeypatch.setattr(zarr_objects, "CHUNK_BYTES", 64)
+    draft = f"{url(name)}.job/draft"
+    target: Any = create_output(url(name), shape, "f8", (10, 4), draft=draft)
+    height = min(10, shape[0])
+    assert target.chunks == ((2, min(4, shape[1])) if height == 10 else (1, 4))
+    target = reopen_output(url(name), draft)
+    expected = np.arange(float(np.prod(shape))).reshape(shape)
+    markers = {}
+    for i, j in np.ndindex(-(-shape[0] // 10), -(-shape[1] // 4)):
+        rows, cols = slice(10 * i, min(10 * i + 10, shape[0])), slice(4 * j, min(4 * j + 4, shape[1]))
+        assert (i, j) in target.missing()
+        target[rows, cols] = expected[rows, cols]
+        with pytest.raises(FileExistsError):
+            target[rows, cols] = -expected[rows, cols]
+        markers[i, j] = target.evidence(rows, cols)
+    assert target.missing(markers) == []
+    np.testing.assert_array_equal(ObjectDraft.open(url(name), draft)[1:, 2:], expected[1:, 2:])
+    target.output.commit()
+    target.output.commit()  # after a kill
+    np.testing.assert_array_equal(values(url(name)), expected)
+    target.discard(slice(0, height), slice(0, min(4, shape[1])))
+    assert target.missing(markers) == [(0, 0)]
+
+
+def test_a_block_of_a_prime_number_of_rows_is_not_cut_into_single_ones() -> None:
+    assert zarr_objects._stripe(16411, 1 << 16) == 16411
+    assert zarr_objects._stripe(16384, 1 << 16) == 1024
+    assert zarr_objects._stripe(3 * 1024, 1 << 16) == 1024
+    assert zarr_objects._stripe(5, 1 << 30) == 1
+
+
+class TestLock:
+    """One job on one output."""
+
+    @pytest.fixture
+    def folder(self, name: str) -> str:
+        return f"{url(name)}.job"
+
+    def foreign(self, folder: str, number: int = 3, token: str = "x") -> None:
+        content = {"host": "far", "pid": 7, "machine": "far away", "born": "1", "token": token}
+        records(folder).write(f"{folder}/lock.{number}", json.dumps(content).encode())
+
+    def test_it_is_taken_once_and_given_up(self, folder: str, name: str) -> None:
+        first = Lock.take(folder)
+        with pytest.raises(InputError, match=rf"process {os.getpid()} on .* last seen"):
+            Lock.take(folder)
+        Lock.check(folder, first.token)
+        first.release()
+        assert holder(folder) is None
+        Lock.take(folder).release()
+        assert objects(name) == {}
+
+    def test_one_that_nobody_renews_is_taken_over_and_its_owner_finds_that_out(
+        self, folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.foreign(folder)
+        with pytest.raises(InputError, match="process 7 on far"):
+            Lock.take(folder)
+        Lock.check(folder, "x")
+        monkeypatch.setattr(lock, "STALE_SECONDS", -1)
+        taken = Lock.take(folder)
+        assert taken.number == 4
+        with pytest.raises(InputError, match="taken over"):
+            Lock.check(folder, "x")
+        records(folder).touch(f"{folder}/lock.3")  # the owner was asleep in the middle of that
+        with pytest.raises(InputError, match="taken over"):
+            Lock.check(folder, "x")
+        taken.release()
+        with pytest.raises(InputError, match="taken over"):
+            Lock.check(folder, "x")
+        assert holder(folder) is None
+
+    def test_it_is_renewed(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        from tests.until import until
+
+        monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
+        held = Lock.take(folder)
+        until(lambda: records(folder).exists(f"{folder}/lock.{held.number}.beat"))
+        assert records(folder).age(f"{folder}/lock.{held.number}") < 60
+        held.release()
+        assert records(folder).names(folder) == []
+
+    def test_a_store_that_does_not_look_at_the_condition_is_refused(
+        self, folder: str, name: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ObjectFolder, "create", ObjectFolder.put)
+        with pytest.raises(InputError, match="If-None-Match"):
+            Lock.take(folder)
+        assert objects(name) == {}
+
+    def test_a_put_that_was_sent_again_because_its_answer_was_lost_has_taken_it(
+        self, folder: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        create = ObjectFolder.create
+
+        def twice(self: ObjectFolder, name: str, content: bytes) -> None:
+            create(self, name, content)
+            create(self, name, content)
+
+        monkeypatch.setattr(ObjectFolder, "create", twice)
+        held = Lock.take(folder)
+        Lock.check(folder, held.token)
+        held.release()
+
+
+def test_of_two_clients_at_once_one_is_refused(client: Client, c: np.ndarray, name: str) -> None:
+    refused: list[str] = []
+
+    class Second(job.Stop):
+        @property
+        def reason(self) -> str | None:
+            if not refused:
+                with pytest.raises(InputError) as caught:
+                    multiply(client, url(name))
+                refused.append(str(caught.value))
+            return None
+
+    multiply(client, url(name), stop=Second())
+    assert f"process {os.getpid()} on" in refused[0]
+    np.testing.assert_array_equal(values(url(name)), c)
+
+
+def test_a_block_is_not_written_for_a_run_that_has_lost_its_lock(name: str) -> None:
+    """It was asleep between its look at the lock and its put, and the block is another's meanwhile."""
+    from distmm.storage import create_output
+
+    target: Any = create_output(url(name), (4, 4), "f8", (4, 4), draft=f"{url(name)}.job/draft")
+    assert isinstance(target, ObjectTarget)
+    target[:, :] = np.ones((4, 4))
+    before = tags(name)
+    with pytest.raises(FileExistsError):
+        target[:, :] = np.zeros((4, 4))
+    assert tags(name) == before
