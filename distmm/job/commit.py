@@ -84,7 +84,7 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
     """Give C its name, unless it has it, and clean up; None if its blocks are not what they were."""
     content = read_json(folder.pending_certificate)
     if is_url(folder.target):
-        return _go_on_in_store(folder, content, lock)
+        return _go_on_in_store(folder, content, lock, anew)
     if not holds(folder.target, content):
         if anew and os.path.lexists(folder.target):
             return None  # what was there before C is still there
@@ -104,14 +104,19 @@ def _begun(folder: Folder) -> bool:
     return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
 
 
-def _go_on_in_store(folder: Folder, content: Json, lock: Lock) -> Json | None:
+def _go_on_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Json | None:
     """Do the same in an object store, where blocks are in their place already; their tags tell what they are."""
     target = reopen_output(folder.target, folder.draft, content["output"]["overwrite"])
     if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
         folder.store.remove(folder.pending_certificate)
         return None
     Lock.check(folder.path, lock.token)
-    target.output.commit()
+    try:
+        target.output.commit()
+    except InputError:
+        if anew:
+            return None  # another array has come meanwhile, and may be replaced
+        raise
     _clean(folder, content, lock)
     return content
 

@@ -18,6 +18,9 @@ from distmm import job
 
 BUCKET = "matrices"
 
+# Environment variables that processes need to reach it.
+SERVER: dict[str, str] = {}
+
 
 @contextmanager
 def served(client: Client) -> Iterator[None]:
@@ -28,19 +31,20 @@ def served(client: Client) -> Iterator[None]:
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
-    names = {
+    SERVER.clear()
+    SERVER.update({
         "AWS_ENDPOINT_URL": f"http://{host}:{port}", "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
-    }  # fmt: skip
+    })  # fmt: skip
     try:
         with pytest.MonkeyPatch.context() as patch:
-            for name, value in names.items():
+            for name, value in SERVER.items():
                 patch.setenv(name, value)
-            client.run(_learn, names)
+            client.run(_learn, SERVER)
             store().mkdir(BUCKET)
             yield
     finally:
-        client.run(_forget, list(names))
+        client.run(_forget, list(SERVER))
         _forget([])
         server.stop()
 

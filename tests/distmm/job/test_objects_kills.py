@@ -1,0 +1,200 @@
+"""Jobs on an object store whose process is killed, or sleeps while another one takes over, end with the right C."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import signal
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from distributed import Client
+
+from distmm import job
+from distmm.errors import InputError
+from distmm.job import lock
+from tests.distmm.job.disturbed import operands, values
+from tests.distmm.job.object_server import BUCKET, SERVER, marked, objects, served, tags
+from tests.until import until
+
+pytest.importorskip("moto.server", reason="needs the extra test: moto, and s3fs")
+pytest.importorskip("s3fs", reason="needs the extra test: moto, and s3fs")
+
+# Four blocks of C, in waves of two.
+PLAN = "g1x2x1 b60x60x60 p1 w2x1 l1"
+
+REFUSED = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def server(client: Client) -> Iterator[None]:
+    with served(client):
+        yield
+
+
+@pytest.fixture
+def name() -> str:
+    """Of an array that no other test has."""
+    return f"{uuid.uuid4().hex[:8]}/C.zarr"
+
+
+@pytest.fixture
+def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
+    """A folder with A and B; returns their product."""
+    monkeypatch.chdir(tmp_path)
+    return operands(Path("in"))
+
+
+def url(name: str) -> str:
+    return f"s3://{BUCKET}/{name}"
+
+
+def multiply(client: Client, name: str, **options: Any) -> job.Summary:
+    return job.multiply("in/A.npy", "in/B.zarr", url(name), client=client, plan=PLAN, **options)
+
+
+def whole(name: str) -> set[str]:
+    """All that a job leaves."""
+    chunks = {f"{name}/c/{i}/{j}" for i in range(2) for j in range(2)}
+    return chunks | {f"{name}/zarr.json", f"{name}.certificate.json", f"{name}.report.html"}
+
+
+def run(environment: dict[str, str], folder: str, name: str, signalled: Callable[[str], int], options: Any) -> None:
+    """A client and its workers in one process of another machine, which signals itself before, or after, a change."""
+    import dask
+    from distributed import LocalCluster
+
+    from distmm.storage.object_store import ObjectFolder
+
+    os.environ.update(environment)
+    os.chdir(folder)
+    lock.machine = lambda: "another machine"  # type: ignore[attr-defined]
+    put, remove, one = ObjectFolder._put, ObjectFolder.remove, threading.Lock()
+
+    def changing(what: str, change: Callable[[], None]) -> None:
+        with one:
+            number = signalled(what)
+            if number and number > 0:
+                os.kill(os.getpid(), number)
+        change()
+        if number < 0:
+            os.kill(os.getpid(), -number)
+
+    def putting(self: Any, key: str, content: bytes, mode: str) -> None:
+        changing(f"put {self.url}/{key}", lambda: put(self, key, content, mode))
+
+    def removing(self: Any, names: Any) -> None:
+        changing("remove", lambda: remove(self, names))
+
+    ObjectFolder._put, ObjectFolder.remove = putting, removing  # type: ignore[method-assign]
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        try:
+            multiply(client, name, **options)
+        except InputError as error:
+            Path("refused.txt").write_text(str(error))
+            os._exit(REFUSED)
+    os._exit(0)
+
+
+class Nth:
+    """Says a signal at the n-th change that has a word in its name: below 0, after it."""
+
+    def __init__(self, word: str, n: int, number: int) -> None:
+        self.word, self.n, self.number = word, n, number
+
+    def __call__(self, what: str) -> int:
+        self.n -= self.word in what
+        return self.number if self.n == 0 and self.word in what else 0
+
+
+def begun(name: str, signalled: Nth, **options: Any) -> BaseProcess:
+    context = multiprocessing.get_context("forkserver")
+    process = context.Process(target=run, args=(dict(SERVER), os.getcwd(), name, signalled, options))
+    process.start()
+    return process
+
+
+def killed(client: Client, c: np.ndarray, name: str, seed: int) -> None:
+    """Kill a job at a random change, before or after it, and go on; every second one replaces a C."""
+    draw = random.Random(seed)
+    replaces = seed % 2 == 1
+    if replaces:
+        multiply(client, name, alpha=3)
+    process = begun(name, Nth("", draw.randint(1, 34), draw.choice([-1, 1]) * signal.SIGKILL), overwrite=replaces)
+    process.join()
+    assert process.exitcode in (0, -signal.SIGKILL)
+    before = marked(name)
+    chunks = {f"{name}/c/{Path(key).name.removesuffix('.json').replace('.', '/')}" for key in before}
+    there = {key: tag for key, tag in tags(f"{name}/c/").items() if key in chunks}
+    assert there.keys() == chunks  # no marker without its block
+    if objects(f"{name}.job/manifest.json"):
+        job.resume(url(name), client=client)
+    else:  # it was killed before it had begun, or after its end
+        multiply(client, name, overwrite=replaces and process.exitcode != 0)
+    np.testing.assert_array_equal(values(url(name)), c, err_msg=f"seed {seed}")
+    assert objects(name).keys() == whole(name), f"seed {seed}"
+    assert there.items() <= tags(name).items()
+    assert job.recheck(url(name)).outcome == "right"
+
+
+@pytest.fixture
+def _others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits a minute until a process of another machine is known to be gone."""
+    monkeypatch.setattr(lock, "STALE_SECONDS", -1)
+
+
+@pytest.mark.usefixtures("_others_are_gone")
+@pytest.mark.parametrize("seed", range(2))
+def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
+    client: Client, c: np.ndarray, name: str, seed: int
+) -> None:
+    killed(client, c, name, seed)
+
+
+@pytest.mark.minutes
+@pytest.mark.usefixtures("_others_are_gone")
+@pytest.mark.parametrize("seed", range(2, 62))
+def test_sixty_more(client: Client, c: np.ndarray, name: str, seed: int) -> None:
+    killed(client, c, name, seed)
+
+
+# Where it is dangerous to sleep: between the last look at the lock and a change.
+MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json", "name": "C.zarr/zarr.json"}
+
+
+@pytest.mark.usefixtures("_others_are_gone")
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(
+    client: Client, c: np.ndarray, name: str, moment: str
+) -> None:
+    word = f"{url(name)}/zarr.json" if moment == "name" else MOMENTS[moment]
+    process = begun(name, Nth(word, 2 if moment in ("chunk", "marker") else 1, signal.SIGSTOP))
+    try:
+        until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
+        if moment == "chunk":  # the other one makes another product
+            multiply(client, name, alpha=2, overwrite=True)
+        else:
+            multiply(client, name)
+        before = {key: tag for key, tag in tags(name).items() if ".job/" not in key}
+        assert before.keys() == whole(name)
+    finally:
+        os.kill(process.pid or 0, signal.SIGCONT)
+    process.join()
+    assert process.exitcode == REFUSED, Path("refused.txt").read_text()
+    assert {key: tag for key, tag in tags(name).items() if ".job/" not in key} == before
+    np.testing.assert_array_equal(values(url(name)), 2 * c if moment == "chunk" else c)
+    assert job.recheck(url(name)).outcome == "right"
+    multiply(client, name, alpha=2 if moment == "chunk" else 1)  # which has nothing to do but to clear up
+    assert objects(name).keys() == whole(name)
