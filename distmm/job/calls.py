@@ -65,7 +65,8 @@ def multiply(
     a, b : str, path, or array
         Matrices of shape (m, k) and (k, n): what `distmm.storage.open_matrix` opens, or arrays as in `distmm.matmul`.
     out : str or path
-        Where C (m, n) goes; see `distmm.storage.create_output`.
+        Where C (m, n) goes; see `distmm.storage.create_output`. A Zarr array may go to an object store, by its URL
+        (``s3://bucket/C.zarr``, ``gs://``, ``az://``).
     c : str, path, or array, optional
         The C that is added, times beta; by default the one that `out` is, which the result then replaces. The same call
         made again is refused as long as `out` is its result: with `overwrite` it adds the product once more.
@@ -79,7 +80,8 @@ def multiply(
     precision, kernel, device, blocks, plan
         As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
     overwrite : bool
-        Replace an existing C, and an unfinished job on it.
+        Replace an existing C, and an unfinished job on it. What is there stays until C is complete; in an
+        object store it goes when the first block is to be written.
     check : {"freivalds", "full", "none"}, optional
         "freivalds", the default if Dask's configuration has no other as ``distmm.check``: each block is compared with
         sketches of A and B as it is made, and made again on another worker where they disagree; "full": all elements at
