@@ -61,6 +61,8 @@ def located(url: str) -> str:
     parts = [part for part in rest.split("/") if part]
     if len(parts) < 2:
         raise InputError(f"{url}: names a bucket, and no array in it; write {url.rstrip('/')}/C.zarr")
+    if set(rest) & set("*?[]"):
+        raise InputError(f"{url}: has a character that fsspec takes for a pattern (*, ?, [ or ]); choose another name")
     suffix = os.path.splitext(parts[-1])[1].lower()
     if suffix not in ("", ".zarr") and not any(part.endswith(".zarr") for part in parts[1:-1]):
         raise InputError(f"{url}: an object store takes Zarr arrays only, as {url.removesuffix(suffix)}.zarr")

@@ -154,6 +154,7 @@ def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("ftp://host/C.zarr", {}, "to object stores"),
         (f"s3://{BUCKET}", {}, "names a bucket, and no array in it"),
+        (url("C[1].zarr"), {}, "takes for a pattern"),
         (url("C.npy"), {}, rf"Zarr arrays only, as {url('C.zarr')}"),
         (url(name), {"check": "full"}, "distmm verify A B C --check full"),
         (url(name), {"beta": 1}, "give another name for the result, and this one as c"),

@@ -135,13 +135,14 @@ def killed(client: Client, c: np.ndarray, name: str, seed: int) -> None:
     process = begun(name, Nth("", draw.randint(1, 34), draw.choice([-1, 1]) * signal.SIGKILL), overwrite=replaces)
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
-    before = marked(name)
+    goes_on = bool(objects(f"{name}.job/manifest.json"))  # or was killed before it had begun, or after its end
+    before = marked(name) if goes_on else {}
     chunks = {f"{name}/c/{Path(key).name.removesuffix('.json').replace('.', '/')}" for key in before}
     there = {key: tag for key, tag in tags(f"{name}/c/").items() if key in chunks}
     assert there.keys() == chunks  # no marker without its block
-    if objects(f"{name}.job/manifest.json"):
+    if goes_on:
         job.resume(url(name), client=client)
-    else:  # it was killed before it had begun, or after its end
+    else:
         multiply(client, name, overwrite=replaces and process.exitcode != 0)
     np.testing.assert_array_equal(values(url(name)), c, err_msg=f"seed {seed}")
     # A run that finds all blocks finished has nothing to report.
