@@ -63,21 +63,34 @@ def _forget(names: list[str]) -> None:
         gc.collect()
 
 
+def url(stored: str) -> str:
+    """The URL of an array."""
+    return f"s3://{BUCKET}/{stored}"
+
+
+def multiply(client: Client, stored: str, plan: str = "g1x2x1 b30x60x60 p1 w4x1 l1", **options: Any) -> job.Summary:
+    """Make an array, of eight blocks in waves of two."""
+    return job.multiply("in/A.npy", "in/B.zarr", url(stored), client=client, plan=plan, **options)
+
+
+def whole(stored: str, rows: int = 4) -> set[str]:
+    """All that a job leaves, of so many rows of blocks."""
+    chunks = {f"{stored}/c/{i}/{j}" for i in range(rows) for j in range(2)}
+    return chunks | {f"{stored}/zarr.json", f"{stored}.certificate.json", f"{stored}.report.html"}
+
+
 def store() -> Any:
     return fsspec.filesystem("s3", use_listings_cache=False)
 
 
-def objects(prefix: str = "") -> dict[str, bytes]:
-    """All objects whose names begin with a prefix, without the bucket."""
-    found = store().find(f"{BUCKET}/{prefix}".rstrip("/")) if not prefix else [
-        name for name in store().find(BUCKET) if name.startswith(f"{BUCKET}/{prefix}")
-    ]  # fmt: skip
-    return {name.removeprefix(f"{BUCKET}/"): store().cat_file(name) for name in found}
+def objects(prefix: str) -> dict[str, bytes]:
+    """All objects whose names begin with a prefix."""
+    return {name: store().cat_file(f"{BUCKET}/{name}") for name in tags(prefix)}
 
 
 def tags(prefix: str) -> dict[str, tuple[str, str]]:
     """The tag and the time of each object: one that is put again has another time."""
-    found = store().find(BUCKET, detail=True)
+    found = store().find(f"{BUCKET}/{prefix.split('/')[0]}", detail=True)
     return {
         name.removeprefix(f"{BUCKET}/"): (facts["ETag"], str(facts["LastModified"]))
         for name, facts in found.items()
@@ -91,7 +104,7 @@ def marked(name: str) -> dict[str, tuple[str, str]]:
 
 
 class HalfWay(job.Stop):
-    """Asks to stop once four blocks have their markers (`tests.distmm.job.disturbed.HalfWay`)."""
+    """Asks to stop once two blocks have their markers (`tests.distmm.job.disturbed.HalfWay`)."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -99,6 +112,6 @@ class HalfWay(job.Stop):
 
     @property
     def reason(self) -> str | None:
-        if len(marked(self.name)) >= 4:
+        if len(marked(self.name)) >= 2:
             self.ask("enough")
         return super().reason

@@ -7,8 +7,8 @@ import os
 import random
 import signal
 import threading
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -22,28 +22,16 @@ from distmm import job
 from distmm.errors import InputError
 from distmm.job import lock
 from tests.distmm.job.disturbed import operands, values
-from tests.distmm.job.object_server import BUCKET, SERVER, marked, objects, served, tags
+from tests.distmm.job.object_server import SERVER, marked, objects, tags, url
+from tests.distmm.job.object_server import multiply as multiply_in
+from tests.distmm.job.object_server import whole as whole_of
 from tests.until import until
-
-pytest.importorskip("moto.server", reason="needs the extra test: moto, and s3fs")
-pytest.importorskip("s3fs", reason="needs the extra test: moto, and s3fs")
-
-# Four blocks of C, in waves of two.
-PLAN = "g1x2x1 b60x60x60 p1 w2x1 l1"
 
 REFUSED = 3
 
-
-@pytest.fixture(scope="module", autouse=True)
-def server(client: Client) -> Iterator[None]:
-    with served(client):
-        yield
-
-
-@pytest.fixture
-def name() -> str:
-    """Of an array that no other test has."""
-    return f"{uuid.uuid4().hex[:8]}/C.zarr"
+# Four blocks of C, in waves of two.
+multiply = partial(multiply_in, plan="g1x2x1 b60x60x60 p1 w2x1 l1")
+whole = partial(whole_of, rows=2)
 
 
 @pytest.fixture
@@ -53,21 +41,7 @@ def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return operands(Path("in"))
 
 
-def url(name: str) -> str:
-    return f"s3://{BUCKET}/{name}"
-
-
-def multiply(client: Client, name: str, **options: Any) -> job.Summary:
-    return job.multiply("in/A.npy", "in/B.zarr", url(name), client=client, plan=PLAN, **options)
-
-
-def whole(name: str) -> set[str]:
-    """All that a job leaves."""
-    chunks = {f"{name}/c/{i}/{j}" for i in range(2) for j in range(2)}
-    return chunks | {f"{name}/zarr.json", f"{name}.certificate.json", f"{name}.report.html"}
-
-
-def run(environment: dict[str, str], folder: str, name: str, signalled: Callable[[str], int], options: Any) -> None:
+def run(environment: dict[str, str], folder: str, stored: str, signalled: Callable[[str], int], options: Any) -> None:
     """A client and its workers in one process of another machine, which signals itself before, or after, a change."""
     import dask
     from distributed import LocalCluster
@@ -101,7 +75,7 @@ def run(environment: dict[str, str], folder: str, name: str, signalled: Callable
         Client(cluster) as client,
     ):
         try:
-            multiply(client, name, **options)
+            multiply(client, stored, **options)
         except InputError as error:
             Path("refused.txt").write_text(str(error))
             os._exit(REFUSED)
@@ -119,36 +93,36 @@ class Nth:
         return self.number if self.n == 0 and self.word in what else 0
 
 
-def begun(name: str, signalled: Nth, **options: Any) -> BaseProcess:
+def begun(stored: str, signalled: Nth, **options: Any) -> BaseProcess:
     context = multiprocessing.get_context("forkserver")
-    process = context.Process(target=run, args=(dict(SERVER), os.getcwd(), name, signalled, options))
+    process = context.Process(target=run, args=(dict(SERVER), os.getcwd(), stored, signalled, options))
     process.start()
     return process
 
 
-def killed(client: Client, c: np.ndarray, name: str, seed: int) -> None:
+def killed(client: Client, c: np.ndarray, stored: str, seed: int) -> None:
     """Kill a job at a random change, before or after it, and go on; every second one replaces a C."""
     draw = random.Random(seed)
     replaces = seed % 2 == 1
     if replaces:
-        multiply(client, name, alpha=3)
-    process = begun(name, Nth("", draw.randint(1, 34), draw.choice([-1, 1]) * signal.SIGKILL), overwrite=replaces)
+        multiply(client, stored, alpha=3)
+    process = begun(stored, Nth("", draw.randint(1, 34), draw.choice([-1, 1]) * signal.SIGKILL), overwrite=replaces)
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
-    goes_on = bool(objects(f"{name}.job/manifest.json"))  # or was killed before it had begun, or after its end
-    before = marked(name) if goes_on else {}
-    chunks = {f"{name}/c/{Path(key).name.removesuffix('.json').replace('.', '/')}" for key in before}
-    there = {key: tag for key, tag in tags(f"{name}/c/").items() if key in chunks}
+    goes_on = bool(objects(f"{stored}.job/manifest.json"))  # or was killed before it had begun, or after its end
+    before = marked(stored) if goes_on else {}
+    chunks = {f"{stored}/c/{Path(key).name.removesuffix('.json').replace('.', '/')}" for key in before}
+    there = {key: tag for key, tag in tags(f"{stored}/c/").items() if key in chunks}
     assert there.keys() == chunks  # no marker without its block
     if goes_on:
-        job.resume(url(name), client=client)
+        job.resume(url(stored), client=client)
     else:
-        multiply(client, name, overwrite=replaces and process.exitcode != 0)
-    np.testing.assert_array_equal(values(url(name)), c, err_msg=f"seed {seed}")
+        multiply(client, stored, overwrite=replaces and process.exitcode != 0)
+    np.testing.assert_array_equal(values(url(stored)), c, err_msg=f"seed {seed}")
     # A run that finds all blocks finished has nothing to report.
-    assert objects(name).keys() | {f"{name}.report.html"} == whole(name), f"seed {seed}"
-    assert there.items() <= tags(name).items()
-    assert job.recheck(url(name)).outcome == "right"
+    assert objects(stored).keys() | {f"{stored}.report.html"} == whole(stored), f"seed {seed}"
+    assert there.items() <= tags(stored).items()
+    assert job.recheck(url(stored)).outcome == "right"
 
 
 @pytest.fixture
@@ -158,45 +132,41 @@ def _others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.minutes) for n in range(2, 62))])
 def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
-    client: Client, c: np.ndarray, name: str, seed: int
+    client: Client, c: np.ndarray, stored: str, seed: int
 ) -> None:
-    killed(client, c, name, seed)
-
-
-@pytest.mark.minutes
-@pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize("seed", range(2, 62))
-def test_sixty_more(client: Client, c: np.ndarray, name: str, seed: int) -> None:
-    killed(client, c, name, seed)
+    killed(client, c, stored, seed)
 
 
 # Where it is dangerous to sleep: between the last look at the lock and a change.
 MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json", "name": "C.zarr/zarr.json"}
+LATER = pytest.mark.minutes
 
 
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize(
+    "moment", ["chunk", "name", pytest.param("marker", marks=LATER), pytest.param("certificate", marks=LATER)]
+)
 def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(
-    client: Client, c: np.ndarray, name: str, moment: str
+    client: Client, c: np.ndarray, stored: str, moment: str
 ) -> None:
-    word = f"{url(name)}/zarr.json" if moment == "name" else MOMENTS[moment]
-    process = begun(name, Nth(word, 2 if moment in ("chunk", "marker") else 1, signal.SIGSTOP))
+    word = f"{url(stored)}/zarr.json" if moment == "name" else MOMENTS[moment]
+    process = begun(stored, Nth(word, 2 if moment in ("chunk", "marker") else 1, signal.SIGSTOP))
     try:
         until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         if moment == "chunk":  # the other one makes another product
-            multiply(client, name, alpha=2, overwrite=True)
+            multiply(client, stored, alpha=2, overwrite=True)
         else:
-            multiply(client, name)
-        before = {key: tag for key, tag in tags(name).items() if ".job/" not in key}
-        assert before.keys() == whole(name)
+            multiply(client, stored)
+        before = {key: tag for key, tag in tags(stored).items() if ".job/" not in key}
+        assert before.keys() == whole(stored)
     finally:
         os.kill(process.pid or 0, signal.SIGCONT)
     process.join()
     assert process.exitcode == REFUSED, Path("refused.txt").read_text()
-    assert {key: tag for key, tag in tags(name).items() if ".job/" not in key} == before
-    np.testing.assert_array_equal(values(url(name)), 2 * c if moment == "chunk" else c)
-    assert job.recheck(url(name)).outcome == "right"
-    multiply(client, name, alpha=2 if moment == "chunk" else 1)  # which has nothing to do but to clear up
-    assert objects(name).keys() == whole(name)
+    assert {key: tag for key, tag in tags(stored).items() if ".job/" not in key} == before
+    np.testing.assert_array_equal(values(url(stored)), 2 * c if moment == "chunk" else c)
+    assert job.recheck(url(stored)).outcome == "right"
+    multiply(client, stored, alpha=2 if moment == "chunk" else 1)  # which has nothing to do but to clear up
+    assert objects(stored).keys() == whole(stored)
