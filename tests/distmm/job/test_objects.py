@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 import zarr
 from distributed import Client
+from typer.testing import CliRunner
 
 from distmm import job
+from distmm.cli.app import app
 from distmm.errors import InputError, Stopped
 from distmm.job import lock
 from distmm.job.lock import Lock, holder
@@ -50,6 +52,20 @@ def test_a_product_becomes_an_array_with_a_certificate_and_nothing_else_is_left(
     verdict = job.recheck(url(stored), client)
     assert verdict.outcome == "wrong"
     assert "the first is C[2, 1]" in verdict.message
+
+
+def test_commands_take_urls(client: Client, c: np.ndarray, stored: str) -> None:
+    cluster = ["--cluster", client.scheduler.address]
+    for arguments, said in (
+        (["multiply", "in/A.npy", "in/B.zarr", "-o", url(stored), "--blocks", "60x60x60", *cluster], "Done"),
+        (["status", url(stored)], "complete"),
+        (["resume", url(stored), *cluster], "Done"),
+        (["verify", url(stored), *cluster], "Right: all 4 blocks are what was written; C agrees with A @ B"),
+        (["verify", "in/A.npy", "in/B.zarr", url(stored), *cluster], "Right: C agrees with A @ B"),
+    ):
+        result = CliRunner().invoke(app, arguments, env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+        assert result.exit_code == 0, result.output
+        assert said in result.output
 
 
 def test_a_stopped_job_is_no_array_and_goes_on_with_the_missing_blocks_only(
