@@ -154,12 +154,21 @@ class ObjectTarget(Target):
         return missing
 
     def make_room(self, done: Collection[Block]) -> None:
-        """Remove what was there before, and what earlier runs have put of blocks that are not `done`."""
+        """Remove what was there before, and what earlier runs have put of blocks that are not `done`.
+
+        Raises
+        ------
+        InputError
+            For an array that may not be replaced: it has come since the job was begun.
+        """
         folder = ObjectFolder(self.output.path)
         kept = {name for block in done for name, _ in self._inside(*self._region(*block))}
         others = [name for name in folder.everything() if name not in kept and ZARR_NAME.fullmatch(name)]
-        folder.remove([name for name in others if name in ("zarr.json", ".zarray")])  # from now on it is no array
-        folder.remove([name for name in others if name not in ("zarr.json", ".zarray")])
+        metadata = [name for name in others if name in ("zarr.json", ".zarray")]
+        if metadata and not self.output.overwrite:
+            raise InputError(f"{self.output.path}: appeared while the product was computed; it is not replaced")
+        folder.remove(metadata)  # from now on it is no array
+        folder.remove([name for name in others if name not in metadata])
 
     def _region(self, i: int, j: int) -> tuple[slice, slice]:
         at = zip((i, j), self.blocks, self.shape, strict=True)

@@ -17,13 +17,15 @@ from distmm import job
 from distmm.cli.app import app
 from distmm.errors import InputError, Stopped
 from distmm.job import lock
+from distmm.job.folder import Folder
 from distmm.job.lock import Lock, holder
-from distmm.storage import open_matrix, zarr_objects
+from distmm.storage import create_output, open_matrix, reopen_output, zarr_objects
 from distmm.storage.object_store import ObjectFolder, within
 from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
 from tests.distmm.job.disturbed import operands, values
 from tests.distmm.job.object_server import BUCKET, HalfWay, marked, multiply, objects, store, tags, url, whole
+from tests.until import until
 
 
 @pytest.fixture
@@ -186,8 +188,6 @@ def test_urls_are_compared_by_their_parts(one: str, other: str, inside: bool) ->
 
 
 def test_a_bucket_may_be_called_like_an_array() -> None:
-    from distmm.job.folder import Folder
-
     assert Folder("s3://all.zarr/x/C.zarr").path == "s3://all.zarr/x/C.zarr.job"
     assert Folder("s3://all.zarr/G.zarr/C").path == "s3://all.zarr/G.zarr.C.job"
 
@@ -197,8 +197,6 @@ def test_large_blocks_are_cut_into_stripes(
     shape: tuple[int, int], stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of blocks of 10 x 4, of 32 bytes a row."""
-    from distmm.storage import create_output, reopen_output
-
     monkeypatch.setattr(zarr_objects, "CHUNK_BYTES", 64)
     draft = f"{url(stored)}.job/draft"
     target: Any = create_output(url(stored), shape, "f8", (10, 4), draft=draft)
@@ -221,6 +219,22 @@ def test_large_blocks_are_cut_into_stripes(
     np.testing.assert_array_equal(values(url(stored)), expected)
     target.discard(slice(0, height), slice(0, min(4, shape[1])))
     assert target.missing(markers) == [(0, 0)]
+
+
+def test_an_array_that_comes_while_a_job_is_stopped_is_replaced_only_if_asked_for(stored: str) -> None:
+    draft = f"{url(stored)}.job/draft"
+    target: Any = create_output(url(stored), (4, 4), "f8", (2, 4), draft=draft)
+    target[0:2, :] = np.ones((2, 4))
+    target[2:4, :] = np.ones((2, 4))
+    target.make_room({(0, 0)})
+    assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
+    store().pipe_file(f"{BUCKET}/{stored}/zarr.json", b"{}")
+    with pytest.raises(InputError, match="appeared while"):
+        target.make_room({(0, 0)})
+    with pytest.raises(InputError, match="appeared while"):
+        target.output.commit()
+    reopen_output(url(stored), draft, overwrite=True).make_room({(0, 0)})  # type: ignore[attr-defined]
+    assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
 
 
 def test_a_block_of_a_prime_number_of_rows_is_not_cut_into_single_ones() -> None:
@@ -272,8 +286,6 @@ class TestLock:
         assert holder(folder) is None
 
     def test_it_is_renewed(self, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from tests.until import until
-
         monkeypatch.setattr(lock, "BEAT_SECONDS", 0.02)
         held = Lock.take(folder)
         until(lambda: records(folder).exists(f"{folder}/lock.{held.number}.beat"))
@@ -323,8 +335,6 @@ def test_of_two_clients_at_once_one_is_refused(client: Client, c: np.ndarray, st
 
 def test_a_block_is_not_written_for_a_run_that_has_lost_its_lock(stored: str) -> None:
     """It was asleep between its look at the lock and its put, and the block is another's meanwhile."""
-    from distmm.storage import create_output
-
     target: Any = create_output(url(stored), (4, 4), "f8", (4, 4), draft=f"{url(stored)}.job/draft")
     assert isinstance(target, ObjectTarget)
     target[:, :] = np.ones((4, 4))
