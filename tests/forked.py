@@ -18,7 +18,7 @@ from distributed.utils import get_mp_context
 
 from distmm.clusters.local_cluster import LOCAL_CONFIG
 
-IMPORTED = ["distributed", "distmm.job", "distmm_kernels.gemm.cpu", "distmm.telemetry.worker"]
+IMPORTED = ["distributed", "distmm.job", "distmm_kernels.gemm.cpu", "distmm.telemetry.worker", "s3fs"]
 
 
 @contextmanager

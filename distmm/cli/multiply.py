@@ -27,10 +27,20 @@ def multiply(
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in any of these formats.")],
     output: Annotated[
-        str, typer.Option("--output", "-o", metavar="C", help="Where C goes: name.npy, name.zarr, name.h5[:/dataset].")
+        str,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="C",
+            help="Where C goes: name.npy, name.zarr, name.h5[:/dataset], s3://bucket/name.zarr (gs://, az://).",
+        ),
     ],
     overwrite: Annotated[
-        bool, typer.Option("--overwrite", help="Begin anew: replace C if it exists, and an unfinished job on it.")
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Begin anew: replace C if it exists, and an unfinished job on it. In an object store C goes at once.",
+        ),
     ] = False,
     transa: options.TransA = False,
     transb: options.TransB = False,

@@ -8,7 +8,7 @@ array. When all block rows are there, their arrays are put one after another int
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,7 +93,7 @@ class RowFolder:
         """Describe, as JSON, what does not change while block rows are written."""
         return {"arrays": {name: [dtype.str, *shape] for name, (dtype, shape) in self.arrays.items()}}
 
-    def missing(self) -> list[tuple[int, int]]:
+    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
         """Return no chunks: that block rows are there is seen when they are read."""
         return []
 

@@ -198,13 +198,23 @@ class Writer:
         rows, columns = self.region(i, j)
         with self.run.writing():
             Lock.check(self.folder.path, self.run.id)
-            self.target[rows, columns] = block
+            try:
+                self.target[rows, columns] = block
+            except FileExistsError:  # in an object store: this task runs again, or belongs to a run that is over
+                self._check()
+                self.target.discard(rows, columns)
+                self.target[rows, columns] = block
             if block.size:
                 self.target.sync(rows, columns)
+                record.update(self.target.evidence(rows, columns))
             record["time"] = time.time()
-            self.run.check()
-            Lock.check(self.folder.path, self.run.id)
+            self._check()
             write_json(self.folder.marker(i, j), record)
+
+    def _check(self) -> None:
+        """Raise if this run is over."""
+        self.run.check()
+        Lock.check(self.folder.path, self.run.id)
 
 
 def _same_bits(before: Json | None, worker: str) -> str:

@@ -22,6 +22,7 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.storage import is_there, is_url
 from distmm.telemetry.record import Figures
 
 __all__ = ["begin", "finished", "multiply", "resume"]
@@ -64,7 +65,8 @@ def multiply(
     a, b : str, path, or array
         Matrices of shape (m, k) and (k, n): what `distmm.storage.open_matrix` opens, or arrays as in `distmm.matmul`.
     out : str or path
-        Where C (m, n) goes; see `distmm.storage.create_output`.
+        Where C (m, n) goes; see `distmm.storage.create_output`. A Zarr array may go to an object store, by its URL
+        (``s3://bucket/C.zarr``, ``gs://``, ``az://``).
     c : str, path, or array, optional
         The C that is added, times beta; by default the one that `out` is, which the result then replaces. The same call
         made again is refused as long as `out` is its result: with `overwrite` it adds the product once more.
@@ -78,7 +80,8 @@ def multiply(
     precision, kernel, device, blocks, plan
         As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
     overwrite : bool
-        Replace an existing C, and an unfinished job on it.
+        Replace an existing C, and an unfinished job on it. What is there stays until C is complete; in an
+        object store it goes when the first block is to be written.
     check : {"freivalds", "full", "none"}, optional
         "freivalds", the default if Dask's configuration has no other as ``distmm.check``: each block is compared with
         sketches of A and B as it is made, and made again on another worker where they disagree; "full": all elements at
@@ -112,6 +115,11 @@ def multiply(
     precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
     device, check = config.chosen("device", device), config.chosen("check", check)
     folder = Folder.of(out)
+    if is_url(folder.target) and (beta != 0 and c is None):
+        raise InputError(
+            f"{folder.target}: beta adds to the C that is there, and in an object store that C goes before the new one "
+            f"comes: give another name for the result, and this one as c"
+        )
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
@@ -119,6 +127,8 @@ def multiply(
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")
+    if is_url(folder.target):
+        _refuse_in_store(folder, spec)
     job = Job(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
@@ -190,13 +200,28 @@ def resume(
     if ended is not None:
         return Summary.of_complete(folder, ended)
     if not folder.exists():
-        if os.path.exists(folder.certificate) and os.path.lexists(folder.target):
+        if folder.store.exists(folder.certificate) and is_there(folder.target):
             return Summary.of_complete(folder, read_json(folder.certificate, CERTIFICATE))
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
     job = Job(folder, manifest["output"]["name"], spec, spec.files(), manifest["output"]["overwrite"], None, None)
     return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
+
+
+def _refuse_in_store(folder: Folder, spec: Spec) -> None:
+    """Refuse what cannot be done where a C is removed before the one that replaces it is complete."""
+    names = spec.reads(folder.target)
+    if names:
+        raise InputError(
+            f"{folder.target}: the product reads {' and '.join(names)} from there, and in an object store that goes "
+            f"before the new C comes: give another name for the result"
+        )
+    if spec.check == "full":
+        raise InputError(
+            f"{folder.target}: a full check keeps a wrong C under another name, and in an object store names cannot be "
+            f"changed: use check freivalds, and distmm verify A B C --check full when C is complete"
+        )
 
 
 def finished(folder: Folder, spec: Spec) -> Summary | None:
@@ -207,7 +232,7 @@ def finished(folder: Folder, spec: Spec) -> Summary | None:
     InputError
         If the product reads C, and C is its result already.
     """
-    if not (os.path.exists(folder.certificate) and os.path.lexists(folder.target)):
+    if not (folder.store.exists(folder.certificate) and is_there(folder.target)):
         return None
     content = read_json(folder.certificate, CERTIFICATE)
     if not same_call(folder, content, spec):

@@ -21,7 +21,7 @@ from distmm.job.manifest import FORMAT
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
-from distmm.storage import open_matrix
+from distmm.storage import is_there, open_matrix
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]
 
@@ -105,7 +105,7 @@ def damaged(
 
 def holds(path: str, content: Json) -> bool:
     """Whether a file or folder is the C of a certificate: each block is what was written; this process reads them."""
-    if not os.path.lexists(path):
+    if not is_there(path):
         return False
     try:
         check = described(content["spec"]).in_place(path, content)
@@ -135,7 +135,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         If there is no certificate, or C is not there.
     """
     folder = Folder.of(path)
-    if not os.path.exists(folder.certificate):
+    if not folder.store.exists(folder.certificate):
         raise InputError(
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )

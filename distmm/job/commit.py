@@ -23,8 +23,7 @@ from distmm.job.lock import Lock, locked
 from distmm.job.manifest import read_manifest
 from distmm.job.result import described
 from distmm.job.spec import Spec, differences, lies_in
-from distmm.storage import fsync
-from distmm.storage.output import Output
+from distmm.storage import fsync, is_url, output_of, reopen_output
 
 __all__ = ["finish", "refuse_twice", "same_call", "settle"]
 
@@ -34,7 +33,7 @@ def finish(folder: Folder, content: Json, lock: Lock) -> None:
     Lock.check(folder.path, lock.token)
     write_json(folder.pending_certificate, content)
     Lock.check(folder.path, lock.token)
-    Output(folder.target, folder.draft, content["output"]["overwrite"]).commit()
+    output_of(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     _clean(folder, content, lock)
 
 
@@ -52,7 +51,7 @@ def settle(folder: Folder, anew: bool) -> Json | None:
     dict or None
         The certificate of a job that was ended now; None where there is none, or where blocks are still missing.
     """
-    if not os.path.isdir(folder.path) or (folder.exists() and _complete(folder, anew) is None):
+    if not _begun(folder) or (folder.exists() and _complete(folder, anew) is None):
         return None
     try:
         with locked(folder.path) as lock:
@@ -78,12 +77,14 @@ def _complete(folder: Folder, anew: bool) -> Folder | None:
         if anew:
             return None
         raise
-    return job if os.path.exists(job.pending_certificate) else None
+    return job if job.store.exists(job.pending_certificate) else None
 
 
 def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
     """Give C its name, unless it has it, and clean up; None if its blocks are not what they were."""
     content = read_json(folder.pending_certificate)
+    if is_url(folder.target):
+        return _go_on_in_store(folder, content, lock, anew)
     if not holds(folder.target, content):
         if anew and os.path.lexists(folder.target):
             return None  # what was there before C is still there
@@ -92,8 +93,30 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
             return None
         Lock.check(folder.path, lock.token)
         described(content["spec"]).refuse(content["output"]["name"], content["output"]["overwrite"])
-        Output(folder.target, folder.draft, content["output"]["overwrite"]).commit()
+        output_of(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     fsync(os.path.dirname(folder.target))
+    _clean(folder, content, lock)
+    return content
+
+
+def _begun(folder: Folder) -> bool:
+    """Whether a job has left anything, a lock perhaps."""
+    return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
+
+
+def _go_on_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Json | None:
+    """Do the same in an object store, where blocks are in their place already; their tags tell what they are."""
+    target = reopen_output(folder.target, folder.draft, content["output"]["overwrite"])
+    if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
+        folder.store.remove(folder.pending_certificate)
+        return None
+    Lock.check(folder.path, lock.token)
+    try:
+        target.output.commit()
+    except InputError:
+        if anew:
+            return None  # another array has come meanwhile, and may be replaced
+        raise
     _clean(folder, content, lock)
     return content
 
@@ -124,9 +147,9 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     # An unchecked product leaves none, unless it was added to a C: sent again, it would not be known to have ended.
     if spec["check"] != "none" or spec["beta"] != 0:
         write_json(folder.certificate, content, os.path.join(folder.work, "certificate.draft"))
-    elif os.path.exists(folder.certificate):  # of the C that has been replaced
-        os.unlink(folder.certificate)
-        fsync(os.path.dirname(folder.certificate))
-    if os.path.exists(folder.pending_report):
-        os.replace(folder.pending_report, folder.report)
+    elif folder.store.exists(folder.certificate):  # of the C that has been replaced
+        folder.store.remove(folder.certificate)
+        folder.store.sync(os.path.dirname(folder.certificate))
+    if folder.store.exists(folder.pending_report):
+        folder.store.move(folder.pending_report, folder.report)
     folder.clear()

@@ -56,7 +56,7 @@ def complete_markers(folder: Folder, manifest: Json, target: Target | RowFolder,
     for i, j in sorted(blocks ^ markers.keys()):
         what = "is not there, although its block was written" if (i, j) in blocks else "is of a block that C has not"
         raise InputError(f"{folder.marker(i, j)}: {what}")
-    missing = target.missing()
+    missing = target.missing(markers)
     if missing:
         where = os.path.join(folder.draft, "c", *map(str, missing[0]))
         raise InputError(f"{where}: is not there in full, although it was written; so are {len(missing) - 1} others")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 from distributed import Client
@@ -46,10 +45,11 @@ class FinishedBlocks:
         folder, blocking = self.folder, self.plan.blocking
         markers, strays = folder.read_markers()
         for path in strays:
-            os.unlink(path)
+            folder.store.remove(path)
         result = self.spec.result
         blocks = {result.unit(i, j) for _, i, j in blocking.c_indices()}
-        bad = (markers.keys() - blocks) | (markers.keys() & target.missing())  # a chunk that is missing reads as zeros
+        # A chunk that is missing reads as zeros.
+        bad = (markers.keys() - blocks) | (markers.keys() & target.missing(markers))
         there = [marker for at, marker in markers.items() if at not in bad]
         if there:
             bad |= damaged(self.client, result.in_draft(folder, blocking), there).keys()
@@ -60,4 +60,4 @@ class FinishedBlocks:
     def _drop(self, i: int, j: int) -> None:
         """Remove the marker of a block, which is so made again."""
         self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [(i, j)]})
-        os.unlink(self.folder.marker(i, j))
+        self.folder.store.remove(self.folder.marker(i, j))

@@ -14,6 +14,9 @@ earlier job, which was suspended for example, finds no folder to write to.
 
 All files are JSON, so reading them cannot run code. Each file appears under its name only when it is whole and on the
 disk.
+
+In an object store the names are the same, and the files are objects. Only the draft is none: blocks are put under
+C's own name, and ``ID/C.zarr`` has the metadata that make an array of them (`distmm.storage.zarr_objects`).
 """
 
 from __future__ import annotations
@@ -22,15 +25,14 @@ import json
 import os
 import re
 import sys
-import uuid
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distmm.errors import InputError
 from distmm.job.json_forms import MARKER, wrong
-from distmm.storage import fsync, locate
-from distmm.storage.durability import remove
+from distmm.storage import is_url, locate
+from distmm.storage.records import Records, records
 
 __all__ = ["Folder", "Json", "read_json", "write_json"]
 
@@ -65,8 +67,15 @@ class Folder:
     def _stem(self) -> str:
         # Beside the outermost Zarr group: inside it Zarr would take the job for a damaged member.
         parts = self.target.split(os.sep)
-        outer = next((n for n, part in enumerate(parts) if part.lower().endswith(".zarr")), len(parts) - 1)
+        first = 3 if is_url(self.target) else 0  # a bucket may have any name
+        zarrs = (n for n, part in enumerate(parts) if n >= first and part.lower().endswith(".zarr"))
+        outer = next(zarrs, len(parts) - 1)
         return os.sep.join([*parts[:outer], ".".join(parts[outer:])])
+
+    @property
+    def store(self) -> Records:
+        """Where all of this is kept."""
+        return records(self.target)
 
     @property
     def path(self) -> str:
@@ -122,23 +131,22 @@ class Folder:
 
     def exists(self) -> bool:
         """Whether a job has been begun: without a manifest there is nothing to go on with."""
-        return os.path.exists(self.manifest)
+        return self.store.exists(self.manifest)
 
     def make(self) -> None:
         """Make the folders of a new job, under the lock, on the disk."""
-        os.makedirs(self.done)
-        fsync(self.work)
-        fsync(self.path)
+        self.store.make_folder(self.done)
+        self.store.sync(self.path)
 
     def clear(self) -> None:
         """Remove all that jobs have left but the lock, under it; the manifest first, so that half of a job is none."""
         if self.exists():
-            os.unlink(self.manifest)
-            fsync(self.path)
-        for name in os.listdir(self.path):
-            if not re.fullmatch(r"lock\.\d+", name):
+            self.store.remove(self.manifest)
+            self.store.sync(self.path)
+        for name in self.store.names(self.path):
+            if not re.fullmatch(r"lock\.\d+(\.beat)?", name):
                 with suppress(FileNotFoundError):  # another one that looks for the lock makes a file, and removes it
-                    remove(os.path.join(self.path, name))
+                    self.store.remove_all(os.path.join(self.path, name))
 
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
@@ -151,16 +159,16 @@ class Folder:
     def read_markers(self) -> tuple[dict[tuple[int, int], Json], list[str]]:
         """Read the markers of all finished blocks, and name the files that are no markers of this job."""
         markers, strays = {}, []
-        for name in os.listdir(self.done):
+        for name, found in self.store.read_all(self.done):
             at = re.fullmatch(r"(\d+)\.(\d+)\.json", name)
             if at is None:
                 continue  # a draft that a kill has left
             path, block = os.path.join(self.done, name), (int(at[1]), int(at[2]))
+            if isinstance(found, Exception):  # the disk, and not what is on it
+                raise _unreadable(path, found) from found
             try:
-                content = read_json(path, MARKER)
-            except InputError as error:
-                if isinstance(error.__cause__, OSError):  # the disk, and not what is on it
-                    raise
+                content = _parsed(path, found, MARKER)
+            except InputError:
                 content = {}
             if content.pop("job", None) == self.id and (content["i"], content["j"]) == block:
                 # Each parsed file has strings of its own: for 40,000 markers their names alone would take 30 MB.
@@ -172,18 +180,7 @@ class Folder:
 
 def write_json(path: str, content: Json, draft: str | None = None) -> None:
     """Write a file that is either whole and on the disk, or not there; `draft` is where it is written until then."""
-    draft = draft or f"{path}.{uuid.uuid4().hex}.draft"
-    try:
-        with open(draft, "w") as file:
-            json.dump(content, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        if os.path.exists(draft):
-            os.unlink(draft)
-        raise
-    fsync(os.path.dirname(path))
+    records(path).write(path, json.dumps(content, indent=1).encode(), draft)
 
 
 def read_json(path: str, form: Json | None = None) -> Json:
@@ -201,13 +198,24 @@ def read_json(path: str, form: Json | None = None) -> Json:
         If it cannot be read, is no JSON object, or has not that form.
     """
     try:
-        with open(path, "rb", buffering=0) as file:  # 15 us a marker less than as text, of which there may be 40,000
-            content = json.loads(file.read())
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?") from error
-    if not isinstance(content, dict):
+        content = records(path).read(path)
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _parsed(path, content, form)
+
+
+def _parsed(path: str, content: bytes, form: Json | None) -> Json:
+    try:
+        parsed = json.loads(content)
+    except ValueError as error:
+        raise _unreadable(path, error) from error
+    if not isinstance(parsed, dict):
         raise InputError(f"{path}: holds no JSON object; it was not written by distmm")
-    bad = next(wrong(content, form or {}), None)
+    bad = next(wrong(parsed, form or {}), None)
     if bad is not None:
         raise InputError(f"{path}: is damaged, or of another version: {bad}; make C anew with --overwrite")
-    return content
+    return parsed
+
+
+def _unreadable(path: str, error: Exception) -> InputError:
+    return InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?")

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -39,9 +39,9 @@ from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.planning.plan import Plan
-from distmm.storage import Target, open_matrix
-from distmm.storage.durability import remove
+from distmm.storage import Target, is_url, open_matrix, reserve_output
 from distmm.storage.output import Output
+from distmm.storage.zarr_objects import ObjectTarget
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.faults import tolerated
@@ -97,7 +97,7 @@ class Job:
             plan.validate()
             plan.validate_run()
             if begun is None:
-                Output.reserve(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
+                reserve_output(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
             job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
             try:
                 lock = held.enter_context(locked(folder.path))
@@ -117,7 +117,7 @@ class Job:
                 raise InputError(f"{folder.path}: another call has begun or ended this job meanwhile: call again")
             if now is not None:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
-                if os.path.exists(folder.of_job(now["id"]).pending_certificate):
+                if folder.store.exists(folder.of_job(now["id"]).pending_certificate):
                     raise InputError(f"{folder.path}: another call has completed this job meanwhile: call again")
         changed = list(differences(self.asked, self.spec.files(again=True)))
         if changed:
@@ -153,7 +153,7 @@ class Job:
                 target = self.spec.result.create(self.out, folder, plan, self.overwrite)
             except BaseException:
                 with suppress(OSError):  # of a job that has not begun nothing is left; the next one clears up too
-                    remove(folder.work)
+                    folder.store.remove_all(folder.work)
                 raise
             manifest = new_manifest(
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
@@ -199,6 +199,8 @@ class Job:
         telemetry.install(client)
         finished = FinishedBlocks(client, folder, spec, plan)
         done = finished.trusted(target)
+        if is_url(folder.target):
+            self._make_room(target, done, lock)
         writer = spec.result.writer(
             folder, CountedRun(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
@@ -259,6 +261,17 @@ class Job:
             f"(--deadline, run.walltime), use more workers, or begin anew with smaller blocks (--overwrite, --blocks; "
             f"now {'x'.join(map(str, plan.block_shape))})"
         )
+
+    def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:
+        """Remove what lies where blocks are to go: a C that is replaced, first of all its certificate and its name.
+
+        An object store has no names that could be changed at the end.
+        """
+        assert isinstance(target, ObjectTarget)
+        Lock.check(self.folder.path, lock.token)
+        if self.folder.store.exists(self.folder.certificate):
+            self.folder.store.remove(self.folder.certificate)
+        target.make_room(done)
 
     def _units(self, plan: Plan) -> set[tuple[int, int]]:
         """All that gets a marker: blocks of C, or block rows."""
@@ -371,4 +384,8 @@ def _report(client: Client, folder: Folder, made: Computation) -> None:
                 ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
                 ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
             ]
-            report.write(folder.pending_report, record, title=folder.target, certificate=rows)
+            if is_url(folder.path):
+                page = report.html(record, title=folder.target, certificate=rows)
+                folder.store.write(folder.pending_report, page.encode())
+            else:
+                report.write(folder.pending_report, record, title=folder.target, certificate=rows)

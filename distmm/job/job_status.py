@@ -109,7 +109,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         left = pace.left(time.time(), total - len(markers))
         process = f"process {owner.pid} on {owner.host}"
         return Status(folder.target, "running", *counts, process, left if math.isfinite(left) else None)
-    if os.path.exists(folder.certificate):
+    if folder.store.exists(folder.certificate):
         content = read_json(folder.certificate, CERTIFICATE)
         done = len(content["done"])
         counts = done, done, len(content["runs"]), content["rejected"]

@@ -1,4 +1,6 @@
-"""A lock for the output of a job, for machines that share only a file system. A dead job holds it for at most a minute.
+"""A lock for the output of a job, for machines that share only a file system, or an object store.
+
+A dead job holds it for at most a minute.
 
 The lock is the file ``lock.N`` with the largest N. It is created with ``O_EXCL``: of several processes one succeeds, on
 NFS too. Its owner touches the file every `BEAT_SECONDS`. A lock is *stale* if
@@ -10,6 +12,9 @@ To take over a stale ``lock.N``, a process creates ``lock.N+1`` and then removes
 after a lock was released. Each file holds a random token that is never used again, the id of the run. If a job was only
 suspended while another one took over, its client and its workers find another token, and stop. Workers check the token
 before they write a block and before they mark it. The client checks it before C gets its name.
+
+In an object store ``lock.N`` is an object, made by a put that fails where there is one. Its owner puts an empty
+``lock.N.beat`` instead of touching it, and the store's clock says how old the later one of the two is.
 """
 
 from __future__ import annotations
@@ -19,7 +24,6 @@ import os
 import re
 import socket
 import threading
-import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +32,7 @@ from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
 from distmm.pid import machine, start_time
-from distmm.storage import fsync
+from distmm.storage.records import records
 
 __all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]
 
@@ -55,7 +59,7 @@ def holder(folder: str) -> LockHolder | None:
         return None
     path = _path(folder, max(numbers))
     try:
-        age = _now(folder) - os.stat(path).st_mtime
+        age = records(path).age(path)
         content = _content(path)
     except FileNotFoundError:  # released meanwhile
         return None
@@ -109,22 +113,15 @@ class Lock:
             "token": uuid.uuid4().hex,
         }  # fmt: skip
         try:
-            descriptor = os.open(_path(folder, number), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+            records(folder).create(_path(folder, number), json.dumps(content).encode())
         except FileExistsError:
             raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
         except FileNotFoundError:  # that job had nothing to do, or has ended, and has removed the folder
             raise InputError(f"{folder}: another job has left this output at this moment; call again") from None
-        try:
-            with os.fdopen(descriptor, "w") as file:
-                json.dump(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:  # a full disk: an empty lock file would block the next job for a minute
-            os.unlink(_path(folder, number))
-            raise
         for old in _numbers(folder):
-            if old < number and not os.path.isdir(_path(folder, old)):
-                os.unlink(_path(folder, old))
+            if old < number:
+                with suppress(IsADirectoryError):
+                    records(folder).remove(_path(folder, old))
         lock = cls(folder, number, str(content["token"]))
         cls.held.add(lock.token)
         lock._beat.start()
@@ -147,14 +144,14 @@ class Lock:
         # an error. A lock file that stays is stale, because its token is no longer in `held`.
         with suppress(OSError):
             if _is(path, self.token):
-                os.unlink(path)
+                records(path).remove(path)
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
             path = _path(self.folder, self.number)
             try:
                 if _is(path, self.token):
-                    os.utime(path)
+                    records(path).touch(path)
             except OSError:
                 continue  # the mount may come back; if it does not, writing a block fails and says so
 
@@ -169,8 +166,7 @@ def locked(folder: str) -> Iterator[Lock]:
         If the folder cannot be made, or another job holds the lock.
     """
     try:
-        os.makedirs(folder, exist_ok=True)
-        fsync(os.path.dirname(folder))
+        records(folder).make_folder(folder)
     except OSError as error:
         raise InputError(f"{folder}: cannot be made: {error}; choose another place for C") from error
     lock = Lock.take(folder)
@@ -178,17 +174,15 @@ def locked(folder: str) -> Iterator[Lock]:
         yield lock
     finally:
         lock.release()
-        with suppress(OSError):  # the folder holds an unfinished job, or its mount is gone
-            os.rmdir(folder)
+        records(folder).remove_folder(folder)
 
 
 def _content(path: str) -> dict[str, Any]:
     """Read a lock file; return an empty dictionary for a file that is empty or no lock."""
-    with open(path, "rb") as file:
-        try:
-            content = json.loads(file.read())
-        except ValueError:
-            return {}
+    try:
+        content = json.loads(records(path).read(path))
+    except ValueError:
+        return {}
     return content if isinstance(content, dict) else {}
 
 
@@ -205,17 +199,4 @@ def _path(folder: str, number: int) -> str:
 
 
 def _numbers(folder: str) -> list[int]:
-    return [int(name[5:]) for name in os.listdir(folder) if re.fullmatch(r"lock\.(0|[1-9][0-9]*)", name)]
-
-
-def _now(folder: str) -> float:
-    """Time by the file system's clock. The clocks of two machines may differ by more than a minute."""
-    probe = os.path.join(folder, f"clock.{uuid.uuid4().hex}")
-    try:
-        with open(probe, "w"):
-            return os.stat(probe).st_mtime
-    except OSError:  # no permission to write here: this machine's clock is used
-        return time.time()
-    finally:
-        if os.path.exists(probe):
-            os.unlink(probe)
+    return [int(name[5:]) for name in records(folder).names(folder) if re.fullmatch(r"lock\.(0|[1-9][0-9]*)", name)]

@@ -30,7 +30,9 @@ from distmm.storage import (
     check_output,
     create_output,
     fsync,
+    is_url,
     locate,
+    open_draft,
     open_matrix,
     reopen_output,
 )
@@ -132,7 +134,7 @@ class Blocks:
         return reopen_output(out, folder.draft, overwrite)
 
     def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
-        return _Block(open_matrix(folder.draft), (blocking.m, blocking.n))
+        return _Block(open_draft(folder.target, folder.draft), (blocking.m, blocking.n))
 
     def in_place(self, path: str, content: Json) -> Check | None:
         output = content["output"]
@@ -166,6 +168,11 @@ class BlockRows:
         return self.reduction.bytes_on_disk(self.dtype, shape[0])
 
     def refuse(self, out: str, overwrite: bool) -> None:
+        if is_url(out):
+            raise InputError(
+                f"{out}: a reduced product goes to a local or mounted folder, not to an object store; write it to a "
+                f"folder, and copy it"
+            )
         path, _ = locate(out)
         stem, suffix = os.path.splitext(path)
         if suffix.lower() in (".npy", ".h5", ".hdf5"):

@@ -21,7 +21,8 @@ from distmm.job.reduction import Reduction, element_type, from_json
 from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
-from distmm.storage import Matrix, open_matrix
+from distmm.storage import Matrix, is_url, open_matrix
+from distmm.storage.object_store import within
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
 
@@ -196,7 +197,9 @@ def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -
 
 
 def lies_in(matrix: str, path: str) -> bool:
-    """Whether the path of a matrix, which for HDF5 names the dataset too, is the file or folder `path`."""
+    """Whether a matrix, whose path names the dataset too for HDF5, is the file or folder `path`, or lies in a URL."""
+    if is_url(matrix) and is_url(path):
+        return within(matrix, path)
     return matrix == path or matrix.startswith(f"{path}:")
 
 

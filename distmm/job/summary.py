@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -126,8 +125,8 @@ class Summary:
             plan=plan,
             blocks=len(certificate["done"]),
             residual=certificate["largest_residual"] or 0.0 if checked else None,
-            certificate=folder.certificate if os.path.exists(folder.certificate) else None,
-            report=folder.report if plan is not None and os.path.exists(folder.report) else None,
+            certificate=folder.certificate if folder.store.exists(folder.certificate) else None,
+            report=folder.report if plan is not None and folder.store.exists(folder.report) else None,
             missing=certificate.get("missing", {}),
             **asdict(made),
         )

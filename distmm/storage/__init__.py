@@ -1,4 +1,4 @@
-"""Matrices on disk: ``.npy``, Zarr and HDF5, read and written block by block, in any mix."""
+"""Matrices on disk and in object stores: ``.npy``, Zarr and HDF5, read and written block by block, in any mix."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from distmm.storage import flat, hdf5, npy
 from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
+from distmm.storage.object_store import is_url, located
 from distmm.storage.output import Output, Target
 from distmm.storage.overwriting import check_place, check_replaceable
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
+from distmm.storage.zarr_objects import ObjectDraft, ObjectOutput, ObjectTarget, check_url, is_array
 
 __all__ = [
-    "Matrix", "Target", "check_output", "create_output", "fsync", "locate", "open_matrix", "reopen_output",
+    "Matrix", "Target", "check_output", "create_output", "fsync", "is_there", "is_url", "locate", "open_draft",
+    "open_matrix", "output_of", "reopen_output", "reserve_output",
 ]  # fmt: skip
 
 FORMATS = (
@@ -45,7 +48,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         For a path that is missing, damaged, not two-dimensional, or of elements that are not numbers.
     """
     name = os.fspath(path)
-    if "://" in name:
+    if is_url(name):
         return ZarrMatrix.open(name)
     raw = flat.split(name)
     file, detail = raw or hdf5.split(name) or (name, None)
@@ -64,20 +67,16 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Return the absolute path of an output, and the dataset's name inside an HDF5 file.
+    """Return the absolute path, or the URL, of an output, and the dataset's name inside an HDF5 file.
 
     Raises
     ------
     InputError
-        For a URL, or a suffix of no format that can be written.
+        For a suffix of no format that can be written, or a URL of a store that cannot be written to.
     """
     name = os.fspath(path)
-    if "://" in name:
-        raise InputError(
-            f"{name}: outputs are written to local or mounted folders, not to URLs, since what makes a job safe "
-            f"(fsync, rename, lock) is not there; write C to a folder, and copy it when it is complete, as with "
-            f"rclone copy C.zarr ... or aws s3 cp --recursive C.zarr {name}"
-        )
+    if is_url(name):
+        return located(name), None
     file, dataset = hdf5.split(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     suffix = os.path.splitext(file)[1].lower()
@@ -104,6 +103,9 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
         anything but one matrix of its own format: a pipe, a device, a symbolic link, a text, several matrices.
     """
     file, dataset = locate(path)
+    if is_url(file):
+        check_url(file, overwrite)
+        return
     check_place(file)
     if overwrite:
         check_replaceable(file, dataset)
@@ -121,7 +123,8 @@ def create_output(
     """Make the file or folder that a product is written to.
 
     The format follows the suffix: ``.npy``, ``.h5`` or ``.hdf5``, and Zarr for ``.zarr``, none, or a member of a Zarr
-    group. What exists under that name stays until ``target.output.commit()``.
+    group. What exists under that name stays until ``target.output.commit()``; in an object store, where names cannot be
+    changed, until the first block is to be written (`distmm.storage.zarr_objects`).
 
     Parameters
     ----------
@@ -132,7 +135,8 @@ def create_output(
     dtype : dtype
         Of the elements.
     chunks : tuple of int
-        C's blocks ``(rows, columns)``: the chunks of a Zarr array, so that each has one writer.
+        C's blocks ``(rows, columns)``: the chunks of a Zarr array, so that each has one writer. In an object store a
+        large block is several chunks.
     overwrite : bool, default False
         Whether an existing matrix may be replaced.
     draft : str, optional
@@ -153,8 +157,10 @@ def create_output(
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
     check_output(path, overwrite)
-    output = Output.reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
+    output = reserve_output(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
+        if is_url(file):
+            return ObjectTarget.create(output, shape, dtype, chunks, job)
         if hdf5.split(file):
             target: Target = hdf5.create(output, dataset or "/C", shape, dtype)
         elif file.lower().endswith(".npy"):
@@ -172,7 +178,29 @@ def create_output(
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
     """Go on with an output that `create_output` has made at `draft`; its shape and type are read from the draft."""
     file, _ = locate(path)
-    output = Output(file, draft, overwrite)
+    output = output_of(file, draft, overwrite)
+    if is_url(file):
+        return ObjectTarget.reopen(output)
     if hdf5.split(file):
         return hdf5.reopen(output)
     return npy.reopen(output) if file.lower().endswith(".npy") else ZarrTarget.reopen(output)
+
+
+def reserve_output(path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Output:
+    """Check that ``nbytes`` can be written under a name that `locate` has returned; see `Output.reserve`."""
+    return (ObjectOutput if is_url(path) else Output).reserve(path, nbytes, overwrite, draft)
+
+
+def output_of(path: str, draft: str, overwrite: bool) -> Output:
+    """Return the names of an output; `path` is what `locate` has returned."""
+    return (ObjectOutput if is_url(path) else Output)(path, draft, overwrite)
+
+
+def open_draft(path: str, draft: str) -> Matrix:
+    """Open an output that is not complete yet, as far as it is written."""
+    return ObjectDraft.open(path, draft) if is_url(path) else open_matrix(draft)
+
+
+def is_there(path: str) -> bool:
+    """Whether something has the name of an output: a file or folder; in an object store, an array."""
+    return is_array(path) if is_url(path) else os.path.lexists(path)

@@ -6,6 +6,7 @@ import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -143,9 +144,19 @@ class Target(ABC):
     def description(self) -> dict[str, Any]:
         """Describe, as JSON, what of the draft does not change while blocks are written."""
 
-    def missing(self) -> list[tuple[int, int]]:
-        """Chunks, by their row and column, that are not there in full size; none where the format has no chunks."""
+    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
+        """Blocks, by their row and column, that are not there in full size; none where the format has no chunks.
+
+        `markers` are those of the blocks that were written, with the `evidence` of each.
+        """
         return []
+
+    def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
+        """Return what the store says of a block that was written, as JSON for its marker; a disk says nothing."""
+        return {}
+
+    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk replaces what is there
+        """Make room for a block, where writing it has raised FileExistsError."""
 
     @abstractmethod
     def sync(self, rows: slice, cols: slice) -> None:

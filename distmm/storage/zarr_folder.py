@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -25,7 +25,7 @@ from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
-__all__ = ["ZarrMatrix", "ZarrTarget"]
+__all__ = ["ZarrMatrix", "ZarrTarget", "create_raw"]
 
 register_bfloat16()
 
@@ -205,6 +205,16 @@ def _check_codec_type(what: str, name: Any) -> None:
         raise InputError(f"{what}, {name!r}, is no type of elements; write the array again") from error
 
 
+def create_raw(
+    store: Any, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], attributes: dict[str, Any] | None
+) -> None:
+    """Write the metadata of an array for a product.
+
+    Its chunks are not compressed: the mantissas of a product do not shrink, and raw chunks go at the speed of the disk.
+    """
+    zarr.create_array(store, shape=shape, chunks=chunks, dtype=dtype, attributes=attributes, compressors=None)
+
+
 @dataclass(frozen=True)
 class ZarrTarget(Target):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
@@ -220,14 +230,7 @@ class ZarrTarget(Target):
         The id of a job becomes an attribute: C then has other metadata, and another fingerprint, than any C before it.
         """
         chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
-        zarr.create_array(
-            output.draft,
-            shape=shape,
-            chunks=chunks,
-            dtype=dtype,
-            attributes=None if job is None else {"distmm_job": job},
-            compressors=None,  # the mantissas of a product do not compress: raw chunks go at the speed of the disk
-        )
+        create_raw(output.draft, shape, dtype, chunks, None if job is None else {"distmm_job": job})
         return cls(output, shape, dtype, chunks)
 
     @classmethod
@@ -279,7 +282,7 @@ class ZarrTarget(Target):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self) -> list[tuple[int, int]]:
+    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
         """Return the chunks whose file is missing or has a wrong size."""
         need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
         rows, columns = (range(-(-side // edge)) for side, edge in zip(self.shape, self.chunks, strict=True))

@@ -18,6 +18,7 @@ from distmm.durations import seconds
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, folder, lock
 from distmm.planning.plan import Plan
+from distmm.storage.output import Output
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
 
 
@@ -183,7 +184,7 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
         die() if os.path.exists(job.target) else clear(job)
 
     where, name, instead = {
-        "before C has its name": (commit.Output, "commit", die),
+        "before C has its name": (Output, "commit", die),
         "before the certificate has": (commit, "write_json", never_beside_c),
         "before the folder goes": (folder.Folder, "clear", with_c_in_its_place),
     }[moment]

@@ -250,8 +250,8 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     for name, message in cases.items():
         with pytest.raises(InputError, match=message):
             create_output(tmp_path / name, (2, 2), "float32", (2, 2))
-    with pytest.raises(InputError, match="not to URLs"):
-        create_output("s3://bucket/C.zarr", (2, 2), "float32", (2, 2))
+    with pytest.raises(InputError, match="to object stores"):
+        create_output("https://example.com/C.zarr", (2, 2), "float32", (2, 2))
     with pytest.raises(InputError, match="elements"):
         create_output(tmp_path / "C.npy", (2, 2), object, (2, 2))
     usage = shutil.disk_usage(tmp_path)._replace(free=10**9)
