@@ -18,10 +18,10 @@ from distmm import clusters
 from distmm.api.threshold import bytes_of_entry
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
-from distmm.checking.verdict import Verdict, of_tolerance
+from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, UndecidedError, WrongResultError
-from distmm.job import planning
+from distmm.job import job_report, planning
 from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
@@ -43,8 +43,6 @@ from distmm.storage import Target, is_url, open_matrix, reserve_output
 from distmm.storage.output import Output
 from distmm.storage.zarr_objects import ObjectTarget
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import report
-from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures
 from distmm.transfer.counted_writes import CountedRun
 
@@ -175,9 +173,7 @@ class Job:
             return self._finish(client, plan, manifest, lock, target, made)
         except (DistmmError, OSError) as error:
             tell_failure(client, lock.token, error)
-            with suppress(OSError, TimeoutError), tolerated("the report of a job"):
-                if (record := telemetry.read(client, lock.token)) is not None:  # the files of the job may be gone
-                    report.write(self.folder.report, record, title=self.folder.target)
+            job_report.of_failure(client, self.folder, lock.token)
             raise
 
     @property
@@ -241,7 +237,7 @@ class Job:
                 manifest.setdefault("retired", []).extend(computation.faulty.retired)
                 Lock.check(folder.path, lock.token)
                 write_manifest(folder, manifest)
-            _report(client, folder, computation)
+            job_report.of_run(client, folder, computation)
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
@@ -363,29 +359,3 @@ class Job:
             "dtype": output["dtype"],
             "job": manifest["id"],
         }
-
-
-def _report(client: Client, folder: Folder, made: Computation) -> None:
-    """Write what was seen of this run beside C, whether it came to its end or not.
-
-    Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
-    """
-    if client.status != "running" or made.stop.at_once:
-        return
-    with suppress(OSError, TimeoutError), tolerated("the report of a job"):
-        record = telemetry.read(client, made.job)
-        if record is not None:
-            rows = [
-                ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and made again"),
-                *[
-                    ("taken out", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
-                    for one in made.faulty.retired
-                ],
-                ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
-                ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
-            ]
-            if is_url(folder.path):
-                page = report.html(record, title=folder.target, certificate=rows)
-                folder.store.write(folder.pending_report, page.encode())
-            else:
-                report.write(folder.pending_report, record, title=folder.target, certificate=rows)
