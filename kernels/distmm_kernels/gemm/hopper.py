@@ -66,8 +66,8 @@ class HopperKernel(AlignedKernel):
     Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions: of
     one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`). Sums of
     integers are exact modulo 2^32. Tensor cores count the true terms of a bool product in int32, which no k exceeds.
-    Counts of a chain of products are added in int64, since 2^32 must not look like zero; those of a part of C, of
-    `WORKSPACE` bytes at most, are made at a time.
+    A product alone stores whether they are any. Counts of a chain of products are added in int64, since 2^32 must not
+    look like zero; those of a part of C, of `WORKSPACE` bytes at most, are made at a time.
     """
 
     name = "hopper"
@@ -118,13 +118,13 @@ class HopperKernel(AlignedKernel):
             )
 
     def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if self._counts:
+        if self._counts and (c is not None or d.dtype == self.accumulator):
             self._count(a, b, c, d)
         else:
             self._add(a, b, self._loadable(c), d)
 
     def _count(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        """Add counts to C, or say which of the sums are not zero, a part of C at a time."""
+        """Add counts to C, if there is one, and say which sums are not zero where D is bool: a part of C at a time."""
         *batch, m, n = d.shape
         rows = WORKSPACE // (12 * math.prod(batch) * row_pitch(n, 4))  # a count, and its sum with C
         rows = max(1, rows // ROWS * ROWS or rows)
@@ -137,8 +137,7 @@ class HopperKernel(AlignedKernel):
             if d.dtype == self.accumulator:
                 self._module.add(counts, 0 if c is None else c[..., down, :], out=to)
             else:
-                total = counts if c is None else counts + c[..., down, :]
-                self._module.not_equal(total, 0, out=to)
+                self._module.not_equal(counts + c[..., down, :], 0, out=to)
 
     def _add(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
         if a.stack is not None and b.stack is not None:
@@ -172,6 +171,8 @@ class HopperKernel(AlignedKernel):
         if gemm is None:
             widest = WIDEST_OF_TWO if promotes else 256
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
+            if dtype.kind == "b":
+                columns = 128 if columns <= 128 else 256  # whole boxes of bytes
             output: Any = dtype.name
             tile = HopperTile(self.operand, output, columns, *majors, 1, promotes, sliced, adds)
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)

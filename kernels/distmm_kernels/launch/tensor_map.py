@@ -20,6 +20,7 @@ _TYPES = {
     "float32": "FLOAT32",
     "int8": "UINT8",
     "uint8": "UINT8",
+    "bool": "UINT8",
     "int32": "INT32",
 }
 # TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off

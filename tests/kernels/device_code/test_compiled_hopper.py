@@ -30,6 +30,8 @@ TILES = [
     HopperTile("uint8", "int32", 192, b_major="k", adds=True),
     HopperTile("int8", "int8", b_major="k"),
     HopperTile("int8", "int8", 128, b_major="k"),
+    HopperTile("uint8", "bool", b_major="k"),
+    HopperTile("uint8", "bool", 128, b_major="k"),
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
     HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),

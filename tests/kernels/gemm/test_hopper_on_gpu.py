@@ -236,6 +236,20 @@ def test_bools_are_counted_in_parts_of_c(kernel_for, monkeypatch, dtype, batch):
             np.testing.assert_array_equal(d.get(), want.astype(dtype))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_product_of_bools_alone_is_true_where_a_term_is(kernel_for, monkeypatch, shape, batch):
+    kernel, (m, k, n), rng = kernel_for("bool"), shape, np.random.default_rng(0)
+    share = min(0.5, 0.8 / k**0.5)  # about half of the sums are zero
+    a, b = rng.random((*batch, m, k)) < share, rng.random((k, n)) < share
+    seen = poisoned(kernel, monkeypatch)
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None, dtype=bool)
+    assert d.dtype == bool
+    ((whole, view),) = seen
+    np.testing.assert_array_equal(d.get().view("u1"), exact(a, b) != 0)  # bytes of 0 and 1
+    assert (whole[..., view.shape[-1] :].view("uint8") == 0xFF).all()
+
+
 def test_infinities_and_nan_go_where_they_belong(kernel_for):
     kernel = kernel_for("float16")
     a, b = np.ones((4, 70), "f2"), np.ones((70, 5), "f2")

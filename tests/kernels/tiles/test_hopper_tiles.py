@@ -37,7 +37,11 @@ OTHERS = [
     for operand in ("int8", "uint8")
     for columns in (64, 128, 192, 256)
 ]
-BYTES = [HopperTile("int8", "int8", columns, b_major="k") for columns in (128, 256)]
+BYTES = [
+    HopperTile(operand, output, columns, b_major="k")
+    for operand, output in (("int8", "int8"), ("uint8", "bool"))
+    for columns in (128, 256)
+]
 THREE = [
     HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
     for columns, a_major, b_major, adds in itertools.product((64, 128, 192), "km", "kn", (False, True))
@@ -98,6 +102,9 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"operand": "uint8", "output": "int8", "b_major": "k"}, "uint8 to int8"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
+        ({"operand": "uint8", "output": "bool", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
+        ({"operand": "uint8", "output": "bool", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "int8", "output": "bool", "b_major": "k"}, "int8 to bool"),
     ],
 )
 def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):
@@ -162,8 +169,9 @@ def test_lanes_write_words_of_c_where_the_accelerator_looks_for_them():
     assert len(seen) == 16 * 32 // 2
 
 
-def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them():
-    lane_place, seen = box_place("int8"), set()
+@pytest.mark.parametrize("output", ["int8", "bool"])
+def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them(output):
+    lane_place, seen = box_place(output), set()
     for lane, j, below in itertools.product(range(32), range(16), range(2)):
         start, permuted = map(int, lane_place(np.uint32(lane)))
         address = start + (permuted ^ 16 * (j // 2)) + 8 * (j % 2) + 8 * 128 * below  # as epilogue.py's _put_bytes

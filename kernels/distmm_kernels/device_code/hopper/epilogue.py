@@ -14,7 +14,7 @@ from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrin
 from distmm_kernels.emulation.moduli import OFFSET
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
-__all__ = ["read_c", "residue", "scale", "store_d"]
+__all__ = ["not_zero", "read_c", "residue", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
@@ -103,6 +103,18 @@ def residue(columns: int) -> Callable[..., None]:
     return intrinsic(write, (ANY, u64))
 
 
+def not_zero(columns: int) -> Callable[[Any], None]:
+    """Make a function that replaces int32 sums by 1, and those that are 0 by 0."""
+    truth = assembly("{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, 1, 0, p; }", [I32], [I32], ["=r", "r"], True)
+
+    def write(builder, array):
+        acc = Registers(builder, array)
+        for i, (element,) in enumerate(acc.get(0, columns // 2)):
+            acc.put(i, [(truth(builder, [element])[0],)])
+
+    return intrinsic(write, (ANY,))
+
+
 def store_d(tile: HopperTile) -> Callable[..., None]:
     """Make ``store_d(acc, buffers, row, permuted, lane, map, x, y, z, left)``: a warp stores its 16 rows of D by TMA.
 
@@ -162,11 +174,12 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
-    """Pairs of residues, each less `OFFSET`: 16 columns are a unit, of which 8 lie in a thread's four neighbours."""
+    """Pairs of truths, or of residues less `OFFSET`: 16 columns are a unit, of which 8 lie in four threads."""
+    offset = I32(0x8080 if output == "int8" else 0)
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
     for j in range(16):
         quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
         place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
         for upper, (first, second) in enumerate((quad[:2], quad[2:])):
-            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), offset)
             put(builder, [builder.add(place, I32(8 * SPAN * upper)), pair])

@@ -12,7 +12,7 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma, wgmma
-from distmm_kernels.device_code.hopper.epilogue import read_c, residue, scale, store_d
+from distmm_kernels.device_code.hopper.epilogue import not_zero, read_c, residue, scale, store_d
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, STRETCH, WARP_ROWS, HopperTile, box_place
 
@@ -179,12 +179,14 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, add C, or reduce.
+    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: what D takes beside A B.
 
     ``row`` and ``column`` are those of the warp's first element. Returns stage and parity, since C may come after A B.
     """
-    scaled, add_c, reduced = tile.scaled, tile.adds and not tile.starts_from_c, tile.output == "int8"
-    rescale, reduce, take_c = scale(tile.columns), residue(tile.columns), _take_c(tile, added=True)
+    scaled, add_c = tile.scaled, tile.adds and not tile.starts_from_c
+    reduced, compared = tile.output == "int8", tile.output == "bool"
+    rescale, reduce, compare = scale(tile.columns), residue(tile.columns), not_zero(tile.columns)
+    take_c = _take_c(tile, added=True)
 
     def finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
         row_scales, row_step, column_scales, column_step = scales
@@ -200,6 +202,8 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
             stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
         if reduced:
             reduce(totals, row_scales + uint64(z) * row_step)
+        if compared:
+            compare(totals)
         return stage, parity
 
     return inlined(finish)
