@@ -29,7 +29,8 @@ from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, Hopp
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
-_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # types that the epilogue can round float32 sums to
+# types beside the accumulator's that the epilogue can store, by the accumulator's: floats rounded, integers cut off
+_STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,8 +108,7 @@ class HopperKernel(AlignedKernel):
         return HopperOperand(shape, array, major, self.operand, stack)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
-        others = _ROUNDED if self.accumulator == np.float32 else (self.dtype,) if self._counts else ()
-        return dtype == self.accumulator or dtype in others
+        return dtype == self.accumulator or dtype in ((self.dtype,) if self._counts else _STORED[self.accumulator.kind])
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
@@ -171,9 +171,10 @@ class HopperKernel(AlignedKernel):
         if gemm is None:
             widest = WIDEST_OF_TWO if promotes else 256
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
-            if dtype.kind == "b":
-                columns = 128 if columns <= 128 else 256  # whole boxes of bytes
             output: Any = dtype.name
+            if dtype.itemsize == 1:
+                columns = 128 if columns <= 128 else 256  # whole boxes of bytes
+                output = "bool" if dtype.kind == "b" else "uint8"
             tile = HopperTile(self.operand, output, columns, *majors, 1, promotes, sliced, adds)
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         return gemm
@@ -182,6 +183,11 @@ class HopperKernel(AlignedKernel):
         self, k: int, together: int, majors: tuple[Any, Any], stacks: tuple[Stack, Stack], c: Array | None, d: Array
     ) -> None:
         """Multiply slices of k at the same time, ``together`` of them in each run, and add their sums in order."""
+        if d.itemsize == 1:  # C is small
+            total = self._rows(d.shape, self.accumulator)
+            self._in_slices(k, together, majors, stacks, c, total)
+            d[...] = total
+            return
         last = slices.count(k)
         total = d if d.dtype == self.accumulator or together == last else self._rows(d.shape, self.accumulator)
         for first, after in slices.runs(last, together):

@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8"]
-Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "bool"]
+Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
 SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the width of the widest swizzle
@@ -79,7 +79,7 @@ class HopperTile:
         What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
     output
         Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is the
-        residue of int32 sums modulo a number of each matrix; bool says which int32 sums are not zero.
+        residue of int32 sums modulo a number of each matrix, uint8 their last 8 bits; bool says which are not zero.
     columns
         Of a tile.
     a_major, b_major
@@ -126,13 +126,15 @@ class HopperTile:
             raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
         if self.promotes and (self.products == 3 or self.operand in _INTEGERS):
             raise ValueError(f"{self}: three products are taken out each stage, and sums of integers are exact")
-        outputs = {"int8": ("int32", "int8"), "uint8": ("int32", "bool")}.get(
+        outputs = {"int8": ("int32", "uint8", "int8"), "uint8": ("int32", "uint8", "bool")}.get(
             self.operand, ("float32", "float16", "bfloat16")
         )
         if self.output not in outputs:
             raise ValueError(f"{self.operand} to {self.output}: its products are {', '.join(outputs)}")
-        if _BITS[self.output] == 8 and (self.adds or self.columns % self.box_columns):
-            raise ValueError(f"{self}: bytes are added to no C, and stored in boxes of {self.box_columns} columns")
+        if self.output in ("int8", "bool") and self.adds:
+            raise ValueError(f"{self}: residues and truths are of A B, without a C")
+        if self.columns % self.box_columns:
+            raise ValueError(f"{self}: bytes are stored in boxes of {self.box_columns} columns")
         if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
         if self.stages < 2:

@@ -32,6 +32,8 @@ TILES = [
     HopperTile("int8", "int8", 128, b_major="k"),
     HopperTile("uint8", "bool", b_major="k"),
     HopperTile("uint8", "bool", 128, b_major="k"),
+    HopperTile("int8", "uint8", b_major="k", adds=True),
+    HopperTile("uint8", "uint8", 128, b_major="k"),
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
     HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),

@@ -103,6 +103,16 @@ def test_a_product_of_bools_alone_stores_bytes_and_makes_no_counts(tiles, column
     assert tile.columns == (128 if columns <= 128 else 256), "whole boxes of 128 bytes"
 
 
+@pytest.mark.parametrize(("dtype", "to"), [("int8", "int8"), ("uint8", "uint8"), ("uint8", "int8")])
+@pytest.mark.parametrize("adds", [False, True])
+def test_integers_of_8_bits_are_stored_as_such_in_tiles_of_whole_boxes(tiles, dtype, to, adds):
+    kernel = HopperKernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
+    a, b = kernel._format(np.zeros((128, 64), dtype), "A"), kernel._format(np.zeros((64, 192), dtype), "B")
+    kernel._accumulate(a, b, np.zeros((128, 192), "i4") if adds else None, np.zeros((128, 192), to))
+    (tile,) = tiles
+    assert (tile.operand, tile.output, tile.columns, tile.adds) == (dtype, "uint8", 256, adds)
+
+
 def test_what_a_kernel_stores_at_the_last_step():
     stored = {
         name: [
@@ -114,8 +124,11 @@ def test_what_a_kernel_stores_at_the_last_step():
         for kernel in (HopperKernel(Problem(1, 1, 1, np.dtype(name)), NOWHERE),)
     }
     assert stored == {
-        "float16": ["float16", "float32"], "int8": ["int32"], "uint8": ["int32"], "bool": ["bool", "int64"]
-    }  # fmt: skip
+        "float16": ["float16", "float32"],
+        "int8": ["int8", "uint8", "int32"],
+        "uint8": ["int8", "uint8", "int32"],
+        "bool": ["bool", "int64"],
+    }
 
 
 def test_integers_of_other_types_wrap_around_on_their_way_to_uint8_and_bools_are_made_of_bools_only(monkeypatch):

@@ -250,6 +250,23 @@ def test_a_product_of_bools_alone_is_true_where_a_term_is(kernel_for, monkeypatc
     assert (whole[..., view.shape[-1] :].view("uint8") == 0xFF).all()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("to", ["int8", "uint8"])
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 5 * STRETCH + 3, 500)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_sums_are_stored_as_8_bits_that_wrap_around(kernel_for, monkeypatch, dtype, to, shape, adds):
+    kernel, (m, k, n), rng = kernel_for(dtype), shape, np.random.default_rng(0)
+    a, b = (rng.integers(0, 256, s).astype("u1").view(dtype) for s in ((m, k), (k, n)))
+    c = rng.integers(-(2**31), 2**31, (m, n)).astype("i4") if adds else None
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    c_ = on_gpu(c) if adds else None
+    want = kernel.multiply(a_, b_, c_).get().astype(to)
+    poisoned(kernel, monkeypatch)
+    d = kernel.multiply(a_, b_, c_, dtype=to)
+    assert d.dtype == to
+    np.testing.assert_array_equal(d.get(), want)
+
+
 def test_infinities_and_nan_go_where_they_belong(kernel_for):
     kernel = kernel_for("float16")
     a, b = np.ones((4, 70), "f2"), np.ones((70, 5), "f2")

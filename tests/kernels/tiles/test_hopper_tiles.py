@@ -39,7 +39,7 @@ OTHERS = [
 ]
 BYTES = [
     HopperTile(operand, output, columns, b_major="k")
-    for operand, output in (("int8", "int8"), ("uint8", "bool"))
+    for operand, output in (("int8", "int8"), ("int8", "uint8"), ("uint8", "uint8"), ("uint8", "bool"))
     for columns in (128, 256)
 ]
 THREE = [
@@ -100,10 +100,10 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"sliced": True, "output": "float16"}, "sums of the accumulator's type"),
         ({"output": "int8"}, "float16 to int8"),
         ({"operand": "uint8", "output": "int8", "b_major": "k"}, "uint8 to int8"),
-        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "without a C"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
         ({"operand": "uint8", "output": "bool", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
-        ({"operand": "uint8", "output": "bool", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "uint8", "output": "bool", "b_major": "k", "adds": True}, "without a C"),
         ({"operand": "int8", "output": "bool", "b_major": "k"}, "int8 to bool"),
     ],
 )
@@ -169,7 +169,7 @@ def test_lanes_write_words_of_c_where_the_accelerator_looks_for_them():
     assert len(seen) == 16 * 32 // 2
 
 
-@pytest.mark.parametrize("output", ["int8", "bool"])
+@pytest.mark.parametrize("output", ["int8", "uint8", "bool"])
 def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them(output):
     lane_place, seen = box_place(output), set()
     for lane, j, below in itertools.product(range(32), range(16), range(2)):

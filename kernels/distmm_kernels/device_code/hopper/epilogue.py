@@ -174,12 +174,15 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
-    """Pairs of truths, or of residues less `OFFSET`: 16 columns are a unit, of which 8 lie in four threads."""
-    offset = I32(0x8080 if output == "int8" else 0)
+    """Pairs of bytes: 16 columns are a unit, of which 8 lie in four threads. Residues are stored less `OFFSET`."""
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
+    last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     for j in range(16):
         quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
         place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
         for upper, (first, second) in enumerate((quad[:2], quad[2:])):
-            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), offset)
+            if output == "int8":
+                pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            else:
+                (pair,) = last_bytes(builder, [first, second])
             put(builder, [builder.add(place, I32(8 * SPAN * upper)), pair])
