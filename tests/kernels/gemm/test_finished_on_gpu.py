@@ -120,6 +120,9 @@ def test_operations_are_not_fused_and_zeros_infinities_and_nan_are_as_in_passes(
         fused = kernel.multiply(a_, b_, None, alpha=alpha, beta=beta, c0=on_gpu(c0)).get()
         want = kernel.finish(kernel.multiply(a_, b_, None), alpha, beta, on_gpu(c0), "f4").get()
         np.testing.assert_array_equal(fused, want)
+        with np.errstate(invalid="ignore"):
+            d = kernel.multiply(a_, b_, None).get()
+            np.testing.assert_array_equal(fused, np.float32(alpha) * d + np.float32(beta) * c0)
         np.testing.assert_array_equal(np.signbit(fused[~np.isnan(want)]), np.signbit(want[~np.isnan(want)]))
 
 

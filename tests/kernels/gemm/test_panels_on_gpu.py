@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
+from distmm_kernels.reference import twins
 from distmm_kernels.reference.matrices import on_gpu
 from distmm_kernels.select import select
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, STRETCH
@@ -91,6 +92,20 @@ def test_bits_are_those_of_one_panel_after_the_other(kernel_for, name, dtype, ks
         c0 = on_gpu(np.random.default_rng(2).standard_normal((300, 520)), dtype="f4")
         finished = kernel.finish(want, 0.3, 0.7, c0, "f4")
         agree(in_runs(kernel, panels, c, alpha=0.3, beta=0.7, c0=c0), finished)
+
+
+@pytest.mark.parametrize(("name", "dtype"), [("hopper", "float16"), ("hopper", BFLOAT16), ("hopper_tf32", "float32")])
+def test_bits_are_those_of_the_twin(kernel_for, name, dtype):
+    kernel, rng = kernel_for(name, dtype), np.random.default_rng(0)
+    blocks = [
+        tuple(rng.standard_normal(shape).astype(kernel.dtype) for shape in ((17, k), (k, 24))) for k in (512, 512, 328)
+    ]
+    want = rng.standard_normal((17, 24)).astype("f4")
+    ((a, b),) = kernel.joined([(kernel.prepare_a(a), kernel.prepare_b(b)) for a, b in blocks])
+    d = kernel.multiply(a, b, on_gpu(want))
+    for left, right in blocks:
+        want = twins.one_product(left, right, want)
+    np.testing.assert_array_equal(d.get(), want)
 
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
