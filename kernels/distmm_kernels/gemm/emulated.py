@@ -39,7 +39,7 @@ TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its n
 
 Gemm = Callable[[tuple[Stack, ...], tuple[Stack, ...], Stack | None, Stack, Scales], None]
 
-ADDENDS = "float32", "float16", "bfloat16"  # types of C0 that the kernel reads
+ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel adds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,21 +130,13 @@ class Fp16x3Kernel(GuardedKernel):
     ) -> Array | None:
         """One granule of one matrix in one launch, begun before its guards have arrived, as in `_accumulate`."""
         shape = product_shape(a.shape, b.shape)
-        if (
-            not self.finishes
-            or len(shape) > 2
-            or dtype != self.accumulator
-            or self._expected(a.shape[-1]) != (self.first,)
-        ):
+        kind, known = None if c0 is None else c0.dtype.name, a.found.here and b.found.here
+        if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:
             return None
-        if c0 is not None and c0.dtype.name not in ADDENDS:
-            return None
-        known = a.found.here and b.found.here
-        if known and not self._allowed(a, b):
+        if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
             return None
         d, c, c0 = self._empty(shape, dtype), self._loadable(c), self._loadable(c0)
         finish = Finish(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
-        kind = None if c0 is None else c0.dtype.name
         left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
         gemm = self._hopper(a.parts, b.parts, to, c is not None, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)

@@ -220,11 +220,11 @@ class HopperKernel(AlignedKernel):
             down = slice(first, min(m, first + rows))
             counts = self._rows((*batch, down.stop - first, n), np.dtype(np.int32))
             self._add(a.rows(down), b, None, counts)
-            to, added = d[..., down, :], None if c is None else c[..., down, :]
+            to, added = d[..., down, :], 0 if c is None else c[..., down, :]
             if d.dtype == self.accumulator:
-                self._module.add(counts, 0 if added is None else added, out=to)
+                self._module.add(counts, added, out=to)
             else:
-                self._module.not_equal(counts if added is None else counts + added, 0, out=to)
+                self._module.not_equal(counts + added, 0, out=to)
 
     def _add(self, a: Prepared, b: Prepared, c: Array | None, d: Array, last: _Last | None = None) -> None:
         if isinstance(a, HopperPanels) or isinstance(b, HopperPanels) or (a.stacks and b.stacks):
@@ -248,13 +248,13 @@ class HopperKernel(AlignedKernel):
         last: _Last | None,
     ) -> None:
         to, k, majors, panels = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major), len(a_stacks) > 1
-        together = 1 if panels else self._slices_at_once(to.shape, k)
+        together = 1 if panels or last is not None else self._slices_at_once(to.shape, k)
         if together > 1:
             self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d)
             return
         promotes = (panels or k > STRETCH) and self.accumulator == np.float32
         added = None if c is None else Stack.for_tensor_map(c)
-        c0 = None if last is None or last.c0 is None else last.c0
+        c0 = None if last is None else last.c0
         kinds = c is not None, panels, last is not None, None if c0 is None else c0.dtype.name
         gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds)
         if last is None:
