@@ -242,12 +242,33 @@ def test_a_product_of_bools_alone_is_true_where_a_term_is(kernel_for, monkeypatc
     kernel, (m, k, n), rng = kernel_for("bool"), shape, np.random.default_rng(0)
     share = min(0.5, 0.8 / k**0.5)  # about half of the sums are zero
     a, b = rng.random((*batch, m, k)) < share, rng.random((k, n)) < share
-    seen = poisoned(kernel, monkeypatch)
+    poisoned(kernel, monkeypatch)
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None, dtype=bool)
     assert d.dtype == bool
-    ((whole, view),) = seen
     np.testing.assert_array_equal(d.get().view("u1"), exact(a, b) != 0)  # bytes of 0 and 1
-    assert (whole[..., view.shape[-1] :].view("uint8") == 0xFF).all()
+
+
+@pytest.mark.parametrize("n", [1, 3, 15, 16, 17, 255, 1001])
+@pytest.mark.parametrize("dtype", ["uint8", "bool"])
+def test_stores_of_bytes_stay_in_their_rows_of_whole_vectors(kernel_for, monkeypatch, dtype, n):
+    """Nothing before, after or beside D is written; what completes a row to 16 bytes belongs to D."""
+    import cupy
+
+    kernel, pitch, around = kernel_for(dtype), -(-n // 16) * 16 + 32, []
+
+    def between(self, shape, to):
+        around.append(cupy.full((shape[0] + 2, pitch), 0xFF, "u1"))
+        return around[-1][1:-1, 16 : 16 + n].view(to)
+
+    a, b = np.ones((130, 70), dtype), np.ones((70, n), dtype)
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    monkeypatch.setattr(type(kernel), "_empty", between)
+    d = kernel.multiply(a_, b_, None, dtype=dtype)
+    assert (d.get() == (70 if dtype == "uint8" else 1)).all()
+    (whole,) = around
+    assert (whole[[0, -1]] == 0xFF).all()
+    assert (whole[:, :16] == 0xFF).all()
+    assert (whole[:, pitch - 16 :] == 0xFF).all()
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
