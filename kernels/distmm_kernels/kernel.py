@@ -6,6 +6,7 @@ The checks, the empty cases and the epilogue are the same on every device and li
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -75,8 +76,32 @@ class Kernel(ABC):
         """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
         return self._prepare(block, "B", wait)
 
+    def joined(self, operands: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+        """Join panels of k that are multiplied one after the other, where the kernel can do it in one pass over C.
+
+        Parameters
+        ----------
+        operands
+            Prepared ``(*batch, m, k_p)`` and ``(*batch, k_p, n)``, in ascending k.
+
+        Returns
+        -------
+        list
+            Operands of the same sum, as many or fewer, for `multiply` one after the other. Bits stay as they are.
+        """
+        return list(operands)
+
     def multiply(
-        self, a: Array, b: Array, c: Array | None, *, dtype: DTypeLike | None = None, wait: bool = True
+        self,
+        a: Array,
+        b: Array,
+        c: Array | None,
+        *,
+        alpha: complex = 1,
+        beta: complex = 0,
+        c0: Array | None = None,
+        dtype: DTypeLike | None = None,
+        wait: bool = True,
     ) -> Array:
         """Return ``c + a @ b`` in a new buffer, adding in ascending k and starting from ``c``.
 
@@ -86,9 +111,9 @@ class Kernel(ABC):
             Prepared operands, ``(*batch, m, k)`` and ``(*batch, k, n)``; batch dimensions broadcast.
         c
             ``(*batch, m, n)`` in the accumulator's type, or None for zero. Never written to.
-        dtype
-            Type of the result, for the last step of a chain, which nothing is added to any more: what `finish` would
-            give for it, in one pass where the kernel can. Default: the accumulator.
+        alpha, beta, c0, dtype
+            For the last step of a chain, which nothing is added to any more: what `finish` would give for them, in one
+            pass where the kernel can. Default: the accumulator's type, and nothing else.
         wait
             False: return when the work is enqueued on the calling thread's current stream. The operands must stay
             alive until it is done.
@@ -96,7 +121,7 @@ class Kernel(ABC):
         Raises
         ------
         ValueError
-            If the shapes do not go together.
+            If the shapes do not go together, or as for `finish`.
         TypeError
             If an operand was not prepared by this kernel, or ``c`` is not of the accumulator's type.
         """
@@ -108,14 +133,20 @@ class Kernel(ABC):
         if c is not None and c.shape != shape:
             raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
+        alpha, beta = self._factors(alpha, beta, c0, out_dtype)
         with self._on_device():
-            c = None if c is None else self._to_device(c)
-            d = self._empty(shape, out_dtype if self._stores(out_dtype) else self.accumulator)
-            if a.shape[-1] == 0:
-                d[...] = 0 if c is None else c
-            elif 0 not in shape:
-                self._accumulate(a, b, c, d)
-            d = _cast(d, out_dtype)
+            c, d = None if c is None else self._to_device(c), None
+            plain = alpha == 1 and beta == 0
+            if not plain and a.shape[-1] and 0 not in shape:
+                addend = None if beta == 0 else self._module.broadcast_to(self._to_device(c0), shape)
+                d = self._finished(a, b, c, alpha, beta, addend, out_dtype)
+            if d is None:
+                d = self._empty(shape, out_dtype if plain and self._stores(out_dtype) else self.accumulator)
+                if a.shape[-1] == 0:
+                    d[...] = 0 if c is None else c
+                elif 0 not in shape:
+                    self._accumulate(a, b, c, d)
+                d = self._in_passes(d, alpha, beta, c0, out_dtype)
             if wait:
                 self._complete()
         return d
@@ -140,22 +171,32 @@ class Kernel(ABC):
             If ``alpha`` or ``beta`` is not exact in the result's type, or ``c0`` is missing or has another shape.
         """
         out_dtype = np.dtype(dtype)
-        alpha, beta = (self._scalar(name, value, out_dtype) for name, value in (("alpha", alpha), ("beta", beta)))
-        if beta != 0 and c0 is None:
-            raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")
+        alpha, beta = self._factors(alpha, beta, c0, out_dtype)
         with self._on_device():
-            out = d if alpha == 1 else d * alpha
-            if beta != 0:
-                # dtype by finish's own rule, not prepare's: c0 may be of the result's type, bool or uint8 for example
-                addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.accumulator, copy=False)
-                out = out + (addend if beta == 1 else addend * beta)
-            out = _cast(out, out_dtype)
+            out = self._in_passes(d, alpha, beta, c0, out_dtype)
             self._complete()
         return out
 
     @abstractmethod
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Write ``c + a @ b`` into ``d``, of the accumulator's type or one that `_stores`; no size is 0."""
+
+    def _finished(
+        self, a: Array, b: Array, c: Array | None, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]
+    ) -> Array | None:
+        """Return ``alpha * (c + a @ b) + beta * c0`` as `_in_passes` would make it, or None where passes must.
+
+        ``c0`` is None or has the result's shape and any type, strides and values.
+        """
+        return None
+
+    def _in_passes(self, d: Array, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]) -> Array:
+        out = d if alpha == 1 else d * alpha
+        if beta != 0:
+            # dtype by finish's own rule, not prepare's: c0 may be of the result's type, bool or uint8 for example
+            addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.accumulator, copy=False)
+            out = out + (addend if beta == 1 else addend * beta)
+        return _cast(out, dtype)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array for a result."""
@@ -210,6 +251,13 @@ class Kernel(ABC):
     def _format(self, block: Array, operand: str) -> Array:
         """Return operand ``"A"`` or ``"B"``, on the device already, as `_accumulate` wants it."""
         return block.astype(self.dtype, copy=False)
+
+    def _factors(self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+        """Return alpha and beta in the accumulator's type, after what `finish` refuses."""
+        alpha, beta = self._scalar("alpha", alpha, dtype), self._scalar("beta", beta, dtype)
+        if beta != 0 and c0 is None:
+            raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")
+        return alpha, beta
 
     def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
         """Return the factor in the accumulator's type, if that loses nothing that the result could show."""

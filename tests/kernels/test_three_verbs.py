@@ -124,3 +124,40 @@ def test_unsigned_factors_wrap_as_the_result_does():
 def test_beta_without_c0_is_refused():
     with pytest.raises(ValueError, match=r"beta is 2.*c0 is needed"):
         kernel_for("float32").finish(np.ones((1, 1), "f"), 1, 2, None, "float32")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "beta", "to"),
+    [("float32", 0.3, 0.7, "float16"), ("float64", -2, 0, "float64"), ("int32", 3, -1, "int8"), ("bool", 1, 1, "bool")],
+)
+@pytest.mark.parametrize("k", [0, 5])
+@pytest.mark.parametrize("n", [0, 4])
+def test_multiply_finishes_as_finish_does(dtype, alpha, beta, to, k, n):
+    kernel, rng = kernel_for(dtype), np.random.default_rng(0)
+    a, b = (kernel.prepare_a(rng.integers(0, 3, shape).astype(dtype)) for shape in ((3, k), (k, n)))
+    c, c0 = rng.integers(0, 9, (3, n)).astype(kernel.accumulator), rng.integers(0, 2, n).astype(to)
+    added = c0 if beta else None
+    fused = kernel.multiply(a, b, c, alpha=alpha, beta=beta, c0=added, dtype=to)
+    finished = kernel.finish(kernel.multiply(a, b, c), alpha, beta, added, to)
+    assert fused.dtype == to
+    np.testing.assert_array_equal(fused, finished)
+
+
+def test_multiply_refuses_factors_as_finish_does_before_any_work(monkeypatch):
+    kernel = kernel_for("int32")
+    a = np.ones((2, 2), "i4")
+    monkeypatch.setattr(type(kernel), "_accumulate", lambda *_: pytest.fail("the product was begun"))
+    with pytest.raises(ValueError, match="give an integer"):
+        kernel.multiply(a, a, None, alpha=1.5)
+    with pytest.raises(ValueError, match="c0 is needed"):
+        kernel.multiply(a, a, None, beta=2)
+
+
+def test_panels_that_a_kernel_cannot_join_are_multiplied_one_after_the_other():
+    kernel, rng = kernel_for("float64"), np.random.default_rng(0)
+    panels = [(rng.random((2, k)), rng.random((k, 3))) for k in (4, 4, 1)]
+    assert all(
+        x is y
+        for pair, same in zip(kernel.joined(panels), panels, strict=True)
+        for x, y in zip(pair, same, strict=True)
+    )

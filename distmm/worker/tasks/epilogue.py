@@ -39,17 +39,20 @@ class Epilogue:
 
 
 def last_product(kernel: Kernel, a: Any, b: Any, c: Block | None, epilogue: Epilogue, c0: Block | None) -> Block:
-    """Add the product of two prepared operands to `c`, and apply the epilogue, in one launch where that is enough."""
-    if epilogue.alpha == 1 and epilogue.beta == 0:
-        return _symmetric(kernel.multiply(a, b, c, dtype=epilogue.dtype, wait=False), epilogue)
-    return finish(kernel, kernel.multiply(a, b, c, wait=False), epilogue, c0)
+    """Add the product of two prepared operands to `c`, and apply the epilogue, in one launch where the kernel can."""
+    c0, factors = _addend(epilogue, c0), {"alpha": epilogue.alpha, "beta": epilogue.beta}
+    return _symmetric(kernel.multiply(a, b, c, **factors, c0=c0, dtype=epilogue.dtype, wait=False), epilogue)
 
 
 def finish(kernel: Kernel, d: Block, epilogue: Epilogue, c0: Block | None) -> Block:
     """Apply the epilogue to a block of accumulators, into a new block."""
-    if epilogue.conjugate and c0 is not None:
-        c0 = c0.conj()  # it is added before the sum is conjugated
+    c0 = _addend(epilogue, c0)
     return _symmetric(kernel.finish(d, epilogue.alpha, epilogue.beta, c0, epilogue.dtype), epilogue)
+
+
+def _addend(epilogue: Epilogue, c0: Block | None) -> Block | None:
+    """Return what is added before the sum is conjugated."""
+    return c0.conj() if epilogue.conjugate and c0 is not None else c0
 
 
 def flipped(block: Block, symmetry: Symmetry) -> Block:

@@ -105,7 +105,7 @@ def _step(
     norms: list[np.ndarray] | None,
 ) -> Block | tuple[Part, ...]:
     """Add the products of prepared operands to `c`; after the last, apply the epilogue and reduce, if that is asked."""
-    *others, (a, b) = operands
+    *others, (a, b) = kernel.joined(operands)
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:

@@ -20,8 +20,12 @@ def warm(choice: KernelChoice) -> None:
     kernel = kernel_for(choice, LARGE, LARGE, LARGE, ())
     a = kernel.prepare_a(np.zeros((LARGE, DEPTH), choice.dtype))
     b = kernel.prepare_b(np.zeros((DEPTH, LARGE), choice.dtype))
-    c = kernel.multiply(a, b, kernel.multiply(a, b, None))  # a first step, one between, and a last one
-    kernel.multiply(a, b, c, dtype=choice.dtype)
+    one, joined = [(a, b)], kernel.joined([(a, b), (a, b)])
+    for panels in (one, joined) if len(joined) == 1 else (one,):
+        c = None
+        for left, right in (*panels, *panels):  # a first step, and one between
+            c = kernel.multiply(left, right, c)
+        kernel.multiply(*panels[-1], c, dtype=choice.dtype)  # a last one
 
 
 def small_block() -> Any:

@@ -55,6 +55,7 @@ __all__ = [
     "intrinsic",
     "is_integer",
     "tensor_map_addresses",
+    "tensor_maps",
     "types",
     "undefined",
     "vector",
@@ -83,6 +84,12 @@ ANY = None
 
 TENSOR_MAP = types.CPointer(types.UniTuple(types.uint64, 16))
 """Type of a tensor map in a kernel's signature."""
+
+
+def tensor_maps(count: int) -> Any:
+    """Return the type of an array of tensor maps in a kernel's signature."""
+    return types.CPointer(types.UniTuple(types.uint64, 16 * count))
+
 
 _SHARED = 3  # NVVM's address space
 

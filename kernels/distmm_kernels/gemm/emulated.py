@@ -24,8 +24,8 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way, by_parts
-from distmm_kernels.kernel import Array
-from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import WIDEST_OF_TWO, HopperTile, best_columns
@@ -38,6 +38,8 @@ SHORTEST = 256
 TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its neighbours lie apart along both axes
 
 Gemm = Callable[[tuple[Stack, ...], tuple[Stack, ...], Stack | None, Stack, Scales], None]
+
+ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel adds
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -66,6 +68,7 @@ class Fp16x3Kernel(GuardedKernel):
     shortest = SHORTEST
     form: ClassVar[Format] = FP16_PAIR
     first: ClassVar[Way] = Way.FP16X3
+    finishes: ClassVar[bool] = True  # whether its launches multiply by alpha and add beta C0
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -114,6 +117,35 @@ class Fp16x3Kernel(GuardedKernel):
                 self._by_tf32_halves(index, a, b, c, d)
             index += count
             c = d
+
+    def _finished(
+        self,
+        a: SplitOperand,
+        b: SplitOperand,
+        c: Array | None,
+        alpha: Any,
+        beta: Any,
+        c0: Array | None,
+        dtype: np.dtype[Any],
+    ) -> Array | None:
+        """One granule of one matrix in one launch, begun before its guards have arrived, as in `_accumulate`."""
+        shape = product_shape(a.shape, b.shape)
+        kind, known = None if c0 is None else c0.dtype.name, a.found.here and b.found.here
+        if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:
+            return None
+        if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
+            return None
+        d, c, c0 = self._empty(shape, dtype), self._loadable(c), self._loadable(c0)
+        finish = Finish(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
+        left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
+        gemm = self._hopper(a.parts, b.parts, to, c is not None, finishes=True, c0=kind)
+        added = None if c is None else Stack.for_tensor_map(c)
+        gemm((left.hi, left.lo), (right.hi, right.lo), added, to, Scales(left.scales, 0, right.scales, 0), finish)
+        return d if known or self._allowed(a, b) else None
+
+    def _allowed(self, a: SplitOperand, b: SplitOperand) -> bool:
+        """Whether the first granule goes the first way."""
+        return not (a.found.raised or b.found.raised) or self._way(a, b, 0) is self.first
 
     def _by_tf32_halves(self, index: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
         """Add one granule that float16 halves do not hold."""
@@ -169,7 +201,10 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> Gemm:
         """Return what multiplies such parts into such matrices."""
-        key = a.format.name, to.shape, a.k_major, b.k_major, adds
+        return self._hopper(a, b, to, adds)
+
+    def _hopper(self, a: Parts, b: Parts, to: Stack, adds: bool, finishes: bool = False, c0: Any = None) -> HopperGemm:
+        key = a.format.name, to.shape, a.k_major, b.k_major, adds, finishes, c0
         if key not in self._gemms:
             columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
             tile = HopperTile(
@@ -181,6 +216,8 @@ class Fp16x3Kernel(GuardedKernel):
                 products=3,
                 adds=adds,
                 scaled=a.format.scaled,
+                finishes=finishes,
+                c0=c0,
                 buffers=3 if columns == 192 else 2,
             )
             self._gemms[key] = hopper_gemm(tile, self.device)

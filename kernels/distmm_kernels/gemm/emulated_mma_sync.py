@@ -98,6 +98,7 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
     """Halves in float16, where the operands allow it."""
 
     name = "mma_sync_fp16x3"
+    finishes = False
 
     def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> HalvesGemm:
         return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)

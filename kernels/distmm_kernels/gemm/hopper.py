@@ -8,8 +8,9 @@ bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -20,16 +21,17 @@ from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.kernel import Array
-from distmm_kernels.launch.hopper_launch import HopperGemm, hopper_gemm
+from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, hopper_gemm
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, ROWS, STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperOperand", "HopperTf32Kernel"]
 
-_ROUNDED = (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16))  # types that the epilogue can round float32 sums to
+# types beside the accumulator's that the epilogue can store, by the accumulator's: floats rounded, integers cut off
+_STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +61,67 @@ class HopperOperand:
         """Bytes of device memory."""
         return int(self.array.nbytes)
 
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Where one matrix lies; empty for batches."""
+        return () if self.stack is None else (self.stack,)
+
+    def rows(self, which: slice) -> HopperOperand:
+        """Return some rows of a left operand."""
+        part = self.array[..., which, :]
+        stack = Stack.for_tensor_map(part) if part.ndim == 2 else None
+        return HopperOperand((*self.shape[:-2], *part.shape[-2:]), part, self.major, self.operand, stack)
+
+
+@dataclass(frozen=True, eq=False)
+class HopperPanels:
+    """Prepared panels of k, one matrix each, that one launch multiplies: all but the last have the same size."""
+
+    panels: tuple[HopperOperand, ...]
+    side: Literal["A", "B"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(m, k)`` or ``(k, n)``, with the k of all panels."""
+        (rows, columns), axis = self.panels[0].shape, 1 if self.side == "A" else 0
+        k = sum(panel.shape[axis] for panel in self.panels)
+        return (rows, k) if self.side == "A" else (k, columns)
+
+    @property
+    def major(self) -> Any:
+        """The axis that is contiguous."""
+        return self.panels[0].major
+
+    @property
+    def operand(self) -> hopper_tiles.OperandFormat:
+        """What the tensor cores read."""
+        return self.panels[0].operand
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Where each panel lies."""
+        return tuple(stack for panel in self.panels for stack in panel.stacks)
+
+    def rows(self, which: slice) -> HopperPanels:
+        """Return some rows of left operands."""
+        return HopperPanels(tuple(panel.rows(which) for panel in self.panels), self.side)
+
+
+Prepared: TypeAlias = HopperOperand | HopperPanels
+
+
+@dataclass(frozen=True)
+class _Last:
+    """What `Kernel.finish` does to a product, where the launch does it; C0 is such that the accelerator loads it."""
+
+    alpha: float
+    beta: float
+    c0: Array | None
+
+    def at(self, index: tuple[int, ...]) -> _Last:
+        """Return what is done to one of a batch's first axes."""
+        return _Last(self.alpha, self.beta, None if self.c0 is None else self.c0[index])
+
 
 class HopperKernel(AlignedKernel):
     """float16 and bfloat16 accumulated in float32, int8 and uint8 in int32, bool in int64.
@@ -66,8 +129,8 @@ class HopperKernel(AlignedKernel):
     Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions: of
     one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`). Sums of
     integers are exact modulo 2^32. Tensor cores count the true terms of a bool product in int32, which no k exceeds.
-    Counts of a chain of products are added in int64, since 2^32 must not look like zero; those of a part of C, of
-    `WORKSPACE` bytes at most, are made at a time.
+    A product alone stores whether they are any. Counts of a chain of products are added in int64, since 2^32 must not
+    look like zero; those of a part of C, of `WORKSPACE` bytes at most, are made at a time.
     """
 
     name = "hopper"
@@ -107,73 +170,131 @@ class HopperKernel(AlignedKernel):
         return HopperOperand(shape, array, major, self.operand, stack)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
-        others = _ROUNDED if self.accumulator == np.float32 else (self.dtype,) if self._counts else ()
-        return dtype == self.accumulator or dtype in others
+        return dtype == self.accumulator or dtype in ((self.dtype,) if self._counts else _STORED[self.accumulator.kind])
 
     def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, HopperOperand) or operand.operand != self.operand:
+        if not isinstance(operand, HopperOperand | HopperPanels) or operand.operand != self.operand:
             kind = getattr(operand, "operand", type(operand).__name__)
             raise TypeError(
                 f"{name} is {kind}, this kernel multiplies {self.operand}: prepare it with this kernel first"
             )
 
-    def _accumulate(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if self._counts:
+    def joined(self, operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Any, Any]]:
+        """Join panels of one size of k, of `STRETCH` steps at most, and one after them that may be smaller."""
+        runs: list[list[tuple[HopperOperand, HopperOperand]]] = []
+        for pair in operands:
+            if runs and _goes_on(runs[-1], pair):
+                runs[-1].append(pair)
+            else:
+                runs.append([pair])
+        return [
+            run[0] if len(run) == 1 else (HopperPanels(lefts, "A"), HopperPanels(rights, "B"))
+            for run in runs
+            for lefts, rights in (tuple(zip(*run, strict=True)),)
+        ]
+
+    def _accumulate(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
+        if self._counts and (c is not None or d.dtype == self.accumulator):
             self._count(a, b, c, d)
         else:
             self._add(a, b, self._loadable(c), d)
 
-    def _count(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        """Add counts to C, or say which of the sums are not zero, a part of C at a time."""
+    def _finished(
+        self, a: Prepared, b: Prepared, c: Array | None, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]
+    ) -> Array | None:
+        types = (self.accumulator, *_STORED["f"])
+        if self.accumulator != np.float32 or dtype not in types or (c0 is not None and c0.dtype not in types):
+            return None
+        d = self._empty(product_shape(a.shape, b.shape), dtype)
+        if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1]) > 1:
+            return None
+        self._add(a, b, self._loadable(c), d, _Last(float(alpha), float(beta), self._loadable(c0)))
+        return d
+
+    def _count(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
+        """Add counts to C, if there is one, and say which sums are not zero where D is bool: a part of C at a time."""
         *batch, m, n = d.shape
         rows = WORKSPACE // (12 * math.prod(batch) * row_pitch(n, 4))  # a count, and its sum with C
         rows = max(1, rows // ROWS * ROWS or rows)
         for first in range(0, m, rows):
             down = slice(first, min(m, first + rows))
-            part = a.array[..., down, :]
             counts = self._rows((*batch, down.stop - first, n), np.dtype(np.int32))
-            self._add(self._operand((*a.shape[:-2], *part.shape[-2:]), part, a.major), b, None, counts)
-            to = d[..., down, :]
+            self._add(a.rows(down), b, None, counts)
+            to, added = d[..., down, :], 0 if c is None else c[..., down, :]
             if d.dtype == self.accumulator:
-                self._module.add(counts, 0 if c is None else c[..., down, :], out=to)
+                self._module.add(counts, added, out=to)
             else:
-                total = counts if c is None else counts + c[..., down, :]
-                self._module.not_equal(total, 0, out=to)
+                self._module.not_equal(counts + added, 0, out=to)
 
-    def _add(self, a: HopperOperand, b: HopperOperand, c: Array | None, d: Array) -> None:
-        if a.stack is not None and b.stack is not None:
-            self._multiply(a, b, a.stack, b.stack, c, d)
+    def _add(self, a: Prepared, b: Prepared, c: Array | None, d: Array, last: _Last | None = None) -> None:
+        if isinstance(a, HopperPanels) or isinstance(b, HopperPanels) or (a.stacks and b.stacks):
+            self._multiply(a, b, a.stacks, b.stacks, c, d, last)
             return
         batch = d.shape[:-2]
         arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
         for index in np.ndindex(batch[:-1]):
             stacks = [Stack.for_tensor_map(array[index]) for array in arrays]
-            self._multiply(a, b, stacks[0], stacks[1], None if c is None else c[index], d[index])
+            added, to = None if c is None else c[index], d[index]
+            self._multiply(a, b, (stacks[0],), (stacks[1],), added, to, None if last is None else last.at(index))
 
     def _multiply(
-        self, a: HopperOperand, b: HopperOperand, a_stack: Stack, b_stack: Stack, c: Array | None, d: Array
+        self,
+        a: Prepared,
+        b: Prepared,
+        a_stacks: tuple[Stack, ...],
+        b_stacks: tuple[Stack, ...],
+        c: Array | None,
+        d: Array,
+        last: _Last | None,
     ) -> None:
-        to, k, majors = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major)
-        deep = k > STRETCH and self.accumulator == np.float32
-        if k > STRETCH and not self._counts:
-            sizes = to.rows, to.columns, slices.count(k), to.matrices, 1
-            together = slices.at_once(*sizes, self.device.multiprocessors, WIDEST_OF_TWO if deep else 256)
-            if together > 1:
-                self._in_slices(k, together, majors, (a_stack, b_stack), c, d)
-                return
+        to, k, majors, panels = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major), len(a_stacks) > 1
+        together = 1 if panels or last is not None else self._slices_at_once(to.shape, k)
+        if together > 1:
+            self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d)
+            return
+        promotes = (panels or k > STRETCH) and self.accumulator == np.float32
         added = None if c is None else Stack.for_tensor_map(c)
-        self._gemm(majors, to, d.dtype, deep, False, c is not None)((a_stack,), (b_stack,), added, to)
+        c0 = None if last is None else last.c0
+        kinds = c is not None, panels, last is not None, None if c0 is None else c0.dtype.name
+        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds)
+        if last is None:
+            gemm(a_stacks, b_stacks, added, to)
+        else:
+            finish = Finish(last.alpha, last.beta, None if c0 is None else Stack.for_tensor_map(c0))
+            gemm(a_stacks, b_stacks, added, to, NO_SCALES, finish)
+
+    def _slices_at_once(self, shape: tuple[int, ...], k: int) -> int:
+        """Return how many slices of k are multiplied at the same time into matrices of a shape."""
+        if k <= STRETCH or self._counts:
+            return 1
+        *batch, m, n = shape
+        widest = WIDEST_OF_TWO if self.accumulator == np.float32 else 256
+        return slices.at_once(m, n, slices.count(k), (batch or [1])[-1], 1, self.device.multiprocessors, widest)
 
     def _gemm(
-        self, majors: tuple[Any, Any], to: Stack, dtype: np.dtype[Any], promotes: bool, sliced: bool, adds: bool
+        self,
+        majors: tuple[Any, Any],
+        to: Stack,
+        dtype: np.dtype[Any],
+        promotes: bool,
+        sliced: bool,
+        adds: bool,
+        panels: bool = False,
+        finishes: bool = False,
+        c0: Any = None,
     ) -> HopperGemm:
-        key = majors, to.shape, dtype, promotes, sliced, adds
+        key = majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0
         gemm = self._gemms.get(key)
         if gemm is None:
             widest = WIDEST_OF_TWO if promotes else 256
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
             output: Any = dtype.name
-            tile = HopperTile(self.operand, output, columns, *majors, 1, promotes, sliced, adds)
+            if dtype.itemsize == 1:
+                columns = 128 if columns <= 128 else 256  # whole boxes of bytes
+                output = "bool" if dtype.kind == "b" else "uint8"
+            tile = HopperTile(
+                self.operand, output, columns, *majors, 1, promotes, sliced, adds, False, panels, finishes, c0
+            )
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         return gemm
 
@@ -181,6 +302,11 @@ class HopperKernel(AlignedKernel):
         self, k: int, together: int, majors: tuple[Any, Any], stacks: tuple[Stack, Stack], c: Array | None, d: Array
     ) -> None:
         """Multiply slices of k at the same time, ``together`` of them in each run, and add their sums in order."""
+        if d.itemsize == 1:  # C is small
+            total = self._rows(d.shape, self.accumulator)
+            self._in_slices(k, together, majors, stacks, c, total)
+            d[...] = total
+            return
         last = slices.count(k)
         total = d if d.dtype == self.accumulator or together == last else self._rows(d.shape, self.accumulator)
         for first, after in slices.runs(last, together):
@@ -193,6 +319,18 @@ class HopperKernel(AlignedKernel):
             self._gemm(majors, to, self.accumulator, False, True, False)((left,), (right,), None, to)
             self._add_slices(sums, c, d if after == last else total)
             c = total
+
+
+def _goes_on(run: Sequence[tuple[HopperOperand, HopperOperand]], pair: tuple[HopperOperand, HopperOperand]) -> bool:
+    """Whether a launch of panels takes one more."""
+    first, last = run[0], run[-1]
+    k, after = last[0].shape[-1], pair[0].shape[-1]
+    return (
+        len(run) < MOST_PANELS
+        and 0 < after <= k == first[0].shape[-1] <= STRETCH
+        and all(bool(new.stacks) and bool(old.stacks) for new, old in zip(pair, first, strict=True))
+        and all(new.major == old.major for new, old in zip(pair, first, strict=True))
+    )
 
 
 class HopperTf32Kernel(HopperKernel):

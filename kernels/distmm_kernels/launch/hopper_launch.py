@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
+import struct
 from typing import NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import ParameterBlock, loaded
-from distmm_kernels.launch.tensor_map import TensorMap, tensor_map
+from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, COORDINATES, ROWS, WARP_ROWS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, COORDINATES, MOST_PANELS, ROWS, WARP_ROWS, HopperTile
 
-__all__ = ["HopperGemm", "Scales", "hopper_gemm"]
+__all__ = ["Finish", "HopperGemm", "Scales", "hopper_gemm"]
 
 
 class Scales(NamedTuple):
@@ -38,13 +39,30 @@ class Scales(NamedTuple):
 NO_SCALES = Scales(0, 0, 0, 0)
 
 
+class Finish(NamedTuple):
+    """What is done to sums at the end: ``alpha * D + beta * C0``, in float32.
+
+    Attributes
+    ----------
+    c0
+        ``(m, n)`` of the tile's type, one matrix or as many as D, aligned as C is; None: nothing is added.
+    """
+
+    alpha: float
+    beta: float
+    c0: Stack | None
+
+
+NO_FINISH = Finish(1, 0, None)
+
+
 class _Launch(NamedTuple):
     """All parameters of a launch. Block and maps are kept alive, since the driver reads from their addresses."""
 
     grid: tuple[int, int, int]
     parameters: int
     block: ParameterBlock
-    maps: tuple[TensorMap, ...]
+    maps: tuple[TensorMap | TensorMaps, ...]
 
 
 class HopperGemm:
@@ -74,15 +92,16 @@ class HopperGemm:
         c: Stack | None,
         d: Stack,
         scales: Scales = NO_SCALES,
+        finish: Finish = NO_FINISH,
     ) -> None:
-        """Enqueue ``D = C + scale * A B`` on CuPy's current stream; the device must be current.
+        """Enqueue ``D = alpha * (C + scale * A B) + beta * C0`` on CuPy's current stream; the device must be current.
 
         Parameters
         ----------
         a, b
-            One part each, or high and low. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``; B is
-            ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. From
-            `Stack.for_tensor_map`. One matrix, or as many as D.
+            One part each, or high and low, or panels in ascending k. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else
+            ``(k, m)``; B is ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. From `Stack.for_tensor_map`. One
+            matrix, or as many as D.
         c
             ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
         d
@@ -93,7 +112,7 @@ class HopperGemm:
         ValueError
             If a size exceeds what coordinates can count: parts of D would never be written.
         """
-        kept = self._kept(a, b, c, d, scales)
+        kept = self._kept(a, b, c, d, scales, finish)
         self._kernel.launch_with(kept.grid, kept.parameters)
 
     def _launch(
@@ -103,23 +122,33 @@ class HopperGemm:
         c: Stack | None,
         d: Stack,
         scales: Scales,
+        finish: Finish,
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
-        k = a[0].columns if tile.a_major == "k" else a[0].rows
-        if max(m, n, k, matrices) >= COORDINATES:
+        k, *others = (each.columns if tile.a_major == "k" else each.rows for each in a)
+        sums = sum((k, *others)) if tile.panels else k
+        if max(m, n, sums, matrices) >= COORDINATES:
             raise ValueError(
-                f"{matrices} products ({m}, {k}) @ ({k}, {n}): Hopper kernels count to 2^31 along each axis; "
+                f"{matrices} products ({m}, {sums}) @ ({sums}, {n}): Hopper kernels count to 2^31 along each axis; "
                 "multiply parts of them, or name another kernel"
             )
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
         b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
         d_map = tensor_map(d, tile.output, *self._d_box)
         c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
-        maps = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map
+        maps: tuple[TensorMap | TensorMaps, ...] = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map
+        if tile.panels:
+            maps = TensorMaps(a_maps, MOST_PANELS), d_map, TensorMaps(b_maps, MOST_PANELS), d_map, c_map, d_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
         steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
-        values = *scales, m, n, k, matrices, *steps, high, wide
+        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide
+        if tile.extended:
+            c0 = finish.c0
+            c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
+            maps = *maps, c0_map
+            factors = struct.unpack("2I", struct.pack("2f", finish.alpha, finish.beta))
+            values = *values, *factors, int(c0 is not None and c0.matrices > 1), len(a), others[-1] if others else k
         block = ParameterBlock(len(maps), len(values))
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 

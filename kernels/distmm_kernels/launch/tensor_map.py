@@ -5,13 +5,17 @@ The driver encodes one in 9 us; it depends on nothing but the numbers below, so 
 
 from __future__ import annotations
 
+import ctypes
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from distmm_kernels.launch.driver import check
 from distmm_kernels.layout.stack import Stack
 
-__all__ = ["TensorMap", "tensor_map"]
+__all__ = ["TensorMap", "TensorMaps", "tensor_map"]
+
+MAP_BYTES = 128  # of an encoded map
 
 _TYPES = {
     "bfloat16": "BFLOAT16",
@@ -20,6 +24,7 @@ _TYPES = {
     "float32": "FLOAT32",
     "int8": "UINT8",
     "uint8": "UINT8",
+    "bool": "UINT8",
     "int32": "INT32",
 }
 # TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off
@@ -30,6 +35,16 @@ class TensorMap:
 
     def __init__(self, encoded: Any) -> None:
         self.encoded, self.address = encoded, int(encoded.getPtr())
+
+
+class TensorMaps:
+    """Owns copies of up to ``most`` maps, one behind the other, as a kernel takes an array of them."""
+
+    def __init__(self, maps: Sequence[TensorMap], most: int) -> None:
+        self._memory = ctypes.create_string_buffer(MAP_BYTES * most)
+        self.address = ctypes.addressof(self._memory)
+        for i, each in enumerate(maps):
+            ctypes.memmove(self.address + MAP_BYTES * i, each.address, MAP_BYTES)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -19,6 +19,7 @@ __all__ = [
     "C_BOX_COLUMNS",
     "GROUP",
     "MOST_C_STAGES",
+    "MOST_PANELS",
     "ROWS",
     "STRETCH",
     "WIDEST_OF_TWO",
@@ -28,11 +29,12 @@ __all__ = [
     "best_columns",
     "box_place",
     "cost",
+    "pairs_place",
     "place",
 ]
 
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8"]
-Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8"]
+Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
 SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the width of the widest swizzle
@@ -58,12 +60,15 @@ COORDINATES = 2**31  # of an element along each axis of a matrix, and of a matri
 C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
 C_BOX_BYTES = ROWS * SPAN
 MOST_C_STAGES = 3  # that a tile of C comes in
+MOST_PANELS = 8  # of one launch: their tensor maps take 2 of the 4 KiB that a kernel's parameters may
 
 # Blocks that run at the same time share rows of A and columns of B in the second-level cache: tiles are numbered down
 # this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
 GROUP = 16
 
-_BITS = {"bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "float32": 32, "int32": 32}
+_BITS = {
+    "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32
+}  # fmt: skip
 _INTEGERS = ("int8", "uint8")
 
 
@@ -77,7 +82,7 @@ class HopperTile:
         What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
     output
         Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is the
-        residue of int32 sums modulo a number of each matrix.
+        residue of int32 sums modulo a number of each matrix, uint8 their last 8 bits; bool says which are not zero.
     columns
         Of a tile.
     a_major, b_major
@@ -95,6 +100,13 @@ class HopperTile:
         Whether there is a C of the accumulator's type.
     scaled
         Whether rows and columns of the product are multiplied by given powers of two; C is added after that.
+    panels
+        Whether A and B come as panels of k, up to `MOST_PANELS`, each in memory of its own; sums of floats are taken
+        out after each (``promotes``). All but the last have the same steps of k.
+    finishes
+        Whether the sum is multiplied by alpha.
+    c0
+        Type of a matrix of which beta times as much is added after that; None: there is none.
     buffers
         The most boxes of 2 KiB that a warp has for rows of D, which the TMA stores from there.
 
@@ -114,6 +126,9 @@ class HopperTile:
     sliced: bool = False
     adds: bool = False
     scaled: bool = False
+    panels: bool = False
+    finishes: bool = False
+    c0: Literal["float32", "float16", "bfloat16"] | None = None
     buffers: int = 2
 
     def __post_init__(self) -> None:
@@ -124,11 +139,19 @@ class HopperTile:
             raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
         if self.promotes and (self.products == 3 or self.operand in _INTEGERS):
             raise ValueError(f"{self}: three products are taken out each stage, and sums of integers are exact")
-        outputs = {"int8": ("int32", "int8"), "uint8": ("int32",)}.get(self.operand, ("float32", "float16", "bfloat16"))
+        outputs = {"int8": ("int32", "uint8", "int8"), "uint8": ("int32", "uint8", "bool")}.get(
+            self.operand, ("float32", "float16", "bfloat16")
+        )
         if self.output not in outputs:
             raise ValueError(f"{self.operand} to {self.output}: its products are {', '.join(outputs)}")
-        if self.output == "int8" and (self.adds or self.columns % self.box_columns):
-            raise ValueError(f"{self}: residues are added to no C, and stored in boxes of {self.box_columns} columns")
+        if self.output in ("int8", "bool") and self.adds:
+            raise ValueError(f"{self}: residues and truths are of A B, without a C")
+        if self.columns % self.box_columns:
+            raise ValueError(f"{self}: bytes are stored in boxes of {self.box_columns} columns")
+        if self.panels and (self.products == 3 or self.sliced or self.promotes != (self.accumulator == "float32")):
+            raise ValueError(f"{self}: panels are of one product, and sums of floats are taken out after each")
+        if (self.finishes and (self.accumulator != "float32" or self.sliced)) or (self.c0 and not self.finishes):
+            raise ValueError(f"{self}: sums of floats are multiplied by alpha, and beta C0 is added after that")
         if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
         if self.stages < 2:
@@ -138,6 +161,11 @@ class HopperTile:
     def accumulator(self) -> Output:
         """Type of C, and of the sums."""
         return "int32" if self.operand in _INTEGERS else "float32"
+
+    @property
+    def extended(self) -> bool:
+        """Whether the kernel has the parameters of panels and of the finish."""
+        return self.panels or self.finishes
 
     @property
     def two_sets(self) -> bool:
@@ -193,6 +221,21 @@ class HopperTile:
     def c_stage_boxes(self) -> int:
         """Boxes of C that come in one stage; the last one may have fewer."""
         return min(self.c_boxes, self.stage_bytes // C_BOX_BYTES)
+
+    @property
+    def c0_boxes(self) -> int:
+        """Boxes of C0 in a tile."""
+        return 0 if self.c0 is None else self.columns // self.c0_columns
+
+    @property
+    def c0_columns(self) -> int:
+        """Columns of C0 in a box."""
+        return SPAN * 8 // _BITS[self.c0 or "float32"]
+
+    @property
+    def c0_stage_boxes(self) -> int:
+        """Boxes of C0 that come in one stage; the last one may have fewer."""
+        return min(self.c0_boxes, self.stage_bytes // C_BOX_BYTES)
 
     @property
     def staging_bytes(self) -> int:
@@ -258,6 +301,12 @@ def _halves_place(lane):  # type: ignore[no-untyped-def]
     """Four matrices of 8 rows of one unit: upper, lower rows of 8 columns, then of the next 8; a lane names a row."""
     matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
     return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
+
+
+def pairs_place(lane):  # type: ignore[no-untyped-def]
+    """Say as `box_place` where a lane reads two neighbours of 16 bits: 8 rows of 8 columns, one unit each."""
+    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
+    return row * uint32(SPAN) + pair * uint32(4), row * uint32(16)
 
 
 def _bytes_place(lane):  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import Epilogue, KernelChoice, kernel_facts, multiply
+from distmm.worker.tasks import Epilogue, KernelChoice, kernel_facts, multiply, warm_up
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)
@@ -55,3 +55,30 @@ def test_tasks_on_gpus_know_their_budget() -> None:
 def test_plans_cut_k_where_the_bits_of_floats_stay_and_integers_anywhere(dtype: Any, kernel: str, granule: int) -> None:
     facts = kernel_facts(KernelChoice("cuda", np.dtype(dtype)), ("NVIDIA H200", (9, 0)))
     assert facts == {"kernel": kernel, "granule": granule}
+
+
+@pytest.mark.parametrize("joins", [False, True])
+def test_warming_up_loads_what_tasks_of_one_panel_and_of_several_launch(
+    monkeypatch: pytest.MonkeyPatch, joins: bool
+) -> None:
+    launched: list[Any] = []
+
+    class Kernel:
+        def prepare_a(self, block: np.ndarray) -> str:
+            return "a"
+
+        def prepare_b(self, block: np.ndarray) -> str:
+            return "b"
+
+        def joined(self, panels: list[Any]) -> list[Any]:
+            return [("a a", "b b")] if joins else panels
+
+        def multiply(self, a: str, b: str, c: str | None, dtype: Any = None) -> str:
+            launched.append((a, b, c, dtype))
+            return "c"
+
+    monkeypatch.setattr(warm_up, "kernel_for", lambda *_: Kernel())
+    warm_up.warm(KernelChoice("cuda", np.dtype("f2")))
+    chain = [(None, None), ("c", None), ("c", np.dtype("f2"))]  # a first step, one between, and a last one
+    want = [("a", "b", *step) for step in chain]
+    assert launched == want + [("a a", "b b", *step) for step in chain] * joins

@@ -15,7 +15,7 @@ from tests.kernels.device_code import builds
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
 
-# each operand type, each way an operand may lie, C given and not, each width, both kinds of boxes
+# each operand type, each way an operand may lie, C given and not, each width, all kinds of boxes, the finish, panels
 TILES = [
     HopperTile("bfloat16", "bfloat16"),
     HopperTile("bfloat16", "float32", a_major="m", b_major="k", adds=True),
@@ -30,9 +30,20 @@ TILES = [
     HopperTile("uint8", "int32", 192, b_major="k", adds=True),
     HopperTile("int8", "int8", b_major="k"),
     HopperTile("int8", "int8", 128, b_major="k"),
+    HopperTile("uint8", "bool", b_major="k"),
+    HopperTile("int8", "uint8", b_major="k", adds=True),
     HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True),
     HopperTile("float16", "float32", 128, a_major="m", products=3, scaled=True),
     HopperTile("tfloat32", "float32", 192, b_major="k", products=3, adds=True),
+    HopperTile("bfloat16", "bfloat16", finishes=True, c0="bfloat16"),
+    HopperTile("bfloat16", "bfloat16", 192, promotes=True, adds=True, finishes=True, c0="float32"),
+    HopperTile("bfloat16", "float32", finishes=True),
+    HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True, finishes=True, c0="float32", buffers=3),
+    HopperTile(
+        "float16", "float16", 192, a_major="m", promotes=True, adds=True, panels=True, finishes=True, c0="float16"
+    ),
+    HopperTile("int8", "int32", b_major="k", panels=True, adds=True),
+    HopperTile("uint8", "bool", b_major="k", panels=True),
     HopperTile("bfloat16", "float32", sliced=True),
     HopperTile("float16", "float32", 128, a_major="m", b_major="k", sliced=True),
     HopperTile("int8", "int32", b_major="k", sliced=True),

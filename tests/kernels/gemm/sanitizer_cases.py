@@ -49,10 +49,16 @@ def main() -> None:
             left, right = (placed(x, order) for x in (a, b))
             c = cupy.ones((m, n), kernel.accumulator)
             sys.stdout.write(f"{candidate.name} {dtype} {m} {k} {n} {order}\n")
-            d = kernel.multiply(kernel.prepare_a(left), kernel.prepare_b(right), c)
+            prepared = kernel.prepare_a(left), kernel.prepare_b(right)
+            d = kernel.multiply(*prepared, c)
             wide = np.dtype(np.complex128 if dtype.kind == "c" else np.float64)
             exact = a.astype(wide) @ b.astype(wide) + 1  # integers
             np.testing.assert_array_equal(d.get(), exact.astype(kernel.accumulator))
+            *others, panels = kernel.joined([prepared] * 2)
+            for pair in others:
+                d = kernel.multiply(*pair, c)
+            d = kernel.multiply(*panels, d if others else c, alpha=2, beta=3, c0=c)
+            np.testing.assert_array_equal(d.get(), (2 * (2 * exact - 1) + 3).astype(kernel.accumulator))
             done += 1
     sys.stdout.write(f"{done} products right\n")
 

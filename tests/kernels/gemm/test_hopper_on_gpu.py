@@ -236,6 +236,58 @@ def test_bools_are_counted_in_parts_of_c(kernel_for, monkeypatch, dtype, batch):
             np.testing.assert_array_equal(d.get(), want.astype(dtype))
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_product_of_bools_alone_is_true_where_a_term_is(kernel_for, monkeypatch, shape, batch):
+    kernel, (m, k, n), rng = kernel_for("bool"), shape, np.random.default_rng(0)
+    share = min(0.5, 0.8 / k**0.5)  # about half of the sums are zero
+    a, b = rng.random((*batch, m, k)) < share, rng.random((k, n)) < share
+    poisoned(kernel, monkeypatch)
+    d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None, dtype=bool)
+    assert d.dtype == bool
+    np.testing.assert_array_equal(d.get().view("u1"), exact(a, b) != 0)  # bytes of 0 and 1
+
+
+@pytest.mark.parametrize("n", [1, 3, 15, 16, 17, 255, 1001])
+@pytest.mark.parametrize("dtype", ["uint8", "bool"])
+def test_stores_of_bytes_stay_in_their_rows_of_whole_vectors(kernel_for, monkeypatch, dtype, n):
+    """Nothing before, after or beside D is written; what completes a row to 16 bytes belongs to D."""
+    import cupy
+
+    kernel, pitch, around = kernel_for(dtype), -(-n // 16) * 16 + 32, []
+
+    def between(self, shape, to):
+        around.append(cupy.full((shape[0] + 2, pitch), 0xFF, "u1"))
+        return around[-1][1:-1, 16 : 16 + n].view(to)
+
+    a, b = np.ones((130, 70), dtype), np.ones((70, n), dtype)
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    monkeypatch.setattr(type(kernel), "_empty", between)
+    d = kernel.multiply(a_, b_, None, dtype=dtype)
+    assert (d.get() == (70 if dtype == "uint8" else 1)).all()
+    (whole,) = around
+    assert (whole[[0, -1]] == 0xFF).all()
+    assert (whole[:, :16] == 0xFF).all()
+    assert (whole[:, pitch - 16 :] == 0xFF).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8"])
+@pytest.mark.parametrize("to", ["int8", "uint8"])
+@pytest.mark.parametrize("shape", [*SHAPES, (300, 5 * STRETCH + 3, 500)])
+@pytest.mark.parametrize("adds", [False, True])
+def test_sums_are_stored_as_8_bits_that_wrap_around(kernel_for, monkeypatch, dtype, to, shape, adds):
+    kernel, (m, k, n), rng = kernel_for(dtype), shape, np.random.default_rng(0)
+    a, b = (rng.integers(0, 256, s).astype("u1").view(dtype) for s in ((m, k), (k, n)))
+    c = rng.integers(-(2**31), 2**31, (m, n)).astype("i4") if adds else None
+    a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
+    c_ = on_gpu(c) if adds else None
+    want = kernel.multiply(a_, b_, c_).get().astype(to)
+    poisoned(kernel, monkeypatch)
+    d = kernel.multiply(a_, b_, c_, dtype=to)
+    assert d.dtype == to
+    np.testing.assert_array_equal(d.get(), want)
+
+
 def test_infinities_and_nan_go_where_they_belong(kernel_for):
     kernel = kernel_for("float16")
     a, b = np.ones((4, 70), "f2"), np.ones((70, 5), "f2")

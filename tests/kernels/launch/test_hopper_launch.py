@@ -1,14 +1,16 @@
 """What a launch of the Hopper kernel is given."""
 
 import ctypes
+import struct
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from distmm_kernels.launch import hopper_launch
-from distmm_kernels.launch.hopper_launch import HopperGemm, Scales
+from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import HopperTile
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, HopperTile
 
 
 @pytest.fixture
@@ -85,3 +87,66 @@ def test_sizes_that_32_bits_cannot_count_are_refused_before_the_launch(launches,
             with pytest.raises(ValueError, match=r"count to 2\^31 along each axis"):
                 gemm(*operands)
     assert not launches
+
+
+@pytest.fixture
+def extended(monkeypatch):
+    """Launches of extended kernels: for each map or array of maps the addresses of its matrices, and the values."""
+    made, maps = [], {}
+
+    def encoded(stack, kind, rows, columns):
+        memory = ctypes.create_string_buffer(struct.pack("q", len(maps)), 128)
+        maps[len(maps)] = (stack.address, kind, rows, columns), memory
+        return SimpleNamespace(address=ctypes.addressof(memory))
+
+    def of(address, count):
+        return [maps[ctypes.c_int64.from_address(address + 128 * i).value][0] for i in range(count)]
+
+    def launch_with(grid, parameters):
+        pointers = list((ctypes.c_int64 * 25).from_address(parameters))
+        values = [ctypes.c_int64.from_address(pointer).value for pointer in pointers[7:]]
+        panels = values[-2]
+        made.append((grid, [of(at, panels if i in (0, 2) else 1) for i, at in enumerate(pointers[:7])], values))
+
+    monkeypatch.setattr(hopper_launch, "tensor_map", encoded)
+    kernel = SimpleNamespace(launch_with=launch_with)
+    monkeypatch.setattr(hopper_launch, "loaded", lambda recipe, device: kernel)
+    return made
+
+
+@pytest.mark.parametrize("count", range(1, MOST_PANELS + 1))
+def test_panels_have_their_maps_one_behind_the_other_and_the_last_its_own_k(extended, count):
+    tile = HopperTile("int8", "int32", 256, b_major="k", panels=True, adds=True)
+    gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
+    ks = [100] * (count - 1) + [37]
+    a = tuple(stack(10 + i, 300, k, itemsize=1) for i, k in enumerate(ks))
+    b = tuple(stack(30 + i, 500, k, itemsize=1) for i, k in enumerate(ks))
+    gemm(a, b, stack(1, 300, 500, itemsize=4), stack(2, 300, 500, itemsize=4))
+    ((grid, maps, values),) = extended
+    assert grid == (6, 1, 1)
+    assert [each[0] for each in maps[0]] == [10 + i for i in range(count)]
+    assert [each[0] for each in maps[2]] == [30 + i for i in range(count)]
+    assert maps[4] == [(1, "int32", 128, 32)]
+    assert maps[5] == [(2, "int32", 16, 32)]
+    assert values[4:13] == [300, 500, ks[0], 1, 0, 0, 0, 3, 2]
+    assert values[-2:] == [count, 37]
+
+
+@pytest.mark.parametrize(("kind", "columns", "itemsize"), [("float32", 32, 4), ("bfloat16", 64, 2), ("float16", 64, 2)])
+def test_the_finish_has_its_factors_and_boxes_of_c0(extended, kind, columns, itemsize):
+    tile = HopperTile("bfloat16", "bfloat16", 256, finishes=True, c0=kind)
+    gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
+    a, b, d = stack(1, 300, 100, 3), stack(2, 100, 500, 3), stack(3, 300, 500, 3)
+    for matrices in (1, 3):
+        gemm((a,), (b,), None, d, finish=Finish(0.3, -2.0, stack(4, 300, 500, matrices, itemsize)))
+        _, maps, values = extended.pop()
+        assert maps[6] == [(4, kind, 128, columns)]
+        assert struct.unpack("2f", struct.pack("2I", *values[13:15])) == (np.float32(0.3), -2.0)
+        assert values[15:] == [int(matrices == 3), 1, 100]
+
+
+def test_panels_whose_steps_together_exceed_32_bits_are_refused(extended):
+    gemm = HopperGemm(HopperTile("int8", "int32", 256, b_major="k", panels=True), SimpleNamespace(multiprocessors=132))
+    a, b = (tuple(stack(i, rows, 2**30, itemsize=1) for i in range(2)) for rows in (8, 16))
+    with pytest.raises(ValueError, match=r"2147483648\) @ .* count to 2\^31 along each axis"):
+        gemm(a, b, None, stack(3, 8, 16, itemsize=4))

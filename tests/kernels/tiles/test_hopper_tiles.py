@@ -20,6 +20,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     HopperTile,
     best_columns,
     box_place,
+    pairs_place,
     place,
 )
 
@@ -37,7 +38,11 @@ OTHERS = [
     for operand in ("int8", "uint8")
     for columns in (64, 128, 192, 256)
 ]
-BYTES = [HopperTile("int8", "int8", columns, b_major="k") for columns in (128, 256)]
+BYTES = [
+    HopperTile(operand, output, columns, b_major="k")
+    for operand, output in (("int8", "int8"), ("int8", "uint8"), ("uint8", "uint8"), ("uint8", "bool"))
+    for columns in (128, 256)
+]
 THREE = [
     HopperTile("float16", "float32", columns, a_major, b_major, products=3, scaled=True, adds=adds)
     for columns, a_major, b_major, adds in itertools.product((64, 128, 192), "km", "kn", (False, True))
@@ -48,7 +53,19 @@ DEEP = [
         ("bfloat16", "tfloat32"), ("float32", "float16"), (64, 128, 192), (False, True)
     )
 ] + [HopperTile("bfloat16", "float32", columns, sliced=True) for columns in (64, 128, 192, 256)]
-ALL = FLOATS + OTHERS + BYTES + THREE + DEEP
+FINISHED = [
+    HopperTile("float16", "float32", columns, products=products, finishes=True, c0=c0, adds=adds)
+    for columns, products, c0, adds in itertools.product(
+        (64, 128, 192), (1, 3), (None, "float32", "float16", "bfloat16"), (False, True)
+    )
+] + [HopperTile("float16", "float16", finishes=True, c0=c0) for c0 in ("float32", "float16")]
+PANELS = [
+    HopperTile(operand, output, columns, b_major="k", promotes=output == "float32", adds=adds, panels=True)
+    for operand, output, columns, adds in itertools.product(
+        ("float16", "tfloat32", "bfloat16"), ("float32",), (64, 192), (False, True)
+    )
+] + [HopperTile("int8", "int32", columns, b_major="k", panels=True) for columns in (64, 256)]
+ALL = FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS
 
 
 @pytest.mark.parametrize("tile", ALL, ids=str)
@@ -77,9 +94,23 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
     assert 0 < tile.c_boxes <= MOST_C_STAGES * tile.c_stage_boxes
 
 
+@pytest.mark.parametrize("tile", [tile for tile in ALL if tile.c0], ids=str)
+def test_a_tile_of_c0_comes_in_few_stages(tile):
+    assert tile.c0_boxes * tile.c0_columns == tile.columns
+    assert tile.c0_columns * (4 if tile.c0 == "float32" else 2) == 128
+    assert tile.c0_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
+    assert 0 < tile.c0_boxes <= MOST_C_STAGES * tile.c0_stage_boxes
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ({"c0": "float32"}, "multiplied by alpha"),
+        ({"finishes": True, "sliced": True}, "multiplied by alpha"),
+        ({"operand": "int8", "output": "int32", "b_major": "k", "finishes": True}, "multiplied by alpha"),
+        ({"panels": True}, "taken out after each"),
+        ({"panels": True, "sliced": True, "promotes": False}, "taken out after each"),
+        ({"panels": True, "products": 3, "columns": 128}, "taken out after each"),
         ({"columns": 320}, "320 columns"),
         ({"columns": 100}, "100 columns"),
         ({"columns": 256, "products": 3}, "256 columns"),
@@ -96,8 +127,11 @@ def test_a_tile_of_c_comes_in_few_stages(tile):
         ({"sliced": True, "output": "float16"}, "sums of the accumulator's type"),
         ({"output": "int8"}, "float16 to int8"),
         ({"operand": "uint8", "output": "int8", "b_major": "k"}, "uint8 to int8"),
-        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "added to no C"),
+        ({"operand": "int8", "output": "int8", "b_major": "k", "adds": True}, "without a C"),
         ({"operand": "int8", "output": "int8", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
+        ({"operand": "uint8", "output": "bool", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
+        ({"operand": "uint8", "output": "bool", "b_major": "k", "adds": True}, "without a C"),
+        ({"operand": "int8", "output": "bool", "b_major": "k"}, "int8 to bool"),
     ],
 )
 def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):
@@ -162,14 +196,32 @@ def test_lanes_write_words_of_c_where_the_accelerator_looks_for_them():
     assert len(seen) == 16 * 32 // 2
 
 
-def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them():
-    lane_place, seen = box_place("int8"), set()
+@pytest.mark.parametrize("output", ["int8", "uint8", "bool"])
+def test_lanes_write_pairs_of_bytes_where_the_accelerator_looks_for_them(output):
+    lane_place, seen = box_place(output), set()
     for lane, j, below in itertools.product(range(32), range(16), range(2)):
         start, permuted = map(int, lane_place(np.uint32(lane)))
         address = start + (permuted ^ 16 * (j // 2)) + 8 * (j % 2) + 8 * 128 * below  # as epilogue.py's _put_bytes
         assert address == swizzled(lane // 4 + 8 * below, 8 * j + lane % 4 * 2)
         seen.add(address)
     assert seen == set(range(0, 16 * 128, 2))
+
+
+def test_lanes_read_pairs_of_halves_where_the_accelerator_puts_them():
+    seen = {}
+    for lane, j, below in itertools.product(range(32), range(8), range(2)):
+        start, permuted = map(int, pairs_place(np.uint32(lane)))
+        address = start + (permuted ^ 16 * j) + 8 * 128 * below  # as epilogue.py's _quads
+        row, column = lane // 4 + 8 * below, 8 * j + lane % 4 * 2
+        assert address == swizzled(row, 2 * column)
+        seen[address] = row, column
+    assert len(seen) == 16 * 64 // 2
+
+
+def test_a_warp_reads_pairs_of_halves_from_32_banks():
+    starts = [tuple(map(int, pairs_place(np.uint32(lane)))) for lane in range(32)]
+    for j in range(8):
+        assert len({(start + (permuted ^ 16 * j)) // 4 % 32 for start, permuted in starts}) == 32
 
 
 def test_lanes_name_rows_of_halves_where_the_accelerator_looks_for_them():

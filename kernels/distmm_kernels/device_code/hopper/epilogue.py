@@ -6,7 +6,7 @@ Each warp handles its own 16 rows, so no warp waits for another. The layout of r
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
@@ -14,7 +14,7 @@ from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrin
 from distmm_kernels.emulation.moduli import OFFSET
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
-__all__ = ["read_c", "residue", "scale", "store_d"]
+__all__ = ["finish_d", "not_zero", "read_c", "residue", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
@@ -25,36 +25,85 @@ _fence = assembly(
 
 
 def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable[..., None]:
-    """Make ``read_c(acc, row, permuted)``: boxes of 32-bit C, from the ``first`` of a tile on, into accumulators.
+    """Make ``read_c(acc, row, permuted, factors)``: boxes of 32-bit C, from a tile's ``first`` on, into accumulators.
 
     They replace what is there, or, if ``added``, are added to it, rounded to nearest.
     ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
-    `distmm_kernels.tiles.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read.
+    `distmm_kernels.tiles.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read. The
+    factors are those of `finish_d`, and not used.
     """
-    number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
-    pair = assembly(
-        "ld.shared.v2.b32 {$0, $1}, [$2];",
-        [number, number],
-        [I32],
-        [f"={letter}", f"={letter}", "r"],
-        clobbers_memory=False,
-    )
+    quads = _quads(accumulator)
 
-    def write(builder, array, row, permuted):
+    def write(builder, array, row, permuted, _):
         acc = Registers(builder, array)
-        for box in range(boxes):
-            for j in range(4):
-                place = builder.add(row, builder.xor(permuted, I32(32 * j)))
-                upper = builder.add(place, I32(box * C_BOX_BYTES))
-                quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
-                at = 4 * (4 * (first + box) + j)
-                if added:
-                    quad = [builder.fadd(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
-                acc.put(at, [(element,) for element in quad])
+        for at, quad in quads(builder, first, boxes, row, permuted):
+            if added:
+                quad = [builder.fadd(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
+            acc.put(at, [(element,) for element in quad])
         _fence(builder, [])
         _together(builder, [])
 
-    return intrinsic(write, (ANY, u32, u32))
+    return intrinsic(write, (ANY, u32, u32, ANY))
+
+
+def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
+    """Make ``finish_d(acc, row, permuted, factors)``: ``alpha * acc + beta * C0``, all else as `read_c`.
+
+    ``factors`` are the bits of alpha and of beta. Each operation is rounded, as those of `Kernel.finish` are: none is
+    fused with another. Without a C0 nothing is read or added.
+    """
+    times = assembly("mul.rn.f32 $0, $1, $2;", [F32], [F32] * 2, ["=f", "f", "f"], pure=True)
+    plus = assembly("add.rn.f32 $0, $1, $2;", [F32], [F32] * 2, ["=f", "f", "f"], pure=True)
+    number = assembly("mov.b32 $0, $1;", [F32], [I32], ["=f", "r"], pure=True)
+    quads = _quads(c0) if c0 else _nothing
+
+    def write(builder, array, row, permuted, factors):
+        acc = Registers(builder, array)
+        alpha, beta = (number(builder, [builder.trunc(builder.extract_value(factors, i), I32)])[0] for i in (0, 1))
+        for at, quad in quads(builder, first, boxes, row, permuted):
+            sums = [times(builder, [x, alpha])[0] for (x,) in acc.get(at, 4)]
+            if quad:
+                sums = [plus(builder, [x, times(builder, [y, beta])[0]])[0] for x, y in zip(sums, quad, strict=True)]
+            acc.put(at, [(element,) for element in sums])
+        if c0:
+            _fence(builder, [])
+            _together(builder, [])
+
+    return intrinsic(write, (ANY, u32, u32, types.UniTuple(u64, 2)))
+
+
+def _nothing(builder: Any, first: int, boxes: int, row: Any, permuted: Any) -> Iterator[tuple[int, list[Any]]]:
+    """Give the numbers of the accumulators that `_quads` would give what it reads for."""
+    for box in range(first, first + boxes):
+        for j in range(4):
+            yield 4 * (4 * box + j), []
+
+
+def _quads(kind: Output) -> Callable[..., Iterator[tuple[int, list[Any]]]]:
+    """Make ``(builder, first, boxes, row, permuted)``: read boxes; give four elements and their accumulators' number.
+
+    Elements of 16 bits are made float32.
+    """
+    number, letter = (I32, "r") if kind == "int32" else (F32, "f")
+    text = {
+        "float16": "{ .reg .b32 w; .reg .b16 x, y; ld.shared.b32 w, [$2]; mov.b32 {x, y}, w; "
+        "cvt.f32.f16 $0, x; cvt.f32.f16 $1, y; }",
+        "bfloat16": "{ .reg .b32 w, x; ld.shared.b32 w, [$2]; shl.b32 x, w, 16; mov.b32 $0, x; "
+        "and.b32 x, w, 0xffff0000; mov.b32 $1, x; }",
+    }.get(kind, "ld.shared.v2.b32 {$0, $1}, [$2];")
+    pair = assembly(text, [number, number], [I32], [f"={letter}", f"={letter}", "r"], clobbers_memory=False)
+    # 8 columns are two units of 16 bytes, or one
+    groups, unit = (8, 16) if kind in ("float16", "bfloat16") else (4, 32)
+
+    def read(builder: Any, first: int, boxes: int, row: Any, permuted: Any) -> Iterator[tuple[int, list[Any]]]:
+        for box in range(boxes):
+            for j in range(groups):
+                place = builder.add(row, builder.xor(permuted, I32(unit * j)))
+                upper = builder.add(place, I32(box * C_BOX_BYTES))
+                quad = [*pair(builder, [upper]), *pair(builder, [builder.add(upper, I32(8 * SPAN))])]
+                yield 4 * (groups * (first + box) + j), quad
+
+    return read
 
 
 def scale(columns: int) -> Callable[..., None]:
@@ -101,6 +150,18 @@ def residue(columns: int) -> Callable[..., None]:
             acc.put(i, [(builder.sub(value, builder.mul(quotient, modulus)),)])
 
     return intrinsic(write, (ANY, u64))
+
+
+def not_zero(columns: int) -> Callable[[Any], None]:
+    """Make a function that replaces int32 sums by 1, and those that are 0 by 0."""
+    truth = assembly("{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, 1, 0, p; }", [I32], [I32], ["=r", "r"], True)
+
+    def write(builder, array):
+        acc = Registers(builder, array)
+        for i, (element,) in enumerate(acc.get(0, columns // 2)):
+            acc.put(i, [(truth(builder, [element])[0],)])
+
+    return intrinsic(write, (ANY,))
 
 
 def store_d(tile: HopperTile) -> Callable[..., None]:
@@ -162,11 +223,15 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
-    """Pairs of residues, each less `OFFSET`: 16 columns are a unit, of which 8 lie in a thread's four neighbours."""
+    """Pairs of bytes: 16 columns are a unit, of which 8 lie in four threads. Residues are stored less `OFFSET`."""
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
+    last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     for j in range(16):
         quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
         place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
         for upper, (first, second) in enumerate((quad[:2], quad[2:])):
-            pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            if output == "int8":
+                pair = builder.xor(builder.or_(first, builder.shl(second, I32(8))), I32(0x8080))
+            else:
+                (pair,) = last_bytes(builder, [first, second])
             put(builder, [builder.add(place, I32(8 * SPAN * upper)), pair])

@@ -7,19 +7,25 @@ which are empty (`ring`). While one tile is stored, the stages of the next one a
 
 from __future__ import annotations
 
-from distmm_kernels.device_code.emit import TENSOR_MAP, cuda, dynamic_shared_memory, tensor_map_addresses, types
+from distmm_kernels.device_code.emit import (
+    TENSOR_MAP,
+    cuda,
+    dynamic_shared_memory,
+    inlined,
+    tensor_map_addresses,
+    tensor_maps,
+    types,
+)
 from distmm_kernels.device_code.hopper import barriers
 from distmm_kernels.device_code.hopper.loads import load_tiles
 from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
 from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
 from distmm_kernels.launch.compiler import Source
-from distmm_kernels.tiles.hopper_tiles import THREADS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, THREADS, HopperTile
 
 __all__ = ["hopper_gemm"]
 
 int32, uint32 = types.int32, types.uint32
-
-SIGNATURE = types.void(*[TENSOR_MAP] * 6, *[types.uint64] * 13)
 
 shared_memory = dynamic_shared_memory(alignment=1024)  # which the 128-byte swizzle demands
 
@@ -39,16 +45,23 @@ def hopper_gemm(tile: HopperTile) -> Source:
         Matrices in the batch; 1 where A (B, C) has as many, 0 where all of them use one.
     high, wide
         Rows and columns of tiles of one C.
+
+    Where the tile is ``extended``, a seventh map is that of C0 (of D again, where there is none), and there are more
+    numbers. Where it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of all but the last.
+
+    alpha, beta
+        The bits of float32 factors.
+    c0_step
+        As c_step.
+    panels, last_k
+        How many there are, and the steps of k of the last.
     """
     addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
+    addresses_of_seven = tensor_map_addresses(7)
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
-    load, multiply = load_tiles(tile), multiply_tiles(tile)
+    load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
 
-    def kernel(
-        a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high_, wide_,
-    ):  # fmt: skip
-        a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
+    def run(maps, d, scales, finish, steps, n, k, batch, high_, wide_):
         shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
@@ -59,18 +72,39 @@ def hopper_gemm(tile: HopperTile) -> Source:
         ring = Ring(shared, full, empty)
         high, wide = uint32(high_), uint32(wide_)
         each = uint32(high * wide)
-        last, total = uint32(k), uint32(each * uint32(batch))
+        total = uint32(each * uint32(batch))
         grid, t = TileGrid(high, wide, each, total), uint32(cuda.blockIdx.x)
         if warpgroup == uint32(0):
             fewer()
             if thread == uint32(0):
-                load(ring, grid, t, last, (a, a_low, b, b_low, c), (a_step, b_step, c_step))
+                load(ring, grid, t, k, maps, steps)
             # nothing may follow here, nor a barrier after the branch: ptxas would take the loop's TMA instructions off
             # the uniform datapath, and spill
         else:
             more()
-            scales = row_scales, row_step, column_scales, column_step
-            multiply(ring, grid, t, last, n, thread, warpgroup, d, scales)
+            multiply(ring, grid, t, k, n, thread, warpgroup, d, scales, finish)
 
-    kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
-    return Source(kernel, SIGNATURE, THREADS, 1, tile.shared_bytes, specific=True)
+    run = inlined(run)
+
+    def kernel(
+        a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
+        m, n, k, batch, a_step, b_step, c_step, high, wide,
+    ):  # fmt: skip
+        a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
+        scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step)
+        run((a, a_low, b, b_low, c), d, scales, (), steps, n, uint32(k), batch, high, wide)
+
+    def extended(
+        a, a_low, b, b_low, c, d, c0, row_scales, row_step, column_scales, column_step,
+        m, n, k, batch, a_step, b_step, c_step, high, wide, alpha, beta, c0_step, panels, last_k,
+    ):  # fmt: skip
+        a, a_low, b, b_low, c, d, c0 = addresses_of_seven(a, a_low, b, b_low, c, d, c0)
+        scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
+        of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
+        run((a, a_low, b, b_low, c, c0), d, scales, (alpha, beta), steps, n, of_k, batch, high, wide)
+
+    function, operand = extended if tile.extended else kernel, tensor_maps(MOST_PANELS) if tile.panels else TENSOR_MAP
+    maps = [operand, TENSOR_MAP, operand, *[TENSOR_MAP] * (4 if tile.extended else 3)]
+    signature = types.void(*maps, *[types.uint64] * (18 if tile.extended else 13))
+    function.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
+    return Source(function, signature, THREADS, 1, tile.shared_bytes, specific=True)

@@ -15,19 +15,22 @@ from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, 
 
 __all__ = ["load_tiles"]
 
-int32, uint32 = types.int32, types.uint32
+int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
 
 def load_tiles(tile: HopperTile) -> Callable[..., None]:
-    """Make ``(ring, grid, k, maps, steps)``: load the operands of every tile of this block.
+    """Make ``(ring, grid, t, k, maps, steps)``: load the operands of every tile of this block.
 
-    ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part and C; ``steps`` say whether A, B
-    and C have a matrix for each matrix of the batch (1) or one for all (0).
+    ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part, C and C0; ``steps`` say whether
+    A, B, C and C0 have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is what the consumers are
+    given too: for panels that of all but the last, how many there are, and that of the last.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     start_from_c, add_c = tile.starts_from_c, tile.adds and not tile.starts_from_c
-    rows, columns, depth = uint32(ROWS), uint32(tile.columns), uint32(tile.depth)
-    load_stage, load_c, after, own = _load_stage(tile), _load_c(tile), following(tile), slice_of(tile)
+    rows, columns, add_c0 = uint32(ROWS), uint32(tile.columns), tile.c0 is not None
+    load_k, own = _load_panels(tile) if tile.panels else _load_k(tile), slice_of(tile)
+    load_c = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS)
+    load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
 
     def load(ring, grid, t, last, maps, steps):
         stage = uint32(0)
@@ -38,15 +41,48 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
             if start_from_c:
                 stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
             matrix, first, steps_of_k = own(z, last)
-            k = uint32(0)
-            while k < steps_of_k:
-                barriers.wait(ring.empty + stage * uint32(8), parity)
-                load_stage(ring, stage, maps, m0, n0, int32(first + k), matrix, steps)
-                k += depth
-                stage, parity = after(stage, parity)
+            stage, parity = load_k(ring, stage, parity, maps, m0, n0, first, steps_of_k, matrix, steps)
             if add_c:
                 stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+            if add_c0:
+                stage, parity = load_c0(ring, stage, parity, maps[5], n0, m0, int32(z * uint32(steps[3])))
             t += uint32(cuda.gridDim.x)
+
+    return inlined(load)
+
+
+def _load_k(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(ring, stage, parity, maps, m0, n0, first, count, matrix, steps)``: load so many steps of k of a tile.
+
+    Returns the next stage and its parity.
+    """
+    depth, load_stage, after = uint32(tile.depth), _load_stage(tile), following(tile)
+
+    def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):
+        k = uint32(0)
+        while k < count:
+            barriers.wait(ring.empty + stage * uint32(8), parity)
+            load_stage(ring, stage, maps, m0, n0, int32(first + k), matrix, steps)
+            k += depth
+            stage, parity = after(stage, parity)
+        return stage, parity
+
+    return inlined(load)
+
+
+def _load_panels(tile: HopperTile) -> Callable[..., Any]:
+    """Make what `_load_k` makes, for panels, one after the other."""
+    load_k, map_bytes = _load_k(tile), uint64(128)
+
+    def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):
+        k, panels, last_k = count
+        a, b = maps[0], maps[2]
+        panel = uint32(1)
+        while panel <= panels:
+            here = last_k if panel == panels else k
+            stage, parity = load_k(ring, stage, parity, (a, a, b, b), m0, n0, first, here, matrix, steps)
+            a, b, panel = a + map_bytes, b + map_bytes, panel + uint32(1)
+        return stage, parity
 
     return inlined(load)
 
@@ -90,11 +126,11 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
     return inlined(load)
 
 
-def _load_c(tile: HopperTile) -> Callable[..., Any]:
+def _load_boxes(tile: HopperTile, count: int, each: int, box_columns: int) -> Callable[..., Any]:
     """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of C, some boxes a stage; returns stage and parity."""
-    boxes, together = uint32(tile.c_boxes), uint32(tile.c_stage_boxes)
+    boxes, together = uint32(count), uint32(each)
     stage_bytes, after = uint32(tile.stage_bytes), following(tile)
-    box_bytes, columns = uint32(C_BOX_BYTES), uint32(C_BOX_COLUMNS)
+    box_bytes, columns = uint32(C_BOX_BYTES), uint32(box_columns)
 
     def load(ring, stage, parity, c, x, y, z):
         box = uint32(0)

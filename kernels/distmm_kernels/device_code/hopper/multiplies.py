@@ -12,9 +12,18 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma, wgmma
-from distmm_kernels.device_code.hopper.epilogue import read_c, residue, scale, store_d
+from distmm_kernels.device_code.hopper.epilogue import finish_d, not_zero, read_c, residue, scale, store_d
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, STRETCH, WARP_ROWS, HopperTile, box_place
+from distmm_kernels.tiles.hopper_tiles import (
+    MOST_C_STAGES,
+    ROWS,
+    SPAN,
+    STRETCH,
+    WARP_ROWS,
+    HopperTile,
+    box_place,
+    pairs_place,
+)
 
 __all__ = ["multiply_tiles"]
 
@@ -22,9 +31,10 @@ float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types
 
 
 def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
-    """Make ``(ring, grid, k, n, thread, warpgroup, d, scales)``: multiply, finish and store every tile of this block.
+    """Make ``(ring, grid, t, k, n, thread, warpgroup, d, scales, factors)``: multiply, finish and store tiles.
 
-    ``d`` is the address of D's tensor map; ``scales`` are the kernel's parameters of that name.
+    ``d`` is the address of D's tensor map; ``scales`` are the kernel's parameters of that name, and ``factors`` alpha
+    and beta, if it finishes.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     three, two_sets, start_from_c = tile.products == 3, tile.two_sets, tile.starts_from_c
@@ -33,10 +43,12 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
     clear, take_c = wgmma.clear(accumulators), _take_c(tile, added=False)
-    finish, store, own = _finish(tile), store_d(tile), slice_of(tile)
-    multiply = _three_products(tile) if three else _stretches(tile) if tile.promotes else _one_product(tile)
+    c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
+    finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
+    deep = _panels if tile.panels else _stretches if tile.promotes else _one_product
+    multiply = _three_products(tile) if three else deep(tile)
 
-    def consume(ring, grid, t, last, n, thread, warpgroup, d, scales):
+    def consume(ring, grid, t, last, n, thread, warpgroup, d, scales, factors):
         stage = uint32(0)
         acc = cuda.local.array(accumulators, number)
         totals = cuda.local.array(accumulators, number) if two_sets else acc
@@ -47,6 +59,8 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         at, permuted = d_place(lane)
         c_at, c_permuted = c_place(lane)
         c_at += warp_row * uint32(SPAN)
+        c0_at, c0_permuted = c0_place(lane)
+        c0_at += warp_row * uint32(SPAN)
         mine, other = uint32(1) + half, uint32(2) - half  # turns, of which the warpgroups start with the first one's
         if three and half == uint32(1):
             barriers.give_turn(other)
@@ -60,6 +74,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             _, _, steps = own(z, last)
             stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
             stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
+            stage, parity = last_step(totals, ring, stage, parity, c0_at, c0_permuted, lane, factors)
             left = int32(n) - int32(column)
             store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left)
             t += uint32(cuda.gridDim.x)
@@ -139,6 +154,35 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
     return inlined(accumulate)
 
 
+def _panels(tile: HopperTile) -> Callable[..., Any]:
+    """Make what `_one_product` makes, for panels: ``k`` is that of all but the last, their number, and the last one's.
+
+    The sum of floats of each panel is added to ``totals``, as if each had a launch. Sums of integers stay: there, what
+    panels are is known to the loads alone.
+    """
+    multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
+    below = uint32(tile.depth - 1)
+
+    def floats(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+        k, panels, last_k = last
+        panel = uint32(1)
+        while panel <= panels:
+            clear(acc)
+            steps = last_k if panel == panels else k
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
+            add(totals, acc)
+            panel += uint32(1)
+        return stage, parity
+
+    def integers(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+        k, panels, last_k = last
+        whole = uint32((k + below) & ~below)  # whole stages
+        steps = uint32((panels - uint32(1)) * whole + last_k)
+        return multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
+
+    return inlined(floats if tile.promotes else integers)
+
+
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
     """Make what `_one_product` makes, for operands in two parts: three products a stage, added to ``totals`` at once.
 
@@ -179,12 +223,14 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, add C, or reduce.
+    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: what D takes beside A B.
 
     ``row`` and ``column`` are those of the warp's first element. Returns stage and parity, since C may come after A B.
     """
-    scaled, add_c, reduced = tile.scaled, tile.adds and not tile.starts_from_c, tile.output == "int8"
-    rescale, reduce, take_c = scale(tile.columns), residue(tile.columns), _take_c(tile, added=True)
+    scaled, add_c = tile.scaled, tile.adds and not tile.starts_from_c
+    reduced, compared = tile.output == "int8", tile.output == "bool"
+    rescale, reduce, compare = scale(tile.columns), residue(tile.columns), not_zero(tile.columns)
+    take_c = _take_c(tile, added=True)
 
     def finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
         row_scales, row_step, column_scales, column_step = scales
@@ -200,28 +246,60 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
             stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
         if reduced:
             reduce(totals, row_scales + uint64(z) * row_step)
+        if compared:
+            compare(totals)
+        return stage, parity
+
+    return inlined(finish)
+
+
+def _finish_d(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(totals, ring, stage, parity, at, permuted, lane, factors)``: ``alpha * totals + beta * C0``.
+
+    Returns stage and parity, since C0 comes after all else.
+    """
+    if tile.c0 is not None:
+        return _take(tile, tile.c0_boxes, tile.c0_stage_boxes, lambda first, count: finish_d(first, count, tile.c0))
+    multiplies, multiplied = tile.finishes, finish_d(0, tile.c_boxes, None)
+
+    def finish(totals, ring, stage, parity, at, permuted, lane, factors):
+        if multiplies:
+            multiplied(totals, at, permuted, factors)
         return stage, parity
 
     return inlined(finish)
 
 
 def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators, or add it to them.
+    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators, or add it there."""
 
-    ``at`` is where the thread reads in a box, ``permuted`` its place in that row. Returns the next stage and parity.
+    def reader(first, count):
+        return read_c(first, count, tile.accumulator, added)
+
+    take = _take(tile, tile.c_boxes, tile.c_stage_boxes, reader)
+    return inlined(
+        lambda acc, ring, stage, parity, at, permuted, lane: take(acc, ring, stage, parity, at, permuted, lane, ())
+    )
+
+
+def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
+    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, some of them a stage.
+
+    ``at`` is where the thread reads in a box, ``permuted`` its place in that row. ``reader`` makes what reads so many
+    boxes, from the first one's number on. Returns the next stage and parity.
     """
     stage_bytes, after = uint32(tile.stage_bytes), following(tile)
 
     def taker(first):
         """Take the stage whose first box has this number: nothing, where the tile has no more boxes."""
-        count = max(0, min(tile.c_stage_boxes, tile.c_boxes - first))
-        read = read_c(first, count, tile.accumulator, added)
+        count = max(0, min(together, boxes - first))
+        read = reader(first, count)
 
-        def take(acc, ring, stage, parity, at, permuted, lane):
+        def take(acc, ring, stage, parity, at, permuted, lane, factors):
             if count == 0:
                 return stage, parity
             barriers.wait(ring.full + stage * uint32(8), parity)
-            read(acc, ring.stages + stage * stage_bytes + at, permuted)
+            read(acc, ring.stages + stage * stage_bytes + at, permuted, factors)
             if lane == uint32(0):
                 barriers.arrive(ring.empty + stage * uint32(8))
             return after(stage, parity)
@@ -229,11 +307,11 @@ def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
         return inlined(take)
 
     # registers have constant numbers, so each stage has a function of its own
-    take_0, take_1, take_2 = (taker(number * tile.c_stage_boxes) for number in range(MOST_C_STAGES))
+    take_0, take_1, take_2 = (taker(number * together) for number in range(MOST_C_STAGES))
 
-    def take_all(acc, ring, stage, parity, at, permuted, lane):
-        stage, parity = take_0(acc, ring, stage, parity, at, permuted, lane)
-        stage, parity = take_1(acc, ring, stage, parity, at, permuted, lane)
-        return take_2(acc, ring, stage, parity, at, permuted, lane)
+    def take_all(acc, ring, stage, parity, at, permuted, lane, factors):
+        stage, parity = take_0(acc, ring, stage, parity, at, permuted, lane, factors)
+        stage, parity = take_1(acc, ring, stage, parity, at, permuted, lane, factors)
+        return take_2(acc, ring, stage, parity, at, permuted, lane, factors)
 
     return inlined(take_all)
