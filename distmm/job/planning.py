@@ -18,6 +18,7 @@ from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
+from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
 __all__ = ["bytes_of_parts", "plan", "request"]
 
@@ -88,5 +89,6 @@ def _load(choice: KernelChoice) -> None:
     """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
     from distmm.job import wave_graph  # noqa: F401
 
-    kernel_facts(choice)
+    if "no kernel" not in kernel_facts(choice):
+        kernel_for(choice, LARGE, LARGE, LARGE, ())
     np.ones((64, 64)) @ np.ones((64, 64))

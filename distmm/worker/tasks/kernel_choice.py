@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distmm.planning.precision import Precision
-from distmm.planning.problem import accumulator_dtype
 
 if TYPE_CHECKING:
-    from distmm_kernels.candidates import Candidate
+    from distmm_kernels.device import Device
     from distmm_kernels.kernel import Kernel
 
 __all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for"]
@@ -22,12 +21,23 @@ LARGE = 8192  # edge of the blocks of most products
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """What decides which kernel multiplies: device, result type, precision, and a name if the user asks for one."""
+    """What decides which kernel multiplies.
+
+    Attributes
+    ----------
+    device, dtype, precision
+        Where, the result type, and the least accuracy.
+    name : str, optional
+        The kernel that the user asks for.
+    planned : str, optional
+        The kernel that the plan has chosen for all workers, where the user asks for none.
+    """
 
     device: Literal["cpu", "cuda"]
     dtype: np.dtype
     precision: Precision = "highest"
     name: str | None = None
+    planned: str | None = None
 
 
 @lru_cache(maxsize=256)
@@ -41,36 +51,42 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
     ValueError
         If the named kernel is unknown or cannot multiply such blocks here.
     """
-    from distmm_kernels import config, device, select
+    from distmm_kernels import config, select
+
+    here = _here(choice)
+    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
+    name = choice.name
+    if name is None and choice.planned is not None and select.can_count(choice.planned, problem):
+        name = choice.planned
+    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
+    reproducible = here.kind == "cuda" and name is None
+    return select.select(problem, here, choice.precision, reproducible=reproducible, name=name)
+
+
+def _here(choice: KernelChoice) -> Device:
+    """Return the device of this process that a product was planned for."""
+    from distmm_kernels import device
 
     here = device.cpu() if choice.device == "cpu" else device.current()
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
-    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
-    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
-    reproducible = here.kind == "cuda" and choice.name is None
-    return select.select(problem, here, choice.precision, reproducible=reproducible, name=choice.name)
+    return here
 
 
-def _candidate_for(choice: KernelChoice, m: int, k: int, n: int, model: str, capability: tuple[int, int]) -> Candidate:
-    """Return what a worker with such a GPU would take, from the table of kernels alone."""
+def kernel_facts(
+    choice: KernelChoice, reproducible: bool = False, absent: tuple[str, tuple[int, int]] | None = None
+) -> dict[str, Any]:
+    """Return what plans need to know of the kernels for large blocks, or under "no kernel" why there is none.
+
+    The kernels are those of this process's device, or of a GPU that is `absent`, given by its model and its compute
+    capability. Under "kernels" stand the facts of each that may be chosen, by name; `distmm_kernels.select.facts` says
+    which. If the choice has a name, it is that one alone.
+    """
     from distmm_kernels import config, device, select
 
-    gpu = device.Device("cuda", model, 0, 0, capability, 0)
-    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype))
-    return select.choose(problem, gpu, choice.precision, choice.name is None, choice.name)
-
-
-def kernel_facts(choice: KernelChoice, absent: tuple[str, tuple[int, int]] | None = None) -> dict[str, Any]:
-    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none.
-
-    The kernel is that of this process's device, or of a GPU that is `absent`, given by its model and its compute
-    capability.
-    """
+    problem = config.Problem(m=LARGE, k=LARGE, n=LARGE, dtype=config.operand_dtype(choice.dtype))
     try:
-        large = (LARGE, LARGE, LARGE)
-        kernel = kernel_for(choice, *large, ()) if absent is None else _candidate_for(choice, *large, *absent)
+        here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
+        return {"kernels": select.facts(problem, here, choice.precision, reproducible=reproducible, name=choice.name)}
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    exact = accumulator_dtype(choice.dtype).kind == "i"  # then any cuts of k leave the bits
-    return {"kernel": kernel.name, "granule": 1 if exact else kernel.granule}

@@ -21,9 +21,14 @@ PAUSE_FRACTION = 0.8
 
 
 def probe(
-    gpus: Literal["none", "own", "any"], dtype: np.dtype, precision: Precision, kernel: str | None, dask_worker: Worker
+    gpus: Literal["none", "own", "any"],
+    dtype: np.dtype,
+    precision: Precision,
+    kernel: str | None,
+    reproducible: bool,
+    dask_worker: Worker,
 ) -> dict[str, Any]:
-    """Tell what this worker can do: device, free bytes for blocks, threads, kernel. Called by ``client.run``.
+    """Tell what this worker can do: device, free bytes for blocks, threads, kernels. Called by ``client.run``.
 
     A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
     unless `gpus` is "any".
@@ -38,12 +43,12 @@ def probe(
         if "problem" not in gpu:
             memory, host = gpu["memory"] - dask_worker.state.nbytes, max(0, limit - rss) if limit else None
             more = {"memory": memory, "host_memory": host, "threads": threads}
-            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
+            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
     # that of the blocks which the worker holds.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
     more = {"device": "cpu", "memory": max(0, memory), "threads": threads}
-    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
+    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel), reproducible)}
 
 
 def local_gpu() -> dict[str, Any]:
