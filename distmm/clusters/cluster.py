@@ -9,6 +9,7 @@ import numpy as np
 from distributed import Client, Scheduler, wait
 
 from distmm.all_workers import everywhere
+from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
@@ -163,7 +164,15 @@ def describe(
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
     asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
-    facts = everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+
+    def told() -> dict[str, dict[str, Any]]:
+        return everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+
+    facts = told()
+    on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
+    if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
+        _measure(client, frozenset(facts), tasks.KernelChoice("cuda", dtype, precision))
+        facts = told()
     if not facts:
         raise InputError(
             "the cluster has no workers, and plans follow what workers have: start some, and wait for them with "
@@ -196,6 +205,19 @@ def _here(
         return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     facts = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
     return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel), reproducible)}
+
+
+def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
+    """Have each worker measure the kernels for a type, if nobody has on such a GPU; once for these workers."""
+
+    def done() -> float:
+        if client is None:
+            tasks.measure(choice)
+        else:
+            everywhere(client, tasks.measure_kernels, choice)
+        return 1.0
+
+    measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), done)
 
 
 def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:

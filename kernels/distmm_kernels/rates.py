@@ -19,7 +19,7 @@ from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 
-__all__ = ["SIZES", "ModelRates", "rate", "rates_of", "seconds"]
+__all__ = ["SIZES", "ModelRates", "rate", "rates_of", "seconds", "shipped"]
 
 CPU = "CPU"  # the name of any CPU in the file
 
@@ -72,14 +72,17 @@ def _read() -> tuple[tuple[int, ...], dict[str, ModelRates]]:
 SIZES, _MODELS = _read()
 
 
+def shipped(device: Device) -> ModelRates | None:
+    """Return the rates of this very model; None of one that is not in the file."""
+    return _MODELS.get(CPU if device.kind == "cpu" else device.name)
+
+
 @functools.cache
 def rates_of(device: Device) -> ModelRates:
     """Return the rates of the device's model; of one that nobody has measured, those of another model."""
-    if device.kind == "cpu":
-        return _MODELS[CPU]
     measured = [each for each in _MODELS.values() if each.capability is not None]
     alike = [each for each in measured if each.capability == device.compute_capability]
-    return _MODELS.get(device.name) or (alike or measured)[0]
+    return shipped(device) or (alike or measured)[0]
 
 
 def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from distmm_kernels.candidates import CANDIDATES, Candidate
@@ -134,11 +135,16 @@ def choose(
 
 
 def ranked(
-    problem: Problem, device: Device, precision: str, *, reproducible: bool = False
+    problem: Problem, device: Device, precision: str, *, reproducible: bool = False, everywhere: bool = False
 ) -> list[tuple[Candidate, float]]:
     """Return the kernels that may be chosen unasked, the best one first, and the seconds that each should take.
 
     Kernels that promise no bits come behind those that do and are slower by less than `WORTH`.
+
+    Parameters
+    ----------
+    everywhere
+        Also those that are not worth it on such a GPU, as far as anybody knows.
     """
     _check(precision)
     if reproducible:  # a choice that does not look at sizes: that for a large cube
@@ -149,23 +155,34 @@ def ranked(
     legal = [
         (candidate, seconds(candidate, sized, device))
         for candidate in CANDIDATES
-        if _worth_it(candidate, device)
+        if (everywhere or _worth_it(candidate, device))
         and why_not(candidate, problem, device, precision, reproducible=reproducible) is None
     ]
     return sorted(legal, key=lambda each: _cost(each[0], each[1], problem))
 
 
 def facts(
-    problem: Problem, device: Device, precision: str, *, reproducible: bool = False, name: str | None = None
+    problem: Problem,
+    device: Device,
+    precision: str,
+    *,
+    reproducible: bool = False,
+    name: str | None = None,
+    measured: Mapping[str, float] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return what others need to know of the kernels that may be chosen: by name, the best one first.
+
+    Parameters
+    ----------
+    measured
+        Operations a second by kernel, measured on this GPU: then there are only these to choose from.
 
     Returns
     -------
     dict
         Of each kernel ``"rate"``, the operations a second for such a product; ``"cost"``, by which it is ranked;
         ``"granule"``, None without a promise of bits; ``"prepared"`` and ``"workspace"`` as in `Candidate`; and
-        ``"unit"``, which the rate follows from one model to another, or None where the model itself was measured.
+        ``"unit"``, which the rate follows from one model to another.
 
     Raises
     ------
@@ -176,12 +193,19 @@ def facts(
         chosen = choose(problem, device, precision, name=name)
         listed = [(chosen, seconds(chosen, problem, device))]
     else:
-        listed = ranked(problem, device, precision, reproducible=reproducible)
-        if not listed:
-            choose(problem, device, precision, reproducible=reproducible)  # says why
+        choose(problem, device, precision, reproducible=reproducible)  # says why there is none
+        listed = ranked(problem, device, precision, reproducible=reproducible, everywhere=measured is not None)
+    edge = (problem.m * problem.k * problem.n) ** (1 / 3)
+    rates = {candidate.name: rate(candidate, problem, device, edge) for candidate, _ in listed}
+    if measured is not None:
+        listed = [
+            (each, time * rates[each.name] / measured[each.name]) for each, time in listed if each.name in measured
+        ]
+        listed.sort(key=lambda each: _cost(each[0], each[1], problem))
+        rates = dict(measured)
     return {
         candidate.name: {
-            "rate": rate(candidate, problem, device, (problem.m * problem.k * problem.n) ** (1 / 3)),
+            "rate": rates[candidate.name],
             "cost": _cost(candidate, expected, problem),
             "granule": 1 if problem.accumulator.kind == "i" else candidate.granule,
             "prepared": candidate.prepared,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,10 +12,11 @@ import numpy as np
 from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
+    from distmm_kernels.config import Problem
     from distmm_kernels.device import Device
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for"]
+__all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for", "measure", "measure_kernels"]
 
 LARGE = 8192  # edge of the blocks of most products
 
@@ -80,13 +82,45 @@ def kernel_facts(
 
     The kernels are those of this process's device, or of a GPU that is `absent`, given by its model and its compute
     capability. Under "kernels" stand the facts of each that may be chosen, by name; `distmm_kernels.select.facts` says
-    which. If the choice has a name, it is that one alone.
+    which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
+    another model, which `measure` would replace.
     """
-    from distmm_kernels import config, device, select
+    from distmm_kernels import device, measured, select
 
-    problem = config.Problem(m=LARGE, k=LARGE, n=LARGE, dtype=config.operand_dtype(choice.dtype))
+    problem = _large(choice)
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
-        return {"kernels": select.facts(problem, here, choice.precision, reproducible=reproducible, name=choice.name)}
+        needed = absent is None and choice.name is None and not measured.is_shipped(here)
+        found = measured.kept(problem, here, choice.precision) if needed else None
+        kernels = select.facts(
+            problem,
+            here,
+            choice.precision,
+            reproducible=reproducible,
+            name=choice.name,
+            measured=None if found is None else found.rates,
+        )
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
+    return {"kernels": kernels, "unmeasured": needed and found is None}
+
+
+def measure(choice: KernelChoice) -> None:
+    """Measure this process's GPU for a type and precision, unless its rates are known; it takes about a second."""
+    from distmm_kernels import measured
+
+    problem, here = _large(choice), _here(choice)
+    if not measured.is_shipped(here) and measured.kept(problem, here, choice.precision) is None:
+        measured.measure(problem, here, choice.precision)
+
+
+async def measure_kernels(choice: KernelChoice) -> None:
+    """Do `measure` beside the worker's event loop. Called by ``client.run``."""
+    await asyncio.to_thread(measure, choice)
+
+
+def _large(choice: KernelChoice) -> Problem:
+    """Return a product of large blocks."""
+    from distmm_kernels import config
+
+    return config.Problem(m=LARGE, k=LARGE, n=LARGE, dtype=config.operand_dtype(choice.dtype))
