@@ -49,7 +49,7 @@ def request(
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
+    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, reproducible=spec.reproducible)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job)
 

@@ -190,7 +190,7 @@ def facts(
         As `select`.
     """
     if name is not None:
-        chosen = choose(problem, device, precision, name=name)
+        chosen = choose(problem, device, precision, reproducible=reproducible, name=name)
         listed = [(chosen, seconds(chosen, problem, device))]
     else:
         choose(problem, device, precision, reproducible=reproducible)  # says why there is none
