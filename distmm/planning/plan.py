@@ -119,12 +119,8 @@ class Plan:
     @property
     def keeps_bits(self) -> bool:
         """Whether k is cut so that C has the bits of an uncut product by the same kernel."""
-        promised = self.cluster.promises_bits
-        return (
-            promised
-            and all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1])
-            and self.grid.layers == 1
-        )
+        at_granules = all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1])
+        return self.cluster.promises_bits and at_granules and self.grid.layers == 1
 
     @property
     def c_stays(self) -> bool:
