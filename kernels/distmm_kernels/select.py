@@ -17,8 +17,8 @@ from distmm_kernels.kernel import Kernel
 from distmm_kernels.rates import SIZES, rate, seconds
 
 __all__ = [
-    "CANDIDATES", "Candidate", "can_count", "choose", "explain", "facts", "names", "promises_bits", "ranked",
-    "select", "why_not",
+    "CANDIDATES", "Candidate", "choose", "explain", "facts", "names", "promises_bits", "ranked",
+    "select", "serves", "why_not",
 ]  # fmt: skip
 
 STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
@@ -44,8 +44,8 @@ def why_not(
     if device.compute_capability is not None and not least <= device.compute_capability <= greatest:
         needs = "{}.{}".format(*least) if greatest == least else "{}.{} or more".format(*least)
         return f"it needs compute capability {needs}, and {device} has {'{}.{}'.format(*device.compute_capability)}"
-    if candidate.sizes_below is not None and not can_count(candidate.name, problem):
-        largest = max(problem.m, problem.k, problem.n, math.prod(problem.batch))
+    largest = max(problem.m, problem.k, problem.n, math.prod(problem.batch))
+    if candidate.sizes_below is not None and largest >= candidate.sizes_below:
         return f"it counts to 2^{candidate.sizes_below.bit_length() - 1} along an axis, and a size is {largest:,}"
     if problem.accumulator.kind != "i" and STRICTNESS[candidate.precision] < STRICTNESS[precision]:
         return f"its products are of precision {candidate.precision!r}"
@@ -216,10 +216,9 @@ def facts(
     }
 
 
-def can_count(name: str, problem: Problem) -> bool:
-    """Whether a kernel's coordinates can count the sizes of a problem."""
-    below = next(candidate.sizes_below for candidate in CANDIDATES if candidate.name == name)
-    return below is None or max(problem.m, problem.k, problem.n, math.prod(problem.batch)) < below
+def serves(name: str, problem: Problem, device: Device) -> bool:
+    """Whether a kernel can compute a problem on a device."""
+    return any(each.name == name and why_not(each, problem, device) is None for each in CANDIDATES)
 
 
 def _cost(candidate: Candidate, expected: float, problem: Problem) -> float:

@@ -58,7 +58,8 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
     here = _here(choice)
     problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
     name = choice.name
-    if name is None and choice.planned is not None and select.can_count(choice.planned, problem):
+    # not for blocks larger than it can count, nor with a plan that was made for other GPUs
+    if name is None and choice.planned is not None and select.serves(choice.planned, problem, here):
         name = choice.planned
     # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
     reproducible = here.kind == "cuda" and name is None

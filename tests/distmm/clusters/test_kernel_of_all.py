@@ -14,6 +14,8 @@ from distmm.graph import product_graph
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.worker import tasks
+from distmm.worker.tasks.kernel_choice import kernel_for
+from distmm_kernels.device import Device
 
 F4 = np.dtype("f4")
 FACT: dict[str, Any] = {"granule": 8192, "prepared": 1.0, "workspace": 1 << 20, "unit": "tensor"}
@@ -59,11 +61,17 @@ def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:
     assert (named.name, named.planned) == ("tensor", None)
 
 
-def test_the_planned_kernel_is_used_where_it_can_count_the_sizes() -> None:
-    choice = tasks.KernelChoice("cpu", F4, planned="cpu")
-    from distmm.worker.tasks.kernel_choice import kernel_for
+def test_the_planned_kernel_is_used_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Device("cuda", "NVIDIA A100", 0, 80 << 30, (8, 0), 108)
+    monkeypatch.setattr("distmm.worker.tasks.kernel_choice._here", lambda choice: here)
 
-    assert kernel_for(choice, 10, 10, 10, ()).name == "cpu"
+    def used(planned: str, k: int = 10) -> str:
+        return kernel_for.__wrapped__(tasks.KernelChoice("cuda", F4, planned=planned), 10, k, 10, ()).name
+
+    assert used("cublas") == "cublas"
+    assert used("tiled") == "tiled"
+    assert used("cublas", k=2**31) == "mma_sync_fp16x3", "it counts to 2^31"
+    assert used("fp16x3") == "mma_sync_fp16x3", "the plan was made for Hopper GPUs"
 
 
 def test_a_model_that_nobody_measured_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
