@@ -67,7 +67,7 @@ def worth_measuring(problem: Problem, device: Device, precision: str) -> list[Ca
 
 def kept(problem: Problem, device: Device, precision: str) -> Measurement | None:
     """Return what was measured for a type on such a GPU, in this process or before; None if nothing was."""
-    path = _path(problem, device, precision)
+    path = _path(problem.dtype.name, device, precision)
     found = _of_this_process.get(path) or _read(path)
     if found is not None:
         _of_this_process[path] = found
@@ -75,9 +75,9 @@ def kept(problem: Problem, device: Device, precision: str) -> Measurement | None
 
 
 def all_kept(device: Device) -> list[Measurement]:
-    """Return all that was measured on such a GPU and is on disk."""
-    found = map(_read, sorted(cache.cache_folder().glob(f"{_slug(device)}-*.rates")))
-    return [each for each in found if each is not None and each.model == device.name]
+    """Return all that `kept` finds on disk for such a GPU."""
+    found = {path: _read(path) for path in sorted(cache.cache_folder().glob(f"{_slug(device)}-*.rates"))}
+    return [x for path, x in found.items() if x is not None and path == _path(x.dtype, device, x.precision)]
 
 
 def measure(problem: Problem, device: Device, precision: str) -> Measurement:
@@ -96,7 +96,7 @@ def measure(problem: Problem, device: Device, precision: str) -> Measurement:
             candidate.name: _rate(candidate, cube, device) for candidate in worth_measuring(cube, device, precision)
         }
     found = Measurement(device.name, problem.dtype.name, precision, date.today().isoformat(), rates)
-    path = _path(problem, device, precision)
+    path = _path(problem.dtype.name, device, precision)
     _of_this_process[path] = found
     cache.write(path, json.dumps(asdict(found)).encode(), "measured rates")
     return found
@@ -145,11 +145,11 @@ def _slug(device: Device) -> str:
     return re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
 
 
-def _path(problem: Problem, device: Device, precision: str) -> Path:
+def _path(dtype: str, device: Device, precision: str) -> Path:
     """Return the file of a measurement, whose name changes with all that it depends on."""
-    facts = "\0".join([cache.sources(), device.name, str(device.compute_capability), problem.dtype.name, precision])
+    facts = "\0".join([cache.sources(), device.name, str(device.compute_capability), dtype, precision])
     key = hashlib.sha256(facts.encode()).hexdigest()[:16]
-    return cache.cache_folder() / f"{_slug(device)}-{problem.dtype.name}-{precision}-{key}.rates"
+    return cache.cache_folder() / f"{_slug(device)}-{dtype}-{precision}-{key}.rates"
 
 
 def _read(path: Path) -> Measurement | None:

@@ -10,7 +10,7 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate
-from distmm_kernels.select import choose, explain, names, ranked, select, why_not
+from distmm_kernels.select import WORTH, choose, explain, names, promises_bits, ranked, select, why_not
 
 CPU = device.cpu()
 H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
@@ -175,6 +175,44 @@ def test_what_is_chosen_is_legal_and_as_precise_as_asked(where, precision, dtype
     for size in (1, 100, 1000, 10_000):
         product = problem(dtype, k=size, n=size)
         assert why_not(choose(product, where, precision), product, where, precision) is None
+
+
+@pytest.mark.parametrize("where", [H200, A100, B200, T4, *GEFORCE])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+def test_the_library_is_chosen_where_it_is_faster_by_more_than_a_promise_of_bits_is_worth(where, precision, dtype):
+    for size in (64, 512, 1024, 3000, 8192):
+        product = problem(dtype, k=size, n=size)
+        listed = ranked(product, where, precision)
+        (best, time), least = listed[0], min(time for _, time in listed)
+        with_bits = min(time for candidate, time in listed if promises_bits(candidate, product))
+        if promises_bits(best, product):
+            assert time == with_bits <= WORTH * least
+        else:
+            assert best.name.startswith("cublas")
+            assert WORTH * time <= with_bits
+            assert choose(product, where, precision, reproducible=True).granule is not None
+
+
+def test_the_library_has_the_precisions_that_its_paths_have():
+    paths = {"cublas": "highest", "cublas_tf32": "high", "cublas_int8": "ieee"}
+    for name, precision in paths.items():
+        assert (BY_NAME[name].precision, BY_NAME[name].granule) == (precision, None)
+    assert why_not(BY_NAME["cublas_tf32"], problem(), H200, "highest") == "its products are of precision 'high'"
+    assert why_not(BY_NAME["cublas"], problem(), H200, "ieee") == "its products are of precision 'highest'"
+    assert why_not(BY_NAME["cublas_int8"], problem("int8"), H200, "ieee", reproducible=True) is None, "it is exact"
+    for narrow in ("int32", "uint8", "bool"):
+        assert not any(narrow in BY_NAME[name].dtypes for name in paths)
+    assert choose(problem(k=8192, n=8192), T4, "highest").name == "cublas"
+    assert choose(problem(k=8192, n=8192), T4, "ieee").name == "tiled"
+
+
+def test_a_promise_of_bits_is_given_as_the_reason_where_it_decides(monkeypatch):
+    monkeypatch.setattr("distmm_kernels.select.WORTH", 100.0)
+    text = explain(problem(k=8192, n=8192), T4)
+    assert "float32 on Tesla T4 (cuda:0), precision highest: tiled," in text
+    assert ", tiled takes" in text
+    assert "and promises bits: that is worth" in text
 
 
 def test_small_products_are_not_split_for_tensor_cores():

@@ -34,7 +34,7 @@ def folder(monkeypatch, tmp_path):
 def keep(device=A100, problem=FLOAT32, precision="highest", **rates):
     """Keep what a GPU that is not here might have measured."""
     found = Measurement(device.name, problem.dtype.name, precision, "2026-11-24", rates)
-    path = measured._path(problem, device, precision)
+    path = measured._path(problem.dtype.name, device, precision)
     cache.write(path, json.dumps(dataclasses.asdict(found)).encode(), "measured rates")
     return path, found
 
@@ -107,6 +107,7 @@ def test_another_version_of_the_package_measures_anew(monkeypatch):
     keep(cublas=1e13)
     monkeypatch.setattr(cache, "sources", lambda: "one character more")
     assert measured.kept(FLOAT32, A100, "highest") is None
+    assert measured.all_kept(A100) == []
 
 
 def test_writers_at_the_same_time_leave_a_whole_file(folder):
