@@ -89,14 +89,13 @@ class CublasKernel(CudaKernel):
 
         The library counts columns first, and sees the transpose of each matrix: it is asked for D' = B' A'.
         """
-        from cupy.cuda import device
-        from cupy_backends.cuda.libs import cublas
+        from cupy.cuda import cublas, get_cublas_handle
 
         *batch, m, n = d.shape
         (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a), self._layout(b)
         step_a, step_b, step_d = (x.strides[0] // x.itemsize if batch else 0 for x in (a, b, d))
         kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
-        handle = device.get_cublas_handle()  # of this thread and device; each call sets the current stream
+        handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
         mode = cublas.getMathMode(handle)
         # parts of k are added in float32, also where the result has 16 bits
         cublas.setMathMode(handle, cublas.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)

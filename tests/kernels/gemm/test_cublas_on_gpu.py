@@ -120,10 +120,9 @@ def test_batches_broadcast(kernel_for, name, dtype):
 
 def test_the_modes_that_cupy_works_in_are_as_they_were(kernel_for):
     import cupy
-    from cupy.cuda import device
-    from cupy_backends.cuda.libs import cublas
+    from cupy.cuda import cublas, get_cublas_handle
 
-    handle = device.get_cublas_handle()
+    handle = get_cublas_handle()
     before = cublas.getMathMode(handle), cublas.getPointerMode(handle)
     kernel = kernel_for("cublas", np.dtype("f2"))
     one = kernel.prepare_a(cupy.ones((64, 64), "f2"))
