@@ -5,9 +5,13 @@ from __future__ import annotations
 import dask
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import distmm
+from distmm.cli.app import app
 from distmm.errors import InputError
+from distmm.job.planning import request
+from distmm.job.spec import Spec
 
 
 def shaped(*shape, dtype="f4"):
@@ -74,3 +78,35 @@ def test_the_configuration_has_the_default():
         pytest.raises(InputError, match=r"distmm.reproducible: 'perhaps', which is neither true nor false"),
     ):
         rows("c16", "A100")
+
+
+def test_a_job_keeps_the_wish_in_its_manifest(tmp_path):
+    np.save(tmp_path / "A.npy", np.arange(64).reshape(8, 8))
+    path = str(tmp_path / "A.npy")
+    plain, promised = Spec.of(path, path, None), Spec.of(path, path, None, reproducible=True)
+    assert "reproducible" not in plain.json(), "as in the manifests of jobs that began before"
+    for spec in (plain, promised):
+        assert Spec.from_json(spec.json()).reproducible == spec.reproducible
+    assert request(promised, "cpu", None, None, None).wishes.reproducible
+
+
+def test_a_job_on_cpus_is_refused_before_any_work(client, tmp_path):
+    a, c = np.ones((8, 8)), tmp_path / "C.npy"
+    with pytest.raises(InputError, match="promises the same bits"):
+        distmm.multiply(a, a, str(c), client=client, reproducible=True)
+    assert not c.exists()
+
+
+def test_the_commands_have_an_option_for_it():
+    sizes = "50000x50000:complex128"
+    outputs = [
+        CliRunner().invoke(
+            app, ["plan", sizes, sizes, "--gpus", "8", "--model", "A100", "--gpu-memory", "1TB", *option]
+        )
+        for option in (["--fastest"], ["--reproducible"])
+    ]
+    assert [result.exit_code for result in outputs] == [0, 0]
+    assert [next(x for x in ("cublas", "register_tiled") if x in result.output) for result in outputs] == [
+        "cublas",
+        "register_tiled",
+    ]

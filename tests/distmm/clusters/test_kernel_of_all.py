@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from distributed import Client
 
+from distmm.all_workers import everywhere
 from distmm.clusters import cluster
 from distmm.clusters.cluster import describe, spec
 from distmm.errors import InputError
@@ -102,3 +104,8 @@ def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyP
         assert describe(None, F4, "gpu").kernel == "guessed"
     assert len(tries) == 1
     assert "the rates of kernels for float32 could not be measured" in caplog.text
+
+
+def test_workers_measure_beside_their_event_loops(client: Client) -> None:
+    answers = everywhere(client, tasks.measure_kernels, tasks.KernelChoice("cpu", F4))
+    assert answers == dict.fromkeys(client.scheduler_info(n_workers=-1)["workers"]), "a CPU has nothing to measure"
