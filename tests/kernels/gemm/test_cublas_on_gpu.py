@@ -96,9 +96,10 @@ def test_results_of_16_bits_are_rounded_once(kernel_for, dtype, added):
 
 
 @pytest.mark.parametrize(("name", "kept"), [("cublas", True), ("cublas_tf32", False)])
-def test_only_the_path_for_it_rounds_float32_to_tf32(kernel_for, name, kept):
+def test_only_the_path_for_it_rounds_float32_to_tf32(kernel_for, monkeypatch, name, kept):
     import cupy
 
+    monkeypatch.setenv("CUPY_TF32", "1")  # is for CuPy's own products
     dtype = np.dtype("f4")
     kernel = kernel_for(name, dtype)
     a = cupy.full((256, 256), 1 + 2**-20, dtype)
