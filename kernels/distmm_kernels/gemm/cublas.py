@@ -32,7 +32,12 @@ TYPES = {
     "int32": 10,
     "bfloat16": 14,
 }
+# The following are in NVIDIA's cublas_api.h; CuPy has names for some of them.
 AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
+COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float32 is never rounded to TF32
+COMPUTE_32F_FAST_TF32 = 77
+SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
+ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
 
@@ -43,13 +48,12 @@ class CublasKernel(CudaKernel):
     name = "cublas"
     granule = None
     takes_narrow = True
-    # Names of cublasComputeType_t, by accumulator. Without "FAST", float32 is never rounded to TF32.
-    arithmetic: ClassVar[dict[str, str]] = {
-        "float32": "CUBLAS_COMPUTE_32F",
-        "complex64": "CUBLAS_COMPUTE_32F",
-        "float64": "CUBLAS_COMPUTE_64F",
-        "complex128": "CUBLAS_COMPUTE_64F",
-        "int32": "CUBLAS_COMPUTE_32I",
+    arithmetic: ClassVar[dict[str, int]] = {
+        "float32": COMPUTE_32F,
+        "complex64": COMPUTE_32F,
+        "float64": COMPUTE_64F,
+        "complex128": COMPUTE_64F,
+        "int32": COMPUTE_32I,
     }
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -98,7 +102,7 @@ class CublasKernel(CudaKernel):
         handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
         mode = cublas.getMathMode(handle)
         # parts of k are added in float32, also where the result has 16 bits
-        cublas.setMathMode(handle, cublas.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION)
+        cublas.setMathMode(handle, SUMS_IN_FLOAT32)
         try:
             cublas.gemmStridedBatchedEx(
                 handle, turn_b, turn_a, n, m, a.shape[-1],
@@ -107,7 +111,7 @@ class CublasKernel(CudaKernel):
                 a.data.ptr, kind, pitch_a, step_a,
                 beta.ctypes.data,
                 d.data.ptr, to, n, step_d,
-                math.prod(batch), getattr(cublas, self.arithmetic[self.accumulator.name]), cublas.CUBLAS_GEMM_DEFAULT,
+                math.prod(batch), self.arithmetic[self.accumulator.name], ANY_ALGORITHM,
             )  # fmt: skip
         finally:
             cublas.setMathMode(handle, mode)
@@ -117,7 +121,7 @@ class CublasTf32Kernel(CublasKernel):
     """float32 operands rounded to TF32."""
 
     name = "cublas_tf32"
-    arithmetic: ClassVar[dict[str, str]] = {"float32": "CUBLAS_COMPUTE_32F_FAST_TF32"}
+    arithmetic: ClassVar[dict[str, int]] = {"float32": COMPUTE_32F_FAST_TF32}
 
 
 class CublasInt8Kernel(CublasKernel):
