@@ -44,6 +44,8 @@ def chosen(name: str, given: Any = None) -> Any:
         what = f"which is not one of {', '.join(ALLOWED[name])}"
     elif name == "kernel" and not isinstance(value, (str, type(None))):
         what = "which is no kernel's name: use one that distmm info lists, or null"
+    elif name == "reproducible" and not isinstance(value, bool):
+        what = "which is neither true nor false"
     elif name == "accelerate.min-flops" and not _is_count(value):
         what = "which is no number of operations: use one such as 1e8, or 0 for all products"
     else:

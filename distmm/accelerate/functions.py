@@ -25,7 +25,7 @@ log = logging.getLogger("distmm.accelerate")
 
 # The setting that says which products are too small, and all that products read.
 MIN_FLOPS = "accelerate.min-flops"
-SETTINGS = ("precision", "kernel", "device", MIN_FLOPS)
+SETTINGS = ("precision", "kernel", "reproducible", "device", MIN_FLOPS)
 
 Chunks = tuple[tuple[int, ...], ...]
 Label = int | str

@@ -29,6 +29,7 @@ def matmul(
     *,
     precision: Precision | None = None,
     kernel: str | None = None,
+    reproducible: bool | None = None,
     device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
@@ -58,10 +59,15 @@ def matmul(
         Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
         "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32, float64 and complex
         products by chains of fused multiply-adds for each element, whose bits depend on no cuts. By default "highest",
-        or what Dask's configuration has as ``distmm.precision``; the same holds for `kernel` and `device`.
+        or what Dask's configuration has as ``distmm.precision``; the same holds for `kernel`, `reproducible` and
+        `device`.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
         precision.
+    reproducible : bool, optional
+        True: use a kernel that promises its bits, so that those of C do not depend on chunks, on the number of GPUs or
+        on failures; refused where there is none, as for float products on CPUs. By default False: the fastest kernel,
+        NVIDIA's library among them. The plan says which one that is, and whether its bits are promised.
     device : {"auto", "cpu", "gpu"}, optional
         Where to multiply; by default "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
     blocks : tuple of int, optional
@@ -107,7 +113,10 @@ def matmul(
     >>> distmm.matmul(A, B).compute()[0]
     array([4., 4., 4., 4., 4.])
     """
-    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "blocks": blocks, "plan": plan}
+    how: dict[str, Any] = {
+        "precision": precision, "kernel": kernel, "reproducible": reproducible, "device": device, "blocks": blocks,
+        "plan": plan,
+    }  # fmt: skip
     return gemm(1, A, B, out=out, client=client, **how)
 
 
@@ -122,6 +131,7 @@ def gemm(
     transb: bool = False,
     precision: Precision | None = None,
     kernel: str | None = None,
+    reproducible: bool | None = None,
     device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
@@ -145,7 +155,7 @@ def gemm(
         then read a copy, made at the call: a task that runs again after a failure must find what was there before.
     transa, transb : bool
         Use the transpose of A or B (of the last two dimensions), without a copy.
-    precision, kernel, device, blocks, plan, out, client
+    precision, kernel, reproducible, device, blocks, plan, out, client
         As in `matmul`.
 
     Returns
@@ -171,7 +181,7 @@ def gemm(
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
-    return product.array(Wishes.chosen(precision, kernel, device, blocks, plan), out, client)
+    return product.array(Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible), out, client)
 
 
 def _addend(beta: complex, C: Any) -> Operand | None:
@@ -191,6 +201,7 @@ def gram(
     hermitian: bool = True,
     precision: Precision | None = None,
     kernel: str | None = None,
+    reproducible: bool | None = None,
     device: cluster.Device | None = None,
     blocks: tuple[int, int] | None = None,
     plan: Plan | str | None = None,
@@ -218,7 +229,7 @@ def gram(
         Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
         For complex numbers: True uses the conjugate transpose, as HERK does; False the transpose, as SYRK does.
-    precision, kernel, device
+    precision, kernel, reproducible, device
         As in `matmul`.
     blocks : tuple of int, optional
         Block edges (m, k) of A, or of its transpose with `trans`; by default the chunks of a Dask array, else the plan
@@ -261,7 +272,9 @@ def gram(
     if c is not None and c.shape[-2:] != (size, size):
         raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
-    return product.array(Wishes.chosen(precision, kernel, device, square(blocks), plan), out, client)
+    return product.array(
+        Wishes.chosen(precision, kernel, device, square(blocks), plan, reproducible=reproducible), out, client
+    )
 
 
 def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
@@ -290,6 +303,7 @@ def plan(
     hermitian: bool = True,
     precision: Precision | None = None,
     kernel: str | None = None,
+    reproducible: bool | None = None,
     device: cluster.Device | None = None,
     blocks: tuple[int, ...] | None = None,
     plan: str | None = None,
@@ -310,7 +324,7 @@ def plan(
         As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
     hermitian : bool
         Without `B`: as in `gram`.
-    precision, kernel, device
+    precision, kernel, reproducible, device
         As in `matmul`.
     blocks : tuple of int, optional
         Block edges (m, k, n), or (m, k) without `B`; by default the chunks of Dask arrays, else they are chosen here.
@@ -358,7 +372,7 @@ def plan(
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
     _check_absent(cluster, client, device)
-    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
     return product.plan(wishes, out, usable(client) if cluster is None else None)
 
 

@@ -114,7 +114,15 @@ def _order(
 
     dtype, on_gpu = arrays[0].dtype, arrays[0].kind == "cupy"
     device: cluster.Device = "gpu" if on_gpu else wishes.device
-    spec = cluster.describe(client, dtype, device, any_gpu=on_gpu, kernel=wishes.kernel, precision=wishes.precision)
+    spec = cluster.describe(
+        client,
+        dtype,
+        device,
+        any_gpu=on_gpu,
+        kernel=wishes.kernel,
+        precision=wishes.precision,
+        reproducible=wishes.reproducible,
+    )
     memory = spec.workers * spec.memory
     sizes = {label: n for array in arrays for label, n in array.sizes.items()}
     symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}

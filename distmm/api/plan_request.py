@@ -12,6 +12,7 @@ from distributed import Client
 from distmm import config
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
+from distmm.api.scalars import check_flags
 from distmm.clusters import cluster
 from distmm.clusters.hardware import Hardware
 from distmm.clusters.link_rate import link_rate
@@ -45,6 +46,7 @@ class Wishes:
     blocks: tuple[int, ...] | None = None
     plan: Plan | str | None = None
     absent: Hardware | None = None
+    reproducible: bool = False
 
     @classmethod
     def chosen(
@@ -55,6 +57,7 @@ class Wishes:
         blocks: tuple[int, ...] | None,
         plan: Plan | str | None,
         absent: Hardware | None = None,
+        reproducible: bool | None = None,
     ) -> Wishes:
         """Take a caller's arguments; for None the configured default.
 
@@ -65,7 +68,9 @@ class Wishes:
         """
         accuracy = check_precision(config.chosen("precision", precision))
         where, named = config.chosen("device", device), config.chosen("kernel", kernel)
-        return cls(accuracy, named, where, blocks, plan, absent)
+        promised = config.chosen("reproducible", reproducible)
+        check_flags(reproducible=promised)
+        return cls(accuracy, named, where, blocks, plan, absent, promised)
 
 
 @dataclass(frozen=True)
@@ -213,9 +218,11 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
 
     def described() -> ClusterSpec:
         if wishes.absent is not None:
-            return wishes.absent.spec(problem.dtype, wishes.kernel, wishes.precision)
+            return wishes.absent.spec(problem.dtype, wishes.kernel, wishes.precision, wishes.reproducible)
         device: cluster.Device = "gpu" if on_gpu else wishes.device
-        asked: dict[str, Any] = {"kernel": wishes.kernel, "precision": wishes.precision}
+        asked: dict[str, Any] = {
+            "kernel": wishes.kernel, "precision": wishes.precision, "reproducible": wishes.reproducible
+        }  # fmt: skip
         return cluster.describe(client, problem.dtype, device, any_gpu=on_gpu, **asked)
 
     spec = described()

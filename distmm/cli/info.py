@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from distmm.cli import options
+
+if TYPE_CHECKING:
+    from distmm_kernels.measured import Measurement
 
 __all__ = ["info"]
 
@@ -22,7 +25,7 @@ def info(
     ] = "4096",
     precision: options.PrecisionOption = "highest",
 ) -> None:
-    """Show devices, versions, and which kernel would multiply each type here, and why.
+    """Show devices, where the rates of their kernels come from, versions, and which kernel would multiply each type.
 
     ```text
     distmm info --size 1000x1003x997
@@ -36,6 +39,8 @@ def info(
     missing = device.why_no_gpu()
     devices = [(f"cuda:{gpu.index}", _described(gpu)) for gpu in device.gpus()] or [("GPU", f"none: {missing}")]
     console.print(session.table([*devices, ("CPU", _described(device.cpu()))], "Devices"))
+    console.print()
+    console.print(session.table(_rates(), "Rates of kernels"))
     console.print()
     console.print(session.table(_versions(), "Versions"))
     console.print()
@@ -58,6 +63,30 @@ def _described(device: object) -> str:
         return f"{device.name}, {device.multiprocessors} cores, {memory}"
     major, minor = device.compute_capability
     return f"{device.name}, compute capability {major}.{minor}, {device.multiprocessors} multiprocessors, {memory}"
+
+
+def _rates() -> list[tuple[str, str]]:
+    """Return for each model here, and what was measured on it, the rates of large products and their date."""
+    from distmm_kernels import device, measured, rates
+
+    found = []
+    for here in {each.name: each for each in (*device.gpus(), device.cpu())}.values():
+        known = rates.shipped(here)
+        if known is not None:
+            of = "a core with AVX-512" if here.kind == "cpu" else known.model
+            found.append((here.name, f"shipped with distmm, measured on {of}, {known.measured}"))
+            continue
+        kept = measured.all_kept(here)
+        found += [(f"{here.name}, {each.dtype} {each.precision}", _measured(each)) for each in kept]
+        if not kept:
+            other = rates.rates_of(here).model
+            found.append((here.name, f"not measured yet, the first product of a type does it; until then as {other}"))
+    return found
+
+
+def _measured(found: Measurement) -> str:
+    best = sorted(found.rates, key=lambda name: -found.rates[name])
+    return f"measured here, {found.measured}: " + ", ".join(f"{x} {found.rates[x] / 1e12:.3g} TFLOP/s" for x in best)
 
 
 def _versions() -> list[tuple[str, str]]:

@@ -60,6 +60,7 @@ def multiply(
     plan: options.Plan = None,
     kernel: options.Kernel = None,
     precision: options.ConfiguredPrecision = None,
+    reproducible: options.Reproducible = None,
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
@@ -90,7 +91,8 @@ def multiply(
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
                 alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check and check.value, device=where,
-                blocks=edges, plan=plan, kernel=kernel, precision=precision, stop=stop,
+                blocks=edges, plan=plan, kernel=kernel, precision=precision, reproducible=reproducible,
+                stop=stop,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 

@@ -133,6 +133,14 @@ MemoryLimit = Annotated[
 Kernel = Annotated[
     str | None, typer.Option(help="Name of a kernel, as **distmm info** lists them.", show_default=False)
 ]
+Reproducible = Annotated[
+    bool | None,
+    typer.Option(
+        "--reproducible/--fastest",
+        help="Only kernels that promise the same bits for any blocks, GPU count and failures; or the fastest one.",
+        show_default="fastest, or configured",
+    ),
+]
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Least accuracy of float32 products.")]
 Blocks = Annotated[
     str | None,

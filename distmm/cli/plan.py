@@ -46,6 +46,7 @@ def plan(
     plan: options.Plan = None,
     kernel: options.Kernel = None,
     precision: options.ConfiguredPrecision = None,
+    reproducible: options.Reproducible = None,
 ) -> None:
     """Say how A @ B would be computed, and what it would take; compute nothing.
 
@@ -65,8 +66,8 @@ def plan(
 
     edges = options.edges(blocks) if blocks else None
     how: dict[str, Any] = {
-        "transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "blocks": edges, "plan": plan,
-        "out": True,
+        "transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "reproducible": reproducible,
+        "blocks": edges, "plan": plan, "out": True,
     }  # fmt: skip
     hardware = _described(workers, gpus, model, gpu_memory, threads, memory, link)
     left, right = session.pair(_matrix(a), _matrix(b), transa, transb)

@@ -9,10 +9,10 @@ import numpy as np
 from distributed import Client, Scheduler, wait
 
 from distmm.all_workers import everywhere
+from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
-from distmm.planning.problem import accumulator_dtype
 from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import serialization
@@ -24,65 +24,6 @@ __all__ = [
 ]  # fmt: skip
 
 Device = Literal["auto", "cpu", "gpu"]
-
-# FLOP/s that the planner assumes, by kernel and accumulator; only a ratio of 2 or more changes a plan. Measured at
-# n = 4096 and more on an H200, and on one core of a Xeon with AVX-512 (kernels/README.md); of 16 and 8 bits
-# and bool where a kernel takes them as they are.
-RATES: dict[str, dict[str, float]] = {
-    "cpu": {"f4": 7e10, "f8": 3.5e10, "c8": 7e10, "c16": 3.5e10, "i4": 1.8e10, "i8": 6e9},
-    "naive": {"f4": 2.8e12, "f8": 2.5e12, "c8": 7e12, "c16": 4e12, "i4": 2.8e12, "i8": 2e12},
-    "tiled": {"f4": 7.4e12, "f8": 4.5e12, "c8": 8.4e12, "c16": 5e12, "i4": 7.1e12, "i8": 3.5e12},
-    "register_tiled": {"f4": 5.2e13, "f8": 2.5e13, "c8": 4.6e13, "c16": 2.5e13, "i4": 3.1e13, "i8": 6e12},
-    "dmma": {"f8": 5.4e13},
-    "fp16x3": {"f4": 2.2e14},
-    "tf32x3": {"f4": 1.3e14},
-    "residues": {"f8": 8.5e13},
-    "integer_residues": {"i4": 1.3e14, "i8": 7.5e13},
-    "complex_fp16x3": {"c8": 2.2e14},
-    "complex_residues": {"c16": 1e14},
-    "hopper_tf32": {"f4": 3e14},
-    "hopper_bf16": {"f4": 5e14},
-    "hopper": {"f4": 6.8e14, "i4": 1.2e15, "i8": 1e15},
-    "mma_sync_fp16x3": {"f4": 1.2e14},
-    "mma_sync_tf32x3": {"f4": 5e13},
-    "mma_sync_tf32": {"f4": 2e14},
-    "mma_sync_bf16": {"f4": 3.5e14},
-    "mma_sync": {"f4": 4.2e14, "i4": 7.5e14},
-    "guvectorized": {"f4": 7.5e9, "f8": 7.5e9, "c8": 7.5e9, "c16": 7.5e9, "i4": 7.5e9, "i8": 7.5e9},
-    "cublas": {"f4": 5e13, "f8": 6e13, "c8": 5e13, "c16": 6e13},
-}
-
-# Bytes that a kernel's own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
-# fp16x3 has factors too: 5 MB of 40 GB were measured. register_tiled copies an A in C order, mma_sync an int8 B in C
-# order; dmma and mma_sync copy operands whose rows begin at no multiples of 16 bytes. residues: 16 bytes for each of 8,
-# 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has 512 elements or more.
-# complex_residues: 48 for each of 16, 12 for each granule, 8 for 64. integer_residues: 10 for each of 4, or 18 for each
-# of 8. complex_fp16x3 holds B as a real matrix, twice as large as B, and its halves; A takes less.
-PREPARED = {
-    "register_tiled": 1.0,
-    "dmma": 1.0,
-    "fp16x3": 1.001,
-    "tf32x3": 2.0,
-    "hopper_tf32": 1.0,
-    "hopper_bf16": 0.5,
-    "mma_sync_fp16x3": 1.001,
-    "mma_sync_tf32x3": 2.0,
-    "mma_sync": 1.0,
-    "mma_sync_tf32": 1.0,
-    "mma_sync_bf16": 0.5,
-    "residues": 2.011,
-    "integer_residues": 2.5,
-    "complex_fp16x3": 4.001,
-    "complex_residues": 3.011,
-}
-
-# Bytes that a kernel takes of a GPU for each product at work, beside operands and results, at most: residues of a part
-# of C, counts of bools, what is made of parts of A and B where a guard is raised, or the sums of slices of a deep k.
-WORKSPACE = {
-    **dict.fromkeys(("hopper", "residues", "complex_residues", "integer_residues"), 1 << 29),
-    **dict.fromkeys(("fp16x3", "tf32x3", "complex_fp16x3", "mma_sync_fp16x3", "mma_sync_tf32x3"), 1 << 29),
-    **dict.fromkeys(("hopper_tf32", "hopper_bf16"), 1 << 26),
-}
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
@@ -167,9 +108,10 @@ def warm_up(client: Client) -> None:
     install(client)
     threads = {address: info["nthreads"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
     workers = list(threads)
-    if describe(client, np.dtype("f4")).device != "cuda":
+    described = describe(client, np.dtype("f4"))
+    if described.device != "cuda":
         return
-    choice = tasks.KernelChoice("cuda", np.dtype("f4"))
+    choice = tasks.KernelChoice("cuda", np.dtype("f4"), planned=described.kernel)
     loads = [
         client.submit(tasks.warm, choice, workers=[address], pure=False)
         for address, count in threads.items()
@@ -193,6 +135,7 @@ def describe(
     any_gpu: bool = False,
     kernel: str | None = None,
     precision: Precision = "highest",
+    reproducible: bool = False,
 ) -> ClusterSpec:
     """Ask the workers what they have; without a client, describe this process.
 
@@ -209,6 +152,8 @@ def describe(
         Name of a kernel that must be usable there.
     precision : Precision
         Of float32 products.
+    reproducible : bool
+        Use kernels that promise their bits, unless one is named.
 
     Raises
     ------
@@ -217,9 +162,17 @@ def describe(
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
-    asked = dtype, precision, kernel
+    asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
-    facts = everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+
+    def told() -> dict[str, dict[str, Any]]:
+        return everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+
+    facts = told()
+    on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
+    if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
+        _measure(client, frozenset(facts), tasks.KernelChoice("cuda", dtype, precision))
+        facts = told()
     if not facts:
         raise InputError(
             "the cluster has no workers, and plans follow what workers have: start some, and wait for them with "
@@ -242,35 +195,74 @@ def describe(
     return spec(use, list(facts.values()), dtype)
 
 
-def _here(device: Device, dtype: np.dtype, precision: Precision, kernel: str | None) -> dict[str, Any]:
+def _here(
+    device: Device, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
+) -> dict[str, Any]:
     import psutil
 
     gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
     if "problem" not in gpu:
-        return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel))}
+        return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     facts = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
-    return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel))}
+    return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel), reproducible)}
+
+
+def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
+    """Have each worker measure the kernels for a type, if nobody has on such a GPU; once for these workers."""
+
+    def done() -> float:
+        if client is None:
+            tasks.measure(choice)
+        else:
+            everywhere(client, tasks.measure_kernels, choice)
+        return 1.0
+
+    measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), done)
 
 
 def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
-    """Put together what workers have told: of figures that differ, the least."""
-    accumulator = accumulator_dtype(dtype)
+    """Put together what workers have told: of figures that differ, the least; and choose one kernel for all of them.
+
+    Raises
+    ------
+    InputError
+        If the workers have no kernel in common.
+    """
     threads = min(fact["threads"] for fact in facts)
-    rate = min(RATES[fact["kernel"]][accumulator.str[1:]] for fact in facts)
+    kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype)
+    kernels = [fact["kernels"][kernel] for fact in facts]
+    granules = [each["granule"] for each in kernels]
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
         memory=_steady(max(0, min(fact["memory"] for fact in facts))),
         device=device,
-        rate=rate * (min(fact.get("cores", threads) for fact in facts) if device == "cpu" else 1),
+        rate=min(each["rate"] for each in kernels)
+        * (min(fact.get("cores", threads) for fact in facts) if device == "cpu" else 1),
         link=LINKS[device],
         load=LOADS[device],
         host_memory=_steady(min(host)) if host else None,
         threads=threads,
-        prepared=max(PREPARED.get(fact["kernel"], 0.0) for fact in facts),
-        workspace=max(WORKSPACE.get(fact["kernel"], 0) for fact in facts),
-        granule=max(TILE, *(fact["granule"] or 1 for fact in facts)),
+        prepared=max(each["prepared"] for each in kernels),
+        workspace=max(each["workspace"] for each in kernels),
+        granule=max(TILE, *(granule or 1 for granule in granules)),
+        kernel=kernel,
+        promises_bits=None not in granules,
     )
+
+
+def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) -> str:
+    """Choose the kernel that takes the slowest worker the least time, of those that all workers have.
+
+    Workers with other rates would choose differently, and the bits of a block would depend on who multiplies it.
+    """
+    common = [name for name in kernels[0] if all(name in others for others in kernels)]
+    if not common:
+        have = " and ".join(sorted({", ".join(each) for each in kernels}))
+        raise InputError(
+            f"no kernel multiplies {dtype} on all workers, which have {have}: use workers with GPUs of one model"
+        )
+    return min(common, key=lambda name: max(each[name]["cost"] for each in kernels))
 
 
 def _steady(nbytes: int) -> int:

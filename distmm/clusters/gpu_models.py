@@ -1,6 +1,6 @@
 """GPU models by name: what plans for GPUs that are not there need to know of them.
 
-Kernels were measured on the H200 alone (`distmm.clusters.cluster.RATES`). The rate of a kernel on another model is that
+Kernels were measured on the H200 alone (`distmm_kernels/rates.toml`). The rate of a kernel on another model is that
 figure times the ratio of the two peaks of the unit that the kernel uses. The peaks are those of NVIDIA's data sheets,
 without sparsity.
 """
@@ -8,13 +8,10 @@ without sparsity.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from distmm.errors import InputError
 
 __all__ = ["MODELS", "GpuModel", "model_named", "share_of_measured"]
-
-Unit = Literal["fp32", "fp64", "fp64_tensor", "fp16_tensor"]
 
 
 @dataclass(frozen=True)
@@ -63,19 +60,10 @@ MODELS = {
 
 MEASURED = MODELS["H200"]
 
-# Kernels whose multiply-adds run on tensor cores of another type than float64. The peaks of TF32, int8 and bfloat16
-# have one ratio to that of float16 on all Hopper GPUs, the only ones that these kernels run on.
-ON_TENSOR_CORES = {
-    "fp16x3", "tf32x3", "residues", "integer_residues", "complex_fp16x3", "complex_residues", "hopper", "hopper_tf32",
-    "hopper_bf16",
-}  # fmt: skip
-
-# The same on any GPU since Ampere: TF32, 16 bits and int8 have peaks of one ratio on all of these models.
-BY_MMA_SYNC = {"mma_sync", "mma_sync_tf32", "mma_sync_bf16", "mma_sync_fp16x3", "mma_sync_tf32x3"}
-
-# What mma.sync reaches of the peak of a Hopper GPU, which only wgmma reaches (Luo et al., arXiv 2402.13499; our kernel
-# 0.46 on an H200); Ampere and Ada have nothing faster. Later ones have too (tcgen05), and nobody measured what mma.sync
-# reaches: as on Hopper GPUs, for a multiprocessor and clock.
+# The share of a Hopper GPU's peak that mma.sync reaches; wgmma reaches all of it (Luo et al., arXiv 2402.13499; our
+# kernel by mma.sync has 0.46 on an H200). Ampere and Ada have no faster instruction: their share is 1. Blackwell has
+# one (tcgen05). Nobody has published what mma.sync reaches there, so plans take the rate of a Hopper GPU with as many
+# multiprocessors and the same clock.
 MMA_SYNC_ON_HOPPER = 0.63
 
 
@@ -96,24 +84,23 @@ def model_named(name: str) -> GpuModel:
     return by_name[name.casefold()]
 
 
-def share_of_measured(model: GpuModel, kernel: str, accumulator: str) -> float:
+def share_of_measured(model: GpuModel, unit: str, accumulator: str) -> float:
     """Return a kernel's rate on a model over its rate on the measured one.
 
     Parameters
     ----------
-    kernel : str
+    unit : {"plain", "fp64_tensor", "tensor", "mma_sync"}
+        What its multiply-adds run on: `distmm_kernels.candidate.Unit`. TF32, 16 bits and int8 have peaks of one ratio
+        on all of these models.
     accumulator : str
         Type of its sums, such as "f4" and "c16". Integers count as float32: where they have units of their own, these
         have half of its rate on either.
     """
-    unit: Unit = "fp64" if accumulator in ("f8", "c16") else "fp32"
-    if kernel in BY_MMA_SYNC:
+    if unit == "mma_sync":
         return _by_mma_sync(model) / _by_mma_sync(MEASURED)
-    if kernel in ON_TENSOR_CORES:
-        unit = "fp16_tensor"
-    elif kernel == "dmma" or (kernel == "cublas" and unit == "fp64"):
-        unit = "fp64_tensor"
-    share: float = getattr(model, unit) / getattr(MEASURED, unit)
+    plain = "fp64" if accumulator in ("f8", "c16") else "fp32"
+    peak = {"tensor": "fp16_tensor", "fp64_tensor": "fp64_tensor"}.get(unit, plain)
+    share: float = getattr(model, peak) / getattr(MEASURED, peak)
     return share
 
 

@@ -59,7 +59,9 @@ class Hardware:
     host_memory: int | None = None
     cores: int | None = None
 
-    def spec(self, dtype: np.dtype, kernel: str | None, precision: Precision) -> ClusterSpec:
+    def spec(
+        self, dtype: np.dtype, kernel: str | None, precision: Precision, reproducible: bool = False
+    ) -> ClusterSpec:
         """Return what a plan for products of this type needs to know.
 
         Raises
@@ -72,14 +74,19 @@ class Hardware:
         choice = tasks.KernelChoice(device, dtype, precision, kernel)
         facts: dict[str, Any] = {"threads": self.threads, "memory": self._for_blocks(), "host_memory": self.host_memory}
         facts["cores"] = max(self.threads, self.cores or 0)
-        facts |= tasks.kernel_facts(choice, None if model is None else (str(self.model), model.capability))
+        absent = None if model is None else (self.model or "", model.capability)
+        facts |= tasks.kernel_facts(choice, reproducible, absent)
         if "no kernel" in facts:
             raise InputError(facts["no kernel"])
+        if model is not None:
+            for kernel_facts in facts["kernels"].values():
+                share = share_of_measured(model, kernel_facts["unit"], accumulator_dtype(dtype).str[1:])
+                kernel_facts["rate"] *= share
+                kernel_facts["cost"] /= share
         spec = replace(cluster.spec(device, [facts], dtype), workers=self.workers)
         if model is not None:
-            share = share_of_measured(model, facts["kernel"], accumulator_dtype(dtype).str[1:])
             load = _pcie(model)
-            spec = replace(spec, rate=spec.rate * share, load=load, link=spec.link if model.nvlink else load)
+            spec = replace(spec, load=load, link=spec.link if model.nvlink else load)
         return spec if self.link is None else replace(spec, link=self.link)
 
     def _for_blocks(self) -> int:

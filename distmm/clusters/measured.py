@@ -18,15 +18,16 @@ __all__ = ["measured_once"]
 logger = logging.getLogger(__name__)
 
 _rates: WeakKeyDictionary[Client, dict[Hashable, float | None]] = WeakKeyDictionary()
+_without_client: dict[Hashable, float | None] = {}
 
 
-def measured_once(client: Client, name: str, of: Hashable, measure: Callable[[], float]) -> float | None:
+def measured_once(client: Client | None, name: str, of: Hashable, measure: Callable[[], float]) -> float | None:
     """Return what `measure` returns, and keep it; None where it fails, also later.
 
     `of` names the workers, and what else the rate depends on. Rates are rounded down to two digits: plans of the same
     product are found again for the same rate.
     """
-    known = _rates.setdefault(client, {})
+    known = _without_client if client is None else _rates.setdefault(client, {})
     if (name, of) not in known:
         known[name, of] = None  # also if this is interrupted
         try:

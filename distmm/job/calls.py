@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Client
 
 from distmm import config
+from distmm.api.scalars import check_flags
 from distmm.api.verify import check_possible
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -44,6 +45,7 @@ def multiply(
     dtype: Any = None,
     precision: Precision | None = None,
     kernel: str | None = None,
+    reproducible: bool | None = None,
     device: cluster.Device | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: Plan | str | None = None,
@@ -77,7 +79,7 @@ def multiply(
     alpha, beta : scalars
     dtype : dtype, optional
         Of C; by default NumPy's result type. The product is computed in the wider of the two types, and cast once.
-    precision, kernel, device, blocks, plan
+    precision, kernel, reproducible, device, blocks, plan
         As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
     overwrite : bool
         Replace an existing C, and an unfinished job on it. What is there stays until C is complete; in an
@@ -113,6 +115,8 @@ def multiply(
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
     precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
+    promised = config.chosen("reproducible", reproducible)
+    check_flags(reproducible=promised)
     device, check = config.chosen("device", device), config.chosen("check", check)
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):
@@ -123,7 +127,7 @@ def multiply(
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
-        precision=precision, kernel=kernel, check=check,
+        precision=precision, kernel=kernel, check=check, reproducible=promised,
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError("a full check knows no beta: use check freivalds, or none")

@@ -19,6 +19,7 @@ from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
+from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
 __all__ = ["bytes_of_parts", "plan", "request"]
 
@@ -54,7 +55,7 @@ def request(
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text)
+    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, reproducible=spec.reproducible)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job, run_seconds=run_seconds)
 
@@ -102,5 +103,6 @@ def _load(choice: KernelChoice) -> None:
     """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
     from distmm.job import wave_graph  # noqa: F401
 
-    kernel_facts(choice)
+    if "no kernel" not in kernel_facts(choice):
+        kernel_for(choice, LARGE, LARGE, LARGE, ())
     np.ones((64, 64)) @ np.ones((64, 64))

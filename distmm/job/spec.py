@@ -45,7 +45,7 @@ class Spec:
         Present where beta is not 0.
     dtype : numpy.dtype
         Of C.
-    precision, kernel, check
+    precision, kernel, check, reproducible
         As in `distmm.multiply`.
     reduction : TopK or Threshold or None
         What is kept of each row of C; None: all of C.
@@ -61,6 +61,7 @@ class Spec:
     kernel: str | None
     check: Check
     reduction: Reduction | None = None
+    reproducible: bool = False
 
     @classmethod
     def of(
@@ -78,6 +79,7 @@ class Spec:
         kernel: str | None = None,
         check: Check = "freivalds",
         reduction: Reduction | None = None,
+        reproducible: bool = False,
     ) -> Spec:
         """Open the matrices that are given as paths, and check shapes, types and scalars."""
         left, right = _operand(a, "A", transa), _operand(b, "B", transb)
@@ -98,7 +100,8 @@ class Spec:
         check_held(kept, alpha=alpha, beta=beta)
         if reduction is not None:
             _check_reduced(reduction, left, right, check)
-        return cls(left, right, added, alpha, beta, kept, check_precision(precision), kernel, check, reduction)
+        accuracy = check_precision(precision)
+        return cls(left, right, added, alpha, beta, kept, accuracy, kernel, check, reduction, reproducible)
 
     @property
     def result(self) -> Result:
@@ -129,6 +132,7 @@ class Spec:
             "kernel": self.kernel,
             "check": self.check,
             "reduction": None if self.reduction is None else self.reduction.json(),
+            **({"reproducible": True} if self.reproducible else {}),  # manifests of before do not have it
         }
 
     def files(self, again: bool = False) -> Json:
@@ -177,7 +181,7 @@ class Spec:
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=element_type(content["dtype"]),
             precision=check_precision(content["precision"]), kernel=content["kernel"], check=content["check"],
-            reduction=from_json(content.get("reduction")),
+            reduction=from_json(content.get("reduction")), reproducible=bool(content.get("reproducible")),
         )  # fmt: skip
 
 

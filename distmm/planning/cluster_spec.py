@@ -51,6 +51,10 @@ class ClusterSpec:
         Bytes that the kernel takes for each task at work, beside operands and results, at most.
     granule : int
         Cuts of k at its multiples leave the bits of the kernel's results as they are.
+    kernel : str, optional
+        The kernel that all workers use, unless the user has named one.
+    promises_bits : bool
+        Whether the kernel has a granule at all; without one its bits may differ with any cut.
     """
 
     workers: int
@@ -64,3 +68,5 @@ class ClusterSpec:
     prepared: float = 0.0
     workspace: int = 0
     granule: int = 32
+    kernel: str | None = None
+    promises_bits: bool = True

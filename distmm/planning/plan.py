@@ -139,7 +139,8 @@ class Plan:
     @property
     def keeps_bits(self) -> bool:
         """Whether k is cut so that C has the bits of an uncut product by the same kernel."""
-        return all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1]) and self.grid.layers == 1
+        at_granules = all(edge % self.cluster.granule == 0 for edge in self.blocking.k[:-1])
+        return self.cluster.promises_bits and at_granules and self.grid.layers == 1
 
     @property
     def c_stays(self) -> bool:
@@ -250,11 +251,12 @@ class Plan:
         if p.symmetry is not None:
             what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
             blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"
-        bits = (
-            "as if C were one block"
-            if self.keeps_bits
-            else f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
-        )
+        bits = "as if C were one block"
+        if not self.cluster.promises_bits:
+            bits = "not promised: the kernel adds in an order of its own"
+            bits += " (reproducible takes one that promises them)" if self.cluster.device == "cuda" else ""
+        elif not self.keeps_bits:
+            bits = f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
         streamed = []
         if self.streamed and self.peak.output_slots is not None:
             slots = (
@@ -275,7 +277,7 @@ class Plan:
         what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
-            ("kernel", f"{self.kernel or 'automatic'}, precision {self.precision}"),
+            ("kernel", f"{self.kernel or self.cluster.kernel or 'automatic'}, precision {self.precision}"),
             ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {self.schedule.steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),

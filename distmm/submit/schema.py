@@ -90,6 +90,7 @@ class Product(Table):
     precision: Precision = "highest"
     check: Literal["freivalds", "full", "none"] = "freivalds"
     kernel: Kernel = ""
+    reproducible: bool = False
     blocks: Blocks = ""
     plan: Plan = ""
 
@@ -200,7 +201,7 @@ class Job(Table):
         """
         product = self.product
         words = ["multiply", product.a, product.b, "-o", product.c]
-        words += [f"--{flag}" for flag in ("transa", "transb") if getattr(product, flag)]
+        words += [f"--{flag}" for flag in ("transa", "transb", "reproducible") if getattr(product, flag)]
         for option in ("precision", "check", "kernel", "blocks", "plan"):
             if value := getattr(product, option):
                 words += [f"--{option}", value]

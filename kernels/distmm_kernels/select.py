@@ -1,23 +1,30 @@
 """Choose the kernel: a predicate says why one cannot be used, a score ranks the others, and both can be printed.
 
-Pure: the device is an argument, and a kernel's module is imported only once it is chosen.
+Pure: the device is an argument, and no kernel is made before it is chosen.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from distmm_kernels.candidates import CANDIDATES, Candidate
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.rates import SIZES, seconds
+from distmm_kernels.rates import SIZES, rate, seconds
 
-__all__ = ["CANDIDATES", "Candidate", "choose", "explain", "names", "select", "why_not"]
+__all__ = [
+    "CANDIDATES", "Candidate", "choose", "explain", "facts", "names", "promises_bits", "ranked",
+    "select", "serves", "why_not",
+]  # fmt: skip
 
 STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
+
+# How much faster a kernel that promises no bits must be to be chosen: rates of different runs differ by as much.
+WORTH = 1.05
 
 
 def names(device: Device) -> tuple[str, ...]:
@@ -42,7 +49,7 @@ def why_not(
         return f"it counts to 2^{candidate.sizes_below.bit_length() - 1} along an axis, and a size is {largest:,}"
     if problem.accumulator.kind != "i" and STRICTNESS[candidate.precision] < STRICTNESS[precision]:
         return f"its products are of precision {candidate.precision!r}"
-    if reproducible and candidate.granule is None and problem.accumulator.kind != "i":
+    if reproducible and not promises_bits(candidate, problem):
         return "its bits may change with how k is cut"
     return None
 
@@ -76,44 +83,45 @@ def select(
     ValueError
         If the named kernel is unknown or cannot compute this problem here, or the precision is unknown.
     """
-    chosen = choose(problem, device, precision, reproducible, name)
-    module, cls = chosen.kernel.split(":")
-    kernel: type[Kernel] = getattr(importlib.import_module(f"distmm_kernels.gemm.{module}"), cls)
-    return kernel(problem, device)
+    chosen = choose(problem, device, precision, reproducible=reproducible, name=name)
+    return chosen.kernel(problem, device)
 
 
 def explain(problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False) -> str:
     """Say which kernel `select` takes and why, and why not the others: one printable line each."""
-    chosen = choose(problem, device, precision, reproducible, None)
+    expected = {each.name: time for each, time in ranked(problem, device, precision, reproducible=reproducible)}
+    chosen = choose(problem, device, precision, reproducible=reproducible)
     lines = [f"{problem} on {device}, precision {precision}: {chosen.name}, {chosen.idea}"]
     for candidate in CANDIDATES:
-        if candidate is not chosen:
-            reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
-            if reason is None and not _unasked(candidate, device):
-                where = "" if candidate.by_name_only else " on this GPU"
-                reason = f"{candidate.idea}: used{where} only when asked for by name"
-            elif reason is None:
-                expected, least = (_seconds(each, problem, device, reproducible) for each in (candidate, chosen))
-                reason = f"{expected * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
-            lines.append(f"  not {candidate.name}: {reason}")
+        if candidate is chosen:
+            continue
+        reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
+        if reason is None and candidate.name not in expected:
+            reason = f"{candidate.idea}: used on this GPU only when asked for by name"
+        elif reason is None:
+            least = expected[chosen.name]
+            reason = f"{expected[candidate.name] * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
+            if expected[candidate.name] < least:
+                reason += f", and promises bits: that is worth {100 * (WORTH - 1):.0f} %"
+        lines.append(f"  not {candidate.name}: {reason}")
     return "\n".join(lines)
 
 
-def choose(problem: Problem, device: Device, precision: str, reproducible: bool, name: str | None) -> Candidate:
-    """Return the row of the table that `select` makes a kernel from; nothing is imported, and no device is needed."""
-    if precision not in PRECISIONS:
-        raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+def choose(
+    problem: Problem, device: Device, precision: str, *, reproducible: bool = False, name: str | None = None
+) -> Candidate:
+    """Return the row of the table that `select` makes a kernel from; no device is needed."""
     if name is None:
-        unasked = [c for c in CANDIDATES if _unasked(c, device)]
-        legal = [c for c in unasked if why_not(c, problem, device, precision, reproducible=reproducible) is None]
+        legal = ranked(problem, device, precision, reproducible=reproducible)
         if not legal:
             raise ValueError(
                 f"no kernel for {problem} on {device} promises the same bits for any cuts of k: "
                 "leave out reproducible=True"
             )
-        return min(legal, key=lambda candidate: _seconds(candidate, problem, device, reproducible))
-    legal = [c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None]
-    for candidate in legal:
+        return legal[0][0]
+    _check(precision)
+    by_name = [c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None]
+    for candidate in by_name:
         if candidate.name == name:
             return candidate
     known = {candidate.name: candidate for candidate in CANDIDATES}
@@ -122,22 +130,112 @@ def choose(problem: Problem, device: Device, precision: str, reproducible: bool,
         reason = why_not(known[name], problem, device, reproducible=reproducible) or reason
     raise ValueError(
         f"kernel {name!r} cannot compute {problem} on {device}: {reason}; "
-        f"use one of {', '.join(candidate.name for candidate in legal)}"
+        f"use one of {', '.join(candidate.name for candidate in by_name)}"
     )
 
 
-def _unasked(candidate: Candidate, device: Device) -> bool:
-    """Whether a candidate may be chosen on the device where nobody has named it."""
-    if candidate.by_name_only:
-        return False
-    return candidate.worth_it is None or device.compute_capability in candidate.worth_it
+def ranked(
+    problem: Problem, device: Device, precision: str, *, reproducible: bool = False, everywhere: bool = False
+) -> list[tuple[Candidate, float]]:
+    """Return the kernels that may be chosen unasked, the best one first, and the seconds that each should take.
 
+    Kernels that promise no bits come behind those that do and are slower by less than `WORTH`.
 
-def _seconds(candidate: Candidate, problem: Problem, device: Device, reproducible: bool) -> float:
-    """Time that a product should take; of a large cube if the choice must not look at sizes."""
-    if device.compute_capability is None:
-        return 0.0  # one kernel
-    if reproducible:
+    Parameters
+    ----------
+    everywhere
+        Also those that are not worth it on such a GPU, as far as anybody knows.
+    """
+    _check(precision)
+    if reproducible:  # a choice that does not look at sizes: that for a large cube
         size = SIZES[-1]
-        problem = dataclasses.replace(problem, m=size, k=size, n=size, batch=())
-    return seconds(candidate, problem, device.compute_capability)
+        sized = dataclasses.replace(problem, m=size, k=size, n=size, batch=())
+    else:
+        sized = problem
+    legal = [
+        (candidate, seconds(candidate, sized, device))
+        for candidate in CANDIDATES
+        if (everywhere or _worth_it(candidate, device))
+        and why_not(candidate, problem, device, precision, reproducible=reproducible) is None
+    ]
+    return sorted(legal, key=lambda each: _cost(each[0], each[1], problem))
+
+
+def facts(
+    problem: Problem,
+    device: Device,
+    precision: str,
+    *,
+    reproducible: bool = False,
+    name: str | None = None,
+    measured: Mapping[str, float] | None = None,
+) -> dict[str, dict[str, Any]]:
+    """Return what others need to know of the kernels that may be chosen: by name, the best one first.
+
+    Parameters
+    ----------
+    measured
+        Operations a second by kernel, measured on this GPU: then there are only these to choose from.
+
+    Returns
+    -------
+    dict
+        Of each kernel ``"rate"``, the operations a second for such a product; ``"cost"``, by which it is ranked;
+        ``"granule"``, None without a promise of bits; ``"prepared"`` and ``"workspace"`` as in `Candidate`; and
+        ``"unit"``, which the rate follows from one model to another.
+
+    Raises
+    ------
+    ValueError
+        As `select`.
+    """
+    if name is not None:
+        chosen = choose(problem, device, precision, reproducible=reproducible, name=name)
+        listed = [(chosen, seconds(chosen, problem, device))]
+    else:
+        choose(problem, device, precision, reproducible=reproducible)  # says why there is none
+        listed = ranked(problem, device, precision, reproducible=reproducible, everywhere=measured is not None)
+    edge = (problem.m * problem.k * problem.n) ** (1 / 3)
+    rates = {candidate.name: rate(candidate, problem, device, edge) for candidate, _ in listed}
+    if measured is not None:
+        listed = [
+            (each, time * rates[each.name] / measured[each.name]) for each, time in listed if each.name in measured
+        ]
+        listed.sort(key=lambda each: _cost(each[0], each[1], problem))
+        rates = dict(measured)
+    return {
+        candidate.name: {
+            "rate": rates[candidate.name],
+            "cost": _cost(candidate, expected, problem),
+            "granule": 1 if problem.accumulator.kind == "i" else candidate.granule,
+            "prepared": candidate.prepared,
+            "workspace": candidate.workspace,
+            "unit": candidate.unit_of(problem.dtype.name),
+        }
+        for candidate, expected in listed
+    }
+
+
+def serves(name: str, problem: Problem, device: Device) -> bool:
+    """Whether a kernel can compute a problem on a device."""
+    return any(each.name == name and why_not(each, problem, device) is None for each in CANDIDATES)
+
+
+def _cost(candidate: Candidate, expected: float, problem: Problem) -> float:
+    """Return the seconds that a product should take, and a share more where no bits are promised."""
+    return expected * (1 if promises_bits(candidate, problem) else WORTH)
+
+
+def promises_bits(candidate: Candidate, problem: Problem) -> bool:
+    """Whether cuts of k at the kernel's granule leave the bits of the result; those of integers are always the same."""
+    return candidate.granule is not None or problem.accumulator.kind == "i"
+
+
+def _check(precision: str) -> None:
+    if precision not in PRECISIONS:
+        raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
+
+
+def _worth_it(candidate: Candidate, device: Device) -> bool:
+    """Whether a candidate may be chosen on the device where nobody has named it."""
+    return candidate.worth_it is None or device.compute_capability in candidate.worth_it

@@ -10,7 +10,7 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate
-from distmm_kernels.select import explain, names, select, why_not
+from distmm_kernels.select import WORTH, choose, explain, names, promises_bits, ranked, select, why_not
 
 CPU = device.cpu()
 H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
@@ -27,8 +27,9 @@ def problem(dtype="float32", k=256, n=128):
 
 
 def chosen(problem, where, precision="highest", **options):
-    """The name of the choice, without the kernel itself: its libraries may not be here."""
-    return explain(problem, where, precision, **options).partition(f"precision {precision}: ")[2].partition(",")[0]
+    """The name of the best of our own kernels."""
+    names = (candidate.name for candidate, _ in ranked(problem, where, precision, **options))
+    return next(name for name in names if not name.startswith("cublas"))
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -173,9 +174,45 @@ def test_on_a_hopper_gpu_its_own_kernels_come_first(dtype, precision):
 def test_what_is_chosen_is_legal_and_as_precise_as_asked(where, precision, dtype):
     for size in (1, 100, 1000, 10_000):
         product = problem(dtype, k=size, n=size)
-        candidate = BY_NAME[chosen(product, where, precision)]
-        assert why_not(candidate, product, where, precision) is None
-        assert not candidate.by_name_only
+        assert why_not(choose(product, where, precision), product, where, precision) is None
+
+
+@pytest.mark.parametrize("where", [H200, A100, B200, T4, *GEFORCE])
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+def test_the_library_is_chosen_where_it_is_faster_by_more_than_a_promise_of_bits_is_worth(where, precision, dtype):
+    for size in (64, 512, 1024, 3000, 8192):
+        product = problem(dtype, k=size, n=size)
+        listed = ranked(product, where, precision)
+        (best, time), least = listed[0], min(time for _, time in listed)
+        with_bits = min(time for candidate, time in listed if promises_bits(candidate, product))
+        if promises_bits(best, product):
+            assert time == with_bits <= WORTH * least
+        else:
+            assert best.name.startswith("cublas")
+            assert WORTH * time <= with_bits
+            assert choose(product, where, precision, reproducible=True).granule is not None
+
+
+def test_the_library_has_the_precisions_that_its_paths_have():
+    paths = {"cublas": "highest", "cublas_tf32": "high", "cublas_int8": "ieee"}
+    for name, precision in paths.items():
+        assert (BY_NAME[name].precision, BY_NAME[name].granule) == (precision, None)
+    assert why_not(BY_NAME["cublas_tf32"], problem(), H200, "highest") == "its products are of precision 'high'"
+    assert why_not(BY_NAME["cublas"], problem(), H200, "ieee") == "its products are of precision 'highest'"
+    assert why_not(BY_NAME["cublas_int8"], problem("int8"), H200, "ieee", reproducible=True) is None, "it is exact"
+    for narrow in ("int32", "uint8", "bool"):
+        assert not any(narrow in BY_NAME[name].dtypes for name in paths)
+    assert choose(problem(k=8192, n=8192), T4, "highest").name == "cublas"
+    assert choose(problem(k=8192, n=8192), T4, "ieee").name == "tiled"
+
+
+def test_a_promise_of_bits_is_given_as_the_reason_where_it_decides(monkeypatch):
+    monkeypatch.setattr("distmm_kernels.select.WORTH", 100.0)
+    text = explain(problem(k=8192, n=8192), T4)
+    assert "float32 on Tesla T4 (cuda:0), precision highest: tiled," in text
+    assert ", tiled takes" in text
+    assert "and promises bits: that is worth" in text
 
 
 def test_small_products_are_not_split_for_tensor_cores():
@@ -222,11 +259,11 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    types = ("float32", "float16", "float64", "complex64", "complex128", "int64")
+    types = ("float32", "float16", "float64", "complex64", "complex128", "int64", "int8")
     dtype = next(name for name in types if name in candidate.dtypes)
     kernel = select(problem(dtype), where, name=candidate.name)
-    assert (kernel.name, kernel.device_kind) == (candidate.name, candidate.device_kind)
-    assert kernel.granule == candidate.granule
+    assert type(kernel) is candidate.kernel
+    assert (kernel.name, kernel.granule) == (candidate.name, candidate.granule)
 
 
 def test_loads_fall_by_the_tile():
@@ -242,18 +279,16 @@ def test_loads_fall_by_the_tile():
 
 @pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.device_kind == "cuda"], ids=lambda c: c.name)
 def test_rates_rise_with_size_and_every_type_has_one(candidate):
-    if candidate.by_name_only:
-        pytest.skip("not chosen, so its rate is not needed")
     for dtype in candidate.dtypes:
-        rates = [rate(candidate, problem(dtype), (9, 0), edge) for edge in (1, 100, *SIZES, 3000, 100_000)]
+        rates = [rate(candidate, problem(dtype), H200, edge) for edge in (1, 100, *SIZES, 3000, 100_000)]
         assert all(low > 0 for low in rates)
-        ascending = [rate(candidate, problem(dtype), (9, 0), edge) for edge in (1, 100, 512, 700, 1024, 2048, 9000)]
+        ascending = [rate(candidate, problem(dtype), H200, edge) for edge in (1, 100, 512, 700, 1024, 2048)]
         assert ascending == sorted(ascending)
-        assert rate(candidate, problem(dtype), (12, 0), 4096) == rate(candidate, problem(dtype), (9, 0), 4096)
+        assert rate(candidate, problem(dtype), GEFORCE[2], 4096) == rate(candidate, problem(dtype), H200, 4096)
 
 
 def test_a_name_that_cannot_serve_is_refused_with_the_names_that_can():
-    with pytest.raises(ValueError, match=r"does not multiply int32; use one of integer_residues, register_tiled, til"):
+    with pytest.raises(ValueError, match=r"does not multiply int32; use one of guvectorized, integer_residues"):
         select(problem("int32"), H200, name="cublas")
     with pytest.raises(ValueError, match=r"runs on cuda devices.*; use one of cpu$"):
         select(problem(), CPU, name="tiled")
@@ -286,7 +321,6 @@ def test_explain_gives_a_reason_for_every_candidate():
     reasons = dict(line.removeprefix("  not ").split(": ", 1) for line in others)
     assert set(reasons) == set(BY_NAME) - {"register_tiled"}
     assert reasons["fp16x3"] == "its products are of precision 'highest'"
-    assert "used only when asked for by name" in explain(problem(), H200)
     assert "runs on cpu devices" in reasons["cpu"]
     assert "expected, register_tiled takes" in reasons["tiled"]
     assert "does not multiply int64" in explain(problem("int64"), H200)

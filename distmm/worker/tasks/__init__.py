@@ -7,7 +7,7 @@ would then count a product twice.
 
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
@@ -49,6 +49,8 @@ __all__ = [
     "kernel_facts",
     "load",
     "local_gpu",
+    "measure",
+    "measure_kernels",
     "merge",
     "mirror",
     "multiply",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -9,25 +10,36 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from distmm.planning.precision import Precision
-from distmm.planning.problem import accumulator_dtype
 
 if TYPE_CHECKING:
-    from distmm_kernels.candidates import Candidate
+    from distmm_kernels.config import Problem
+    from distmm_kernels.device import Device
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for"]
+__all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for", "measure", "measure_kernels"]
 
 LARGE = 8192  # edge of the blocks of most products
 
 
 @dataclass(frozen=True)
 class KernelChoice:
-    """What decides which kernel multiplies: device, result type, precision, and a name if the user asks for one."""
+    """What decides which kernel multiplies.
+
+    Attributes
+    ----------
+    device, dtype, precision
+        Where, the result type, and the least accuracy.
+    name : str, optional
+        The kernel that the user asks for.
+    planned : str, optional
+        The kernel that the plan has chosen for all workers, where the user asks for none.
+    """
 
     device: Literal["cpu", "cuda"]
     dtype: np.dtype
     precision: Precision = "highest"
     name: str | None = None
+    planned: str | None = None
 
 
 @lru_cache(maxsize=256)
@@ -41,36 +53,75 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
     ValueError
         If the named kernel is unknown or cannot multiply such blocks here.
     """
-    from distmm_kernels import config, device, select
+    from distmm_kernels import config, select
+
+    here = _here(choice)
+    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
+    name = choice.name
+    # not for blocks larger than it can count, nor with a plan that was made for other GPUs
+    if name is None and choice.planned is not None and select.serves(choice.planned, problem, here):
+        name = choice.planned
+    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
+    reproducible = here.kind == "cuda" and name is None
+    return select.select(problem, here, choice.precision, reproducible=reproducible, name=name)
+
+
+def _here(choice: KernelChoice) -> Device:
+    """Return the device of this process that a product was planned for."""
+    from distmm_kernels import device
 
     here = device.cpu() if choice.device == "cpu" else device.current()
     if here.kind != choice.device:
         raise RuntimeError(f"this product was planned for GPUs, but this worker cannot use one: {device.why_no_gpu()}")
-    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
-    # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
-    reproducible = here.kind == "cuda" and choice.name is None
-    return select.select(problem, here, choice.precision, reproducible=reproducible, name=choice.name)
+    return here
 
 
-def _candidate_for(choice: KernelChoice, m: int, k: int, n: int, model: str, capability: tuple[int, int]) -> Candidate:
-    """Return what a worker with such a GPU would take, from the table of kernels alone."""
-    from distmm_kernels import config, device, select
+def kernel_facts(
+    choice: KernelChoice, reproducible: bool = False, absent: tuple[str, tuple[int, int]] | None = None
+) -> dict[str, Any]:
+    """Return what plans need to know of the kernels for large blocks, or under "no kernel" why there is none.
 
-    gpu = device.Device("cuda", model, 0, 0, capability, 0)
-    problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype))
-    return select.choose(problem, gpu, choice.precision, choice.name is None, choice.name)
-
-
-def kernel_facts(choice: KernelChoice, absent: tuple[str, tuple[int, int]] | None = None) -> dict[str, Any]:
-    """Return name and granule of the kernel for large blocks, or under "no kernel" why there is none.
-
-    The kernel is that of this process's device, or of a GPU that is `absent`, given by its model and its compute
-    capability.
+    The kernels are those of this process's device, or of a GPU that is `absent`, given by its model and its compute
+    capability. Under "kernels" stand the facts of each that may be chosen, by name; `distmm_kernels.select.facts` says
+    which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
+    another model, which `measure` would replace.
     """
+    from distmm_kernels import device, measured, select
+
+    problem = _large(choice)
     try:
-        large = (LARGE, LARGE, LARGE)
-        kernel = kernel_for(choice, *large, ()) if absent is None else _candidate_for(choice, *large, *absent)
+        here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
+        needed = absent is None and choice.name is None and not measured.is_shipped(here)
+        found = measured.kept(problem, here, choice.precision) if needed else None
+        kernels = select.facts(
+            problem,
+            here,
+            choice.precision,
+            reproducible=reproducible,
+            name=choice.name,
+            measured=None if found is None else found.rates,
+        )
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    exact = accumulator_dtype(choice.dtype).kind == "i"  # integer sums: cuts of k do not change the result
-    return {"kernel": kernel.name, "granule": 1 if exact else kernel.granule}
+    return {"kernels": kernels, "unmeasured": needed and found is None}
+
+
+def measure(choice: KernelChoice) -> None:
+    """Measure this process's GPU for a type and precision, unless its rates are known; it takes about a second."""
+    from distmm_kernels import measured
+
+    problem, here = _large(choice), _here(choice)
+    if not measured.is_shipped(here) and measured.kept(problem, here, choice.precision) is None:
+        measured.measure(problem, here, choice.precision)
+
+
+async def measure_kernels(choice: KernelChoice) -> None:
+    """Do `measure` beside the worker's event loop. Called by ``client.run``."""
+    await asyncio.to_thread(measure, choice)
+
+
+def _large(choice: KernelChoice) -> Problem:
+    """Return a product of large blocks."""
+    from distmm_kernels import config
+
+    return config.Problem(m=LARGE, k=LARGE, n=LARGE, dtype=config.operand_dtype(choice.dtype))

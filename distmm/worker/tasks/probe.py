@@ -22,9 +22,14 @@ PAUSE_FRACTION = 0.8
 
 
 def probe(
-    gpus: Literal["none", "own", "any"], dtype: np.dtype, precision: Precision, kernel: str | None, dask_worker: Worker
+    gpus: Literal["none", "own", "any"],
+    dtype: np.dtype,
+    precision: Precision,
+    kernel: str | None,
+    reproducible: bool,
+    dask_worker: Worker,
 ) -> dict[str, Any]:
-    """Tell what this worker can do: device, free bytes for blocks, threads, kernel. Called by ``client.run``.
+    """Tell what this worker can do: device, free bytes for blocks, threads, kernels. Called by ``client.run``.
 
     A worker of dask-cuda owns one GPU; any other worker would only share one by accident, and counts as a CPU worker
     unless `gpus` is "any".
@@ -40,7 +45,7 @@ def probe(
             held = 0 if pool_bytes() is None else dask_worker.state.nbytes  # the driver's free bytes are without them
             memory, host = gpu["memory"] - held, max(0, limit - rss) if limit else None
             more = {"memory": memory, "host_memory": host, "threads": threads}
-            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel))}
+            return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
     # that of the blocks which the worker holds.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
@@ -48,7 +53,7 @@ def probe(
     blas = os.environ.get("OMP_NUM_THREADS", "1")
     cores = min(threads * int(blas) if blas.isdigit() else threads, os.cpu_count() or 1)
     more = {"device": "cpu", "memory": max(0, memory), "threads": threads, "cores": max(threads, cores)}
-    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel))}
+    return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel), reproducible)}
 
 
 def local_gpu() -> dict[str, Any]:

@@ -25,6 +25,7 @@ from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.rates import rate
 from distmm_kernels.reference import complex_twin, residue_twin
 from distmm_kernels.select import CANDIDATES, select, why_not
 
@@ -61,22 +62,45 @@ class Heat:
     tf32: bool = False
 
 
+def _dtype(name: str) -> np.dtype[Any]:
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+
+
+# Kernels with less than this share of the fastest one's rate are on the ladder, and not raced.
+SLOW = 0.25
+MEASURED = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 0)  # whose rates say which are slow
+
+
+def _heat_of(dtype: str, precision: str, out: str, tf32: bool = False) -> Heat:
+    """Return the heat of the kernels of exactly this precision, but for slow ones, the fastest one first."""
+    problem = Problem(1, 1, 1, _dtype(dtype))
+    rates = {
+        each.name: rate(each, problem, MEASURED, 8192)
+        for each in CANDIDATES
+        if each.device_kind == "cuda"
+        and dtype in each.dtypes
+        and (problem.accumulator.kind == "i" or each.precision == precision)
+    }
+    names = [name for name in rates if rates[name] >= SLOW * max(rates.values())]
+    return Heat(dtype, precision, tuple(sorted(names, key=lambda name: -rates[name])), out, tf32)
+
+
 HEATS = (
-    Heat("float32", "highest", ("fp16x3", "tf32x3", "mma_sync_fp16x3", "mma_sync_tf32x3"), "float32"),
-    Heat("float32", "ieee", ("register_tiled",), "float32"),
-    Heat("float64", "ieee", ("dmma",), "float64"),
-    Heat("float32", "high", ("hopper_tf32", "mma_sync_tf32"), "float32", tf32=True),
-    Heat("float32", "medium", ("hopper_bf16", "mma_sync_bf16"), "float32"),
-    Heat("float64", "highest", ("residues",), "float64"),
-    Heat("complex64", "ieee", ("register_tiled",), "complex64"),
-    Heat("complex64", "highest", ("complex_fp16x3",), "complex64"),
-    Heat("complex128", "ieee", ("register_tiled",), "complex128"),
-    Heat("complex128", "highest", ("complex_residues",), "complex128"),
-    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "bfloat16"),
-    Heat("bfloat16", "highest", ("hopper", "mma_sync"), "float32"),
-    Heat("float16", "highest", ("hopper", "mma_sync"), "float16"),
-    Heat("float16", "highest", ("hopper", "mma_sync"), "float32"),
-    Heat("int8", "ieee", ("hopper", "mma_sync"), "int32"),
+    _heat_of("float32", "highest", "float32"),
+    _heat_of("float32", "ieee", "float32"),
+    _heat_of("float64", "ieee", "float64"),
+    _heat_of("float32", "high", "float32", tf32=True),
+    _heat_of("float32", "medium", "float32"),
+    _heat_of("float64", "highest", "float64"),
+    _heat_of("complex64", "ieee", "complex64"),
+    _heat_of("complex64", "highest", "complex64"),
+    _heat_of("complex128", "ieee", "complex128"),
+    _heat_of("complex128", "highest", "complex128"),
+    _heat_of("bfloat16", "highest", "bfloat16"),
+    _heat_of("bfloat16", "highest", "float32"),
+    _heat_of("float16", "highest", "float16"),
+    _heat_of("float16", "highest", "float32"),
+    _heat_of("int8", "ieee", "int32"),
 )
 
 PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn
@@ -179,10 +203,6 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
         )
         for (c, (burst, sustained)), (error, worst) in zip(medians.items(), errors, strict=True)
     ]  # fmt: skip
-
-
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
 def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distmm_kernels.config import TILE
-from distmm_kernels.device_code.emit import cuda, from_dtype, types
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
 
@@ -73,6 +72,8 @@ def compiled(
     All arguments are stacks of matrices with any strides: one machine code serves C and Fortran order, transposed
     and broadcast views. A dispatcher keys its machine code by argument types alone, hence one for each architecture.
     """
+    from distmm_kernels.device_code.emit import cuda, from_dtype, types
+
     del compute_capability  # a key of the cache; Numba compiles for the current device
     stack = types.Array(from_dtype(dtype), 3, "A")
     # no launch_bounds: they cost 15 % on an H200, and 1024 threads fit without them (tests check that)
@@ -81,12 +82,16 @@ def compiled(
 
 def view(array: Array) -> Any:
     """Return Numba's view of a CuPy array, without a wait for its stream: the launch is on the same one."""
+    from distmm_kernels.device_code.emit import cuda
+
     return cuda.as_cuda_array(array, sync=False)
 
 
 def current_stream() -> Any:
     """Return CuPy's current stream of this thread, as Numba's."""
     import cupy
+
+    from distmm_kernels.device_code.emit import cuda
 
     address = cupy.cuda.get_current_stream().ptr
     return cuda.external_stream(address) if address else cuda.default_stream()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from distmm_kernels.candidate import ALL, Candidate
 from distmm_kernels.kernel import Array, Kernel
 
 __all__ = ["CpuKernel"]
@@ -44,7 +45,9 @@ class CpuKernel(Kernel):
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         if self.dtype.kind == "i":
-            from distmm_kernels.gemm.cpu_integers import accumulate as accumulate_integers  # floats need no Numba
+            from distmm_kernels.device_code.cpu_integers import (
+                accumulate as accumulate_integers,  # floats need no Numba
+            )
 
             d[...] = 0 if c is None else c
             accumulate_integers(a, b, d)
@@ -61,3 +64,6 @@ def _blas_can_read(block: Array) -> bool:
     in_c_order = column == item and row >= columns * item
     in_f_order = row == item and column >= rows * item
     return bool(block.flags.aligned and (in_c_order or in_f_order) and row % item == 0 and column % item == 0)
+
+
+TABLE = (Candidate(CpuKernel, "BLAS for floats, packed tiles on all cores for integers", ALL, "ieee"),)

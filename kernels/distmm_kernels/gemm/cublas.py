@@ -1,31 +1,194 @@
-"""NVIDIA's cuBLAS through CuPy: the peer that the ladder is measured against, chosen by name only."""
+"""NVIDIA's cuBLAS, through CuPy's bindings: each type by its own path, without a promise of bits.
+
+The library chooses tiles, and cuts of k, by the sizes and by the GPU. It is what the ladder is measured against, and is
+chosen where it is faster than a kernel of ours.
+"""
 
 from __future__ import annotations
 
-import os
+import math
+from typing import Any, ClassVar
 
+import numpy as np
+
+from distmm_kernels.candidate import AMPERE, FLOATS, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
-from distmm_kernels.launch.launches import CudaKernel
+from distmm_kernels.launch.launches import CudaKernel, matrices
+from distmm_kernels.layout.stack import VECTOR_BYTES, distinct
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
 
-__all__ = ["CublasKernel"]
+__all__ = ["CublasInt8Kernel", "CublasKernel", "CublasTf32Kernel"]
+
+# cudaDataType, from NVIDIA's library_types.h
+TYPES = {
+    "float32": 0,
+    "float64": 1,
+    "float16": 2,
+    "int8": 3,
+    "complex64": 4,
+    "complex128": 5,
+    "int32": 10,
+    "bfloat16": 14,
+}
+# The following are in NVIDIA's cublas_api.h; CuPy has names for some of them.
+AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
+COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float32 is never rounded to TF32
+COMPUTE_32F_FAST_TF32 = 77
+SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
+ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
+WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
 
 
 class CublasKernel(CudaKernel):
-    """IEEE operands and accumulation in the library's own order of additions: no promise about cuts of k."""
+    """Operands as they are; 16-bit ones are added in float32."""
 
     name = "cublas"
     granule = None
+    takes_narrow = True
+    arithmetic: ClassVar[dict[str, int]] = {
+        "float32": COMPUTE_32F,
+        "complex64": COMPUTE_32F,
+        "float64": COMPUTE_64F,
+        "complex128": COMPUTE_64F,
+        "int32": COMPUTE_32I,
+    }
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        # CuPy reads this variable and then rounds float32 operands to 10 bits
-        if os.environ.get("CUPY_TF32", "0") not in ("", "0"):
-            raise ValueError("CUPY_TF32 is set, so cuBLAS would round float32 operands to TF32: unset it")
+        self._zero, self._one = np.zeros(1, self.accumulator), np.ones(1, self.accumulator)
+
+    def _stores(self, dtype: np.dtype[Any]) -> bool:
+        return dtype == self.accumulator or (dtype == self.dtype and dtype.kind != "i")
+
+    def _format(self, block: Array, operand: str) -> Array:
+        return self._readable(super()._format(block, operand), operand)
+
+    def _readable(self, x: Array, operand: str) -> Array:
+        """Return an operand as the library can read it: one axis contiguous, the other one with a pitch."""
+        if _layout(x) is not None:
+            return x
+        # numpy's function hands CuPy arrays on to CuPy
+        return np.broadcast_to(self._module.ascontiguousarray(distinct(x)), x.shape)
+
+    def _layout(self, x: Array) -> tuple[int, int]:
+        """Return how the library is told to read a readable operand."""
+        found = _layout(x)
+        assert found is not None
+        return found
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        cupy = self._module
-        cupy.matmul(a, b, out=d)
+        total = d if c is None or d.dtype == self.accumulator else self._module.empty(d.shape, self.accumulator)
         if c is not None:
-            cupy.add(c, d, out=d)
+            total[...] = c
+        for left, right, _, to in matrices(self._readable(a, "A"), self._readable(b, "B"), None, total):
+            self._gemm(left, right, to, self._zero if c is None else self._one)
+        if total is not d:
+            d[...] = total
+
+    def _gemm(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> None:
+        """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream.
+
+        The library counts columns first, and sees the transpose of each matrix: it is asked for D' = B' A'.
+        """
+        from cupy.cuda import cublas, get_cublas_handle
+
+        *batch, m, n = d.shape
+        (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a), self._layout(b)
+        step_a, step_b, step_d = (x.strides[0] // x.itemsize if batch else 0 for x in (a, b, d))
+        kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
+        handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
+        mode = cublas.getMathMode(handle)
+        # parts of k are added in float32, also where the result has 16 bits
+        cublas.setMathMode(handle, SUMS_IN_FLOAT32)
+        try:
+            cublas.gemmStridedBatchedEx(
+                handle, turn_b, turn_a, n, m, a.shape[-1],
+                self._one.ctypes.data,
+                b.data.ptr, kind, pitch_b, step_b,
+                a.data.ptr, kind, pitch_a, step_a,
+                beta.ctypes.data,
+                d.data.ptr, to, n, step_d,
+                math.prod(batch), self.arithmetic[self.accumulator.name], ANY_ALGORITHM,
+            )  # fmt: skip
+        finally:
+            cublas.setMathMode(handle, mode)
+
+
+class CublasTf32Kernel(CublasKernel):
+    """float32 operands rounded to TF32."""
+
+    name = "cublas_tf32"
+    arithmetic: ClassVar[dict[str, int]] = {"float32": COMPUTE_32F_FAST_TF32}
+
+
+class CublasInt8Kernel(CublasKernel):
+    """int8 added in int32. Tensor cores read k contiguous, at multiples of 16 bytes: others are copied."""
+
+    name = "cublas_int8"
+
+    def _readable(self, x: Array, operand: str) -> Array:
+        rows = x if operand == "A" else x.swapaxes(-1, -2)
+        if has_vectors(rows, -1) and _layout(x) is not None:
+            return x
+        rows = in_vectors(rows, self.device)
+        return rows if operand == "A" else rows.swapaxes(-1, -2)
+
+    def _layout(self, x: Array) -> tuple[int, int]:
+        turn, pitch = super()._layout(x)
+        return turn, pitch + -pitch % VECTOR_BYTES  # a line that is alone may have any pitch
+
+
+def _layout(x: Array) -> tuple[int, int] | None:
+    """Say how the library reads matrices ``(*batch, rows, columns)``, and their pitch; None if it cannot."""
+    rows, columns = x.shape[-2:]
+    if any(stride % x.itemsize for stride in x.strides) or any(stride < 0 for stride in x.strides[:-2]):
+        return None
+    down, across = (stride // x.itemsize for stride in x.strides[-2:])
+    if (across == 1 or columns == 1) and columns <= down < COUNTS_BELOW:
+        return AS_IT_IS, down
+    if (down == 1 or rows == 1) and rows <= across < COUNTS_BELOW:
+        return TRANSPOSED, across
+    return None
+
+
+TABLE = (
+    Candidate(
+        CublasKernel,
+        "NVIDIA's library",
+        FLOATS,
+        "highest",
+        tile=(64, 64),
+        unit={
+            **dict.fromkeys(("float16", "bfloat16"), "tensor"),
+            **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
+        },
+        workspace=WORKSPACE,
+        sizes_below=COUNTS_BELOW,
+    ),
+    Candidate(
+        CublasTf32Kernel,
+        "NVIDIA's library, operands rounded to TF32",
+        frozenset({"float32"}),
+        "high",
+        tile=(64, 64),
+        capabilities=AMPERE,
+        unit="tensor",
+        workspace=WORKSPACE,
+        sizes_below=COUNTS_BELOW,
+    ),
+    Candidate(
+        CublasInt8Kernel,
+        "NVIDIA's library",
+        frozenset({"int8"}),
+        "ieee",
+        tile=(64, 64),
+        capabilities=AMPERE,
+        unit="tensor",
+        prepared=1.0,  # B in C order
+        workspace=WORKSPACE,
+        sizes_below=COUNTS_BELOW,
+    ),
+)

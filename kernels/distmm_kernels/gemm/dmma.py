@@ -6,6 +6,7 @@ import dataclasses
 import math
 from typing import ClassVar
 
+from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, Candidate, tile_loads
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
@@ -35,3 +36,19 @@ class DmmaKernel(RegisterTiledKernel):
         which = tilings(self.device.compute_capability)
         chosen = tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
         return dataclasses.replace(chosen, along_k=(not has_vectors(a, -2), not has_vectors(b, -1)))
+
+
+TABLE = (
+    Candidate(
+        DmmaKernel,
+        "float64 tensor cores, in ascending k",
+        frozenset({"float64"}),
+        "ieee",
+        tile=(64, 64),
+        loads=lambda problem: tile_loads(tilings((9, 0))[0], problem),
+        capabilities=AMPERE,
+        worth_it=FAST_FLOAT64,
+        unit="fp64_tensor",
+        prepared=1.0,  # operands whose rows begin at no multiples of 16 bytes
+    ),
+)

@@ -15,22 +15,24 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
+from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
-from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way, by_parts
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import WIDEST_OF_TWO, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO, HopperTile, best_columns
 
-__all__ = ["Fp16x3Kernel", "SplitOperand", "Tf32x3Kernel"]
+__all__ = ["FLOAT16_HALVES", "TF32_HALVES", "Fp16x3Kernel", "Halves", "SplitOperand", "Tf32x3Kernel"]
 
 # A shorter chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
 SHORTEST = 256
@@ -250,3 +252,15 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
         for part in (piece.hi, piece.lo)
     )
     return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)
+
+
+# Halves take as much memory as the block, or twice as much: of float16, of TF32. Factors of float16 halves have taken
+# 5 MB of 40 GB. The workspace is for what is made of parts of A and B where a guard is raised.
+Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE)
+_ON_HOPPER = partial(Halves, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=COORDINATES)
+FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0
+
+TABLE = (
+    _ON_HOPPER(Fp16x3Kernel, "three products of scaled float16 halves, on tensor cores", prepared=FLOAT16_HALVES),
+    _ON_HOPPER(Tf32x3Kernel, "three products of TF32 halves, on tensor cores", prepared=TF32_HALVES),
+)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 
+from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, Candidate
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.splits import Parts
-from distmm_kernels.gemm.emulated import Fp16x3Kernel, Tf32x3Kernel
+from distmm_kernels.gemm.emulated import FLOAT16_HALVES, TF32_HALVES, Fp16x3Kernel, Halves, Tf32x3Kernel
+from distmm_kernels.gemm.mma_sync import fragment_loads
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Scales
 from distmm_kernels.launch.launches import MAX_GRID_Y, Launch
@@ -110,3 +112,23 @@ class MmaSyncTf32x3Kernel(MmaSyncFp16x3Kernel):
     name = "mma_sync_tf32x3"
     form = Tf32x3Kernel.form
     first = Tf32x3Kernel.first
+
+
+def _halves(kernel: type[Fp16x3Kernel], of: str, kind: Multiplicand, prepared: float) -> Candidate:
+    """Return the row of a kernel."""
+    return Halves(
+        kernel,
+        f"three products of {of} halves, on tensor cores fed by ldmatrix",
+        tile=(64, 64),
+        loads=lambda problem: fragment_loads(tilings_of_halves(kind, (9, 0), (True, True))[0], problem),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
+        unit="mma_sync",
+        prepared=prepared,
+    )
+
+
+TABLE = (
+    _halves(MmaSyncFp16x3Kernel, "scaled float16", "float16", FLOAT16_HALVES),
+    _halves(MmaSyncTf32x3Kernel, "TF32", "tfloat32", TF32_HALVES),
+)

@@ -24,7 +24,6 @@ from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
-from distmm_kernels.select import select
 from distmm_kernels.tiles.hopper_tiles import ROWS
 
 __all__ = ["WORKSPACE", "GuardedKernel", "GuardedOperand", "Way", "by_parts", "parts"]
@@ -78,6 +77,8 @@ class GuardedKernel(AlignedKernel):
     shortest: ClassVar[int]
 
     def __init__(self, problem: Problem, device: Device) -> None:
+        from distmm_kernels.select import select  # which imports all kernels
+
         super().__init__(problem, device)
         # one kernel for blocks of any size: the bits of all such kernels agree, but for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)

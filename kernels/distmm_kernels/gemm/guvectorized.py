@@ -6,19 +6,13 @@ a GPU, and neighbouring threads write to different rows.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from distmm_kernels.device_code.arithmetic import multiply_add
-from distmm_kernels.device_code.emit import from_dtype, guvectorize, types
+from distmm_kernels.candidate import ALL, Candidate
+from distmm_kernels.config import TILE
 from distmm_kernels.gemm.block_kernel import current_stream, stacks, view
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 
-__all__ = ["GuvectorizedKernel", "row_times_b"]
+__all__ = ["GuvectorizedKernel"]
 
 
 class GuvectorizedKernel(CudaKernel):
@@ -27,34 +21,22 @@ class GuvectorizedKernel(CudaKernel):
     name = "guvectorized"
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        rows_times_b = _compiled(self.dtype, self.device.compute_capability)
+        from distmm_kernels.device_code.guvectorized import compiled
+
+        rows_times_b = compiled(self.dtype, self.device.compute_capability)
         stream = current_stream()
         for stack in stacks(a, b, c, d):
             for operands in zip(*stack, strict=True):
                 rows_times_b(*map(view, operands), stream=stream)
 
 
-def row_times_b(dtype: np.dtype[Any]) -> tuple[Callable[..., None], Any]:
-    """Make the function ``(a, b, c, d)`` of a row of A, all of B, and rows of C and D; return it and its signature."""
-    fma = multiply_add(dtype)
-    vector, matrix = (types.Array(from_dtype(dtype), dimensions, "A") for dimensions in (1, 2))
-
-    def multiply_row(a, b, c, d):
-        for j in range(b.shape[1]):
-            acc = c[j]
-            k = 0
-            while k < b.shape[0]:  # as in naive: a third of the instructions of `for k in range(...)`
-                acc = fma(acc, a[k], b[k, j])
-                k += 1
-            d[j] = acc
-
-    return multiply_row, types.void(vector, matrix, vector, vector)
-
-
-@functools.cache
-def _compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Callable[..., Any]:
-    """Compile the ufunc for one type, once a process and architecture."""
-    del compute_capability  # a key of the cache; Numba compiles for the current device
-    function, signature = row_times_b(dtype)
-    ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(function)
-    return ufunc
+TABLE = (
+    Candidate(
+        GuvectorizedKernel,
+        "Numba's generalised ufunc, one thread per row of C",
+        ALL,
+        "ieee",
+        tile=(TILE, TILE),
+        loads=lambda problem: 2 * problem.k,
+    ),
+)

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.config import Problem
+from distmm_kernels.candidate import HOPPER, Candidate
+from distmm_kernels.config import NARROW, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.splits import as_stack, splitter
@@ -361,3 +363,33 @@ class HopperBf16Kernel(HopperKernel):
 
     def _converted(self, block: Array) -> Array:
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+
+
+_ON_HOPPER = partial(
+    Candidate, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=hopper_tiles.COORDINATES
+)
+TABLE = (
+    _ON_HOPPER(
+        HopperBf16Kernel,
+        "operands rounded to bfloat16, on tensor cores",
+        frozenset({"float32"}),
+        "medium",
+        prepared=0.5,
+        workspace=slices.WORKSPACE,
+    ),
+    _ON_HOPPER(
+        HopperTf32Kernel,
+        "operands rounded to TF32, on tensor cores",
+        frozenset({"float32"}),
+        "high",
+        prepared=1.0,
+        workspace=slices.WORKSPACE,
+    ),
+    _ON_HOPPER(
+        HopperKernel,
+        "tensor cores fed by the tensor memory accelerator",
+        frozenset(dtype.name for dtype in NARROW),
+        "highest",
+        workspace=WORKSPACE,  # counts of bools
+    ),
+)

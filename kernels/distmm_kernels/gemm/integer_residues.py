@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import granules
@@ -17,10 +18,12 @@ from distmm_kernels.emulation.integers import SYSTEMS, integer_splitter
 from distmm_kernels.emulation.residues import SHORTEST, Residues
 from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
+from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 __all__ = ["IntegerOperand", "IntegerResidueKernel"]
 
@@ -90,3 +93,21 @@ class IntegerResidueKernel(AlignedKernel):
                 left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
                 self._products.add(left, right, None if c is None else c[place], d[place])
             c = d
+
+
+TABLE = (
+    Candidate(
+        IntegerResidueKernel,
+        "ten or eighteen products of int8 residues, on tensor cores",
+        frozenset({"int32", "int64"}),
+        "ieee",
+        tile=(128, 128),
+        capabilities=HOPPER,
+        unit="tensor",
+        prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
+        workspace=WORKSPACE,  # residues of a part of C
+        passes=(26, 44),  # of int64: 8 in, 18 out; 18 out, 18 in, 8 out
+        side_by_side=False,
+        sizes_below=COORDINATES,
+    ),
+)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import ml_dtypes
 
+from distmm_kernels.candidate import AMPERE, Candidate, tile_loads
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, TF32
@@ -140,3 +141,31 @@ class MmaSyncBf16Kernel(_RoundedKernel):
     def _format(self, block: Array, operand: str) -> Rounded:
         narrow = distinct(block).astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
         return Rounded(block.shape, self.kind, self._left(narrow) if operand == "A" else self._right(narrow))
+
+
+def fragment_loads(tiling: FragmentTiling, problem: Problem) -> int:
+    """Count the loads for an element of C, of operands that have one part or several."""
+    return tiling.parts * tile_loads(tiling, problem)
+
+
+def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepared: float) -> Candidate:
+    """Return the row of a kernel, which may copy an operand in its own type to lines that begin at whole vectors."""
+    kinds = kernel.kinds
+    return Candidate(
+        kernel,
+        f"{idea}tensor cores fed by ldmatrix",
+        frozenset(kinds),
+        precision,
+        tile=(64, 128),
+        loads=lambda problem: fragment_loads(tilings(kinds[problem.dtype.name], (9, 0), (True, True))[0], problem),
+        capabilities=AMPERE,
+        unit="mma_sync",
+        prepared=prepared,
+    )
+
+
+TABLE = (
+    _on_fragments(MmaSyncBf16Kernel, "operands rounded to bfloat16, on ", "medium", 0.5),
+    _on_fragments(MmaSyncTf32Kernel, "operands rounded to TF32, on ", "high", 1.0),
+    _on_fragments(MmaSyncKernel, "", "highest", 1.0),
+)

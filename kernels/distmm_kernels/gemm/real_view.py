@@ -10,15 +10,17 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
+from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
-from distmm_kernels.gemm.guarded import GuardedKernel
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 from distmm_kernels.layout.stack import distinct
+from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 __all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
 
@@ -71,3 +73,20 @@ class ComplexFp16x3Kernel(RealViewKernel):
 
     def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
         return Fp16x3Kernel(problem, device)
+
+
+TABLE = (
+    Candidate(
+        ComplexFp16x3Kernel,
+        "one real product by scaled float16 halves, on tensor cores",
+        frozenset({"complex64"}),
+        "highest",
+        tile=(128, 64),
+        capabilities=HOPPER,
+        unit="tensor",
+        prepared=4.001,  # B as a real matrix, twice as large as B, and its halves; A takes less
+        workspace=WORKSPACE,
+        passes=(44, 0),  # A: 8 in, 8 out; B: 8 in, 16 out, two times 16 in, 16 out
+        sizes_below=COORDINATES // 2,
+    ),
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
+from distmm_kernels.candidate import ALL, AMPERE, Candidate, tile_loads
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
@@ -81,3 +82,17 @@ class RegisterTiledKernel(launch.CudaKernel):
 
 def _address(array: Array | None) -> int:
     return 0 if array is None else stack.address(array)
+
+
+TABLE = (
+    Candidate(
+        RegisterTiledKernel,
+        "tiles in shared memory, and tiles of those in registers",
+        ALL,
+        "ieee",
+        tile=(64, 64),
+        loads=lambda problem: tile_loads(TILINGS[problem.accumulator.name][0], problem),
+        capabilities=AMPERE,
+        prepared=1.0,  # A in C order is copied
+    ),
+)

@@ -9,17 +9,20 @@ the error might be larger, and where it is short. Granules that are always chain
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
+from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
 from distmm_kernels.emulation.splits import as_stack
-from distmm_kernels.gemm.guarded import GuardedKernel, GuardedOperand, Way
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
 from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
+from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 __all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_steps"]
 
@@ -101,3 +104,35 @@ def split_steps(k: int) -> int:
     """Return how many steps of k have residues: not those of a short granule at the end."""
     last = k % GRANULE
     return k if last >= SHORTEST else k - last
+
+
+# Residues of a part of C take the workspace, and then what is made of parts of A and B where a guard is raised.
+_BY_RESIDUES = partial(
+    Candidate,
+    precision="highest",
+    tile=(128, 128),
+    capabilities=HOPPER,
+    unit="tensor",
+    workspace=WORKSPACE,
+    side_by_side=False,
+)
+TABLE = (
+    _BY_RESIDUES(
+        ResidueKernel,
+        "sixteen products of int8 residues, on tensor cores",
+        frozenset({"float64"}),
+        # 16 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule
+        # has 512 elements or more
+        prepared=2.011,
+        passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
+        sizes_below=COORDINATES,
+    ),
+    _BY_RESIDUES(
+        ComplexResidueKernel,
+        "three times sixteen products of int8 residues, on tensor cores",
+        frozenset({"complex128"}),
+        prepared=3.011,  # 48 bytes for each of 16, 12 for each granule, 8 for 64 elements
+        passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
+        sizes_below=COORDINATES // 2,
+    ),
+)

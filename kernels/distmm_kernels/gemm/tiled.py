@@ -1,56 +1,12 @@
-"""A thread block owns a tile of C and walks along k; each step, its threads share one tile of A and one of B.
-
-Each thread loads one element of either, so an element of C costs 2k / 32 global loads instead of 2k. The zero frame
-that completes a ragged edge is a guarded load. Each tile has its own condition, and no condition contains a barrier.
-"""
+"""Tiles of A and B in shared memory, in Numba's language: the textbook kernel."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import numpy as np
-
-from distmm_kernels.device_code.arithmetic import multiply_add
-from distmm_kernels.device_code.emit import cuda, from_dtype
+from distmm_kernels.candidate import ALL, Candidate
+from distmm_kernels.config import TILE
 from distmm_kernels.gemm.block_kernel import BlockKernel, Source
 
-__all__ = ["TiledKernel", "tiled"]
-
-
-def tiled(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
-    """Make the kernel for a dtype; tiles of A, B and C are ``tile`` x ``tile``.
-
-    Steps of k are added one by one in ascending order to the element of C that the thread starts from, so the
-    result does not depend on how k is cut into calls, as long as the cuts are multiples of ``tile``.
-    """
-    fma = multiply_add(dtype)
-    number = from_dtype(dtype)
-    zero = dtype.type(0)
-
-    def kernel(a, b, c, d):
-        m, n, depth = d.shape[1], d.shape[2], a.shape[2]
-        tile_a = cuda.shared.array((tile, tile), number)
-        tile_b = cuda.shared.array((tile, tile), number)
-        columns = (n + tile - 1) // tile
-        batch = cuda.blockIdx.y
-        row, column = cuda.threadIdx.y, cuda.threadIdx.x
-        i = cuda.blockIdx.x // columns * tile + row
-        j = cuda.blockIdx.x % columns * tile + column
-
-        inside = i < m and j < n
-        acc = c[batch, i, j] if inside else zero
-        for k0 in range(0, depth, tile):
-            tile_a[row, column] = a[batch, i, k0 + column] if i < m and k0 + column < depth else zero
-            tile_b[row, column] = b[batch, k0 + row, j] if j < n and k0 + row < depth else zero
-            cuda.syncthreads()
-            for k in range(tile):
-                acc = fma(acc, tile_a[row, k], tile_b[k, column])
-            cuda.syncthreads()  # otherwise a fast thread overwrites the tile that a slow one still reads
-        if inside:
-            d[batch, i, j] = acc
-
-    return kernel
+__all__ = ["TiledKernel"]
 
 
 class TiledKernel(BlockKernel):
@@ -60,4 +16,19 @@ class TiledKernel(BlockKernel):
 
     @property
     def source(self) -> Source:  # noqa: D102 - BlockKernel says what it is
+        from distmm_kernels.device_code.tiled import tiled
+
         return tiled
+
+
+TABLE = (
+    Candidate(
+        TiledKernel,
+        f"{TILE} x {TILE} tiles in shared memory",
+        ALL,
+        "ieee",
+        tile=(TILE, TILE),
+        # a thread loads one element of A and one of B for each tile along k
+        loads=lambda problem: 2 * -(-problem.k // TILE),
+    ),
+)

@@ -6,19 +6,16 @@ here has everything that machine code depends on, so an entry is right or absent
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib
 import json
-import os
-import uuid
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from distmm_kernels.launch import compiler
+from distmm_kernels.launch import cache, compiler
+from distmm_kernels.launch.cache import cache_folder
 from distmm_kernels.launch.compiler import Binary, Source
 
 __all__ = ["Recipe", "binary", "cache_folder"]
@@ -42,7 +39,13 @@ class Recipe:
 
     def key(self, compute_capability: tuple[int, int]) -> str:
         """Return 64 hexadecimal digits that change with anything the machine code depends on."""
-        facts = [_sources(), _versions(), compiler.architecture(compute_capability), self.maker, repr(self.parameters)]
+        facts = [
+            cache.sources(),
+            _versions(),
+            compiler.architecture(compute_capability),
+            self.maker,
+            repr(self.parameters),
+        ]
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     def source(self) -> Source:
@@ -62,23 +65,6 @@ def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
     return found
 
 
-def cache_folder() -> Path:
-    """Return where compiled kernels lie: ``DISTMM_CACHE_DIR``, or ``distmm`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
-    if folder := os.environ.get("DISTMM_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distmm"
-
-
-@functools.cache
-def _sources() -> str:
-    """Return a digest of all modules of this package, since a kernel's maker may import any of them."""
-    digest = hashlib.sha256()
-    root = Path(__file__).parents[1]
-    for path in sorted(root.rglob("*.py")):
-        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
-    return digest.hexdigest()
-
-
 @functools.cache
 def _versions() -> str:
     return compiler.versions()
@@ -86,37 +72,13 @@ def _versions() -> str:
 
 def _read(path: Path) -> Binary | None:
     """Read a kernel from a file; None if there is none, or if its checksum is wrong: then it is compiled again."""
-    try:
-        content = path.read_bytes()
-    except OSError:
+    content = cache.read(path)
+    if content is None:
         return None
-    digest, _, rest = content.partition(b"\n")
-    if hashlib.sha256(rest).hexdigest().encode() != digest:
-        return None
-    facts, _, cubin = rest.partition(b"\n")
+    facts, _, cubin = content.partition(b"\n")
     return Binary(cubin=cubin, **json.loads(facts))
 
 
 def _write(path: Path, made: Binary) -> None:
-    """Write to a temporary file and rename it, so that readers and other writers see all of it or nothing."""
     facts = {"threads": made.threads, "shared_bytes": made.shared_bytes, "log": made.log}
-    content = json.dumps(facts).encode() + b"\n" + made.cubin
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        name = path.with_suffix(f".{uuid.uuid4().hex}")
-        try:
-            # tempfile's files have mode 0600; in a folder that users share, others must read these: the umask decides
-            with open(name, "xb") as file:
-                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as error:
-        warnings.warn(
-            f"compiled kernels cannot be kept in {path.parent} ({error}), so each process compiles its own: "
-            "set DISTMM_CACHE_DIR to a writable folder",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+    cache.write(path, json.dumps(facts).encode() + b"\n" + made.cubin, "compiled kernels")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -294,6 +295,30 @@ def test_info_shows_devices_versions_and_the_kernel_for_each_type() -> None:
     assert result.exit_code == 0
     words = ("CPU", "numpy", np.__version__, "numba-cuda", "64 x 32 times 32 x 16", "float32", "complex128", "not ")
     assert [word for word in words if word not in result.output] == []
+
+
+def test_info_says_where_rates_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from distmm_kernels import device, measured
+    from distmm_kernels.config import Problem
+    from distmm_kernels.launch import cache
+
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    shipped = device.Device("cuda", "NVIDIA H200", 0, 1 << 37, (9, 0), 132)
+    new = device.Device("cuda", "NVIDIA B200", 1, 1 << 37, (10, 0), 148)
+    monkeypatch.setattr(device, "gpus", lambda: (shipped, new))
+
+    def told() -> str:
+        return " ".join(run("info", "--size", "64").output.split())
+
+    assert "NVIDIA H200 shipped with distmm, measured on NVIDIA H200, 2026-" in told()
+    assert "NVIDIA B200 not measured yet, the first product of a type does it; until then as NVIDIA H200" in told()
+    found = measured.Measurement("NVIDIA B200", "float64", "high", "2027-01-31", {"dmma": 3.1e13, "cublas": 3.4e13})
+    path = measured._path("float64", new, "high")
+    cache.write(path, json.dumps(dataclasses.asdict(found)).encode(), "measured rates")
+    assert measured.kept(Problem(1, 1, 1, np.dtype("f8")), new, "high") == found
+    measured._of_this_process.clear()
+    assert "NVIDIA B200, float64 high measured here, 2027-01-31: cublas 34 TFLOP/s, dmma 31 TFLOP/s" in told()
+    assert "not measured yet" not in told()
 
 
 def test_bench_prints_a_table_and_writes_json_and_pictures(tmp_path: Path) -> None:

@@ -18,11 +18,17 @@ from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.worker import tasks
+from distmm_kernels.device import Device
+from distmm_kernels.rates import rates_of
 
 
 def shaped(*shape: int, dtype: str = "f4") -> np.ndarray:
     """A shape and a type, without memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
+
+
+def gpu(model: str) -> Device:
+    return Device("cuda", model, 0, 0, MODELS[model].capability, 0)
 
 
 def rows(plan: distmm.Plan) -> dict[str, str]:
@@ -55,7 +61,7 @@ def test_cpu_workers_have_the_threads_and_memory_described() -> None:
     spec = distmm.plan(shaped(1000, 1000), cluster=distmm.cpus(8, threads=16, memory="64GB", link="10GB")).cluster
     assert (spec.device, spec.workers, spec.threads, spec.link) == ("cpu", 8, 16, 1e10)
     assert 50e9 < spec.memory < 0.8 * 64e9
-    assert spec.rate == 16 * cluster.RATES["cpu"]["f4"]
+    assert spec.rate == 16 * 7e10
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "c8", "c16"])
@@ -69,12 +75,15 @@ def test_every_model_has_a_kernel_for_every_type(model: str, dtype: str) -> None
 
 def test_the_measured_model_has_the_measured_rates() -> None:
     h200 = MODELS["H200"]
-    assert all(share_of_measured(h200, kernel, t) == 1 for kernel, rates in cluster.RATES.items() for t in rates)
+    units, sums = ("plain", "fp64_tensor", "tensor", "mma_sync"), ("f4", "f8", "c8", "c16", "i4", "i8")
+    assert all(share_of_measured(h200, unit, of) == 1 for unit in units for of in sums)
     plan = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "h200"))
     spec = plan.cluster
-    assert (spec.rate, spec.link, spec.load) == (cluster.RATES["fp16x3"]["f4"], 5e10, 5e10)
+    rates = {name: rates_of(gpu("H200")).kernels[name]["float32"][-1] for name in ("fp16x3", "register_tiled")}
+    assert (spec.kernel, spec.link, spec.load) == ("fp16x3", 5e10, 5e10)
+    assert spec.rate == pytest.approx(rates["fp16x3"])
     slower = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "L40S")).cluster
-    assert slower.rate == pytest.approx(cluster.RATES["register_tiled"]["f4"] * 91.6 / 67)
+    assert slower.rate == pytest.approx(rates["register_tiled"] * 91.6 / 67)
     assert slower.link == slower.load == 2.5e10
 
 
@@ -151,7 +160,7 @@ def test_a_cpu_worker_has_the_rate_of_the_cores_that_its_kernels_use(
     worker = SimpleNamespace(
         state=SimpleNamespace(nthreads=threads), memory_manager=SimpleNamespace(memory_limit=8 * 10**9)
     )
-    facts = tasks.probe("none", np.dtype("f8"), "highest", None, worker)
+    facts = tasks.probe("none", np.dtype("f8"), "highest", None, False, worker)
     spec = cluster.spec("cpu", [facts], np.dtype("f8"))
-    assert spec.rate == cores * cluster.RATES[facts["kernel"]]["f8"]
+    assert spec.rate == cores * facts["kernels"]["cpu"]["rate"]
     assert spec.threads == threads

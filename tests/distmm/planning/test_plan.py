@@ -9,7 +9,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import RATES
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates, time_model
 from distmm.planning.blocks import Blocking, even_edges
@@ -280,15 +279,6 @@ def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
     from distmm_kernels import config
 
     assert (TILE, PRECISIONS) == (config.TILE, config.PRECISIONS)
-
-
-def test_the_planner_knows_a_rate_for_every_kernel_and_type() -> None:
-    from distmm_kernels.candidates import CANDIDATES
-    from distmm_kernels.config import compute_dtype
-
-    for candidate in CANDIDATES:
-        for dtype in candidate.dtypes:
-            assert RATES[candidate.name][compute_dtype(dtype).str[1:]] > 0
 
 
 def test_a_cluster_without_workers_is_refused() -> None:

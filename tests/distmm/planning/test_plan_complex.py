@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, WORKSPACE
 from distmm.clusters.cluster import spec as spec_of
 from distmm.planning import memory
 from distmm.planning.blocks import Blocking
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
+from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
@@ -24,10 +24,13 @@ from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 
 GRANULES = {candidate.name: candidate.granule for candidate in CANDIDATES}
+PREPARED = {candidate.name: candidate.prepared for candidate in CANDIDATES}
+WORKSPACE = {candidate.name: candidate.workspace for candidate in CANDIDATES}
 
 
 def spec(kernel: str, dtype: str):
-    fact = {"kernel": kernel, "threads": 2, "memory": 120 << 30, "granule": GRANULES[kernel]}
+    choice = KernelChoice("cuda", np.dtype(dtype), name=kernel)
+    fact = {"threads": 2, "memory": 120 << 30, **kernel_facts(choice, absent=("NVIDIA H200", (9, 0)))}
     return spec_of("cuda", [fact], np.dtype(dtype))
 
 

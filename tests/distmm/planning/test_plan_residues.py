@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.clusters.cluster import PREPARED, WORKSPACE, spec
+from distmm.clusters.cluster import spec
 from distmm.planning import memory
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
+from distmm.worker.tasks import KernelChoice, kernel_facts
+from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation.integers import SYSTEMS
 from distmm_kernels.emulation.residues import SHORTEST, STRETCH, Layout
 from distmm_kernels.gemm import guarded, hopper
@@ -22,7 +24,17 @@ from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.tiles import slices
 
 F8 = np.dtype("f8")
-SPEC = spec("cuda", [{"kernel": "residues", "threads": 2, "memory": 120 << 30, "granule": 8192}], F8)
+PREPARED = {candidate.name: candidate.prepared for candidate in CANDIDATES}
+WORKSPACE = {candidate.name: candidate.workspace for candidate in CANDIDATES}
+
+
+def told(kernel: str, dtype: str) -> dict[str, object]:
+    """What a worker with an H200 tells where this kernel is asked for."""
+    choice = KernelChoice("cuda", np.dtype(dtype), name=kernel)
+    return {"threads": 2, "memory": 120 << 30, **kernel_facts(choice, absent=("NVIDIA H200", (9, 0)))}
+
+
+SPEC = spec("cuda", [told("residues", "f8")], F8)
 
 
 def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
@@ -60,10 +72,10 @@ def test_plans_count_what_residues_of_integers_and_counts_of_bools_take() -> Non
     assert WORKSPACE["integer_residues"] == residues.WORKSPACE
     assert WORKSPACE["hopper"] == hopper.WORKSPACE
     for dtype, kernel in (("i4", "integer_residues"), ("i8", "integer_residues"), ("?", "hopper"), ("u1", "hopper")):
-        made = spec("cuda", [{"kernel": kernel, "threads": 2, "memory": 120 << 30, "granule": 1}], np.dtype(dtype))
+        made = spec("cuda", [told(kernel, dtype)], np.dtype(dtype))
         assert made.workspace == 1 << 29
         assert made.rate > 7e13
-        assert made.prepared == PREPARED.get(kernel, 0)
+        assert (made.kernel, made.prepared) == (kernel, PREPARED[kernel])
 
 
 def test_plans_count_what_guarded_granules_take() -> None:

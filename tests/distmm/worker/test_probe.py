@@ -18,10 +18,10 @@ def told(monkeypatch: pytest.MonkeyPatch, pool: int | None) -> dict[str, Any]:
     """Return what a worker tells that holds blocks, with a GPU of which so many bytes are free, or in RMM's pool."""
     monkeypatch.setattr(probing, "local_gpu", lambda: {"device": "cuda", "threads": 1, "memory": pool or FREE})
     monkeypatch.setattr(probing, "pool_bytes", lambda: pool)
-    monkeypatch.setattr(probing, "kernel_facts", lambda choice: {})
+    monkeypatch.setattr(probing, "kernel_facts", lambda choice, reproducible: {})
     state, manager = SimpleNamespace(nthreads=2, nbytes=HELD), SimpleNamespace(memory_limit=None)
     worker: Any = SimpleNamespace(state=state, memory_manager=manager)
-    return probe("any", np.dtype("f4"), "highest", None, worker)
+    return probe("any", np.dtype("f4"), "highest", None, False, worker)
 
 
 def test_blocks_that_a_worker_holds_are_taken_from_what_its_pool_has(monkeypatch):

@@ -38,13 +38,13 @@ def compiled(kernel, dtype, architecture, *options, signature=None):
 def simple(kernel, dtype, architecture):
     """The kernels without register tiles, with blocks of 32 x 32 threads."""
     return compiled(
-        getattr(importlib.import_module(f"distmm_kernels.gemm.{kernel}"), kernel)(dtype, 32), dtype, architecture
+        getattr(importlib.import_module(f"distmm_kernels.device_code.{kernel}"), kernel)(dtype, 32), dtype, architecture
     )
 
 
 def function_of_a_row(dtype, architecture):
     """A row of C times B, as the generalised ufunc runs it."""
-    from distmm_kernels.gemm.guvectorized import row_times_b
+    from distmm_kernels.device_code.guvectorized import row_times_b
 
     function, signature = row_times_b(np.dtype(dtype))
     return compiled(function, np.dtype(dtype), architecture, signature=signature)

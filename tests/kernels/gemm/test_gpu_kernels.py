@@ -289,12 +289,6 @@ def test_finish_stays_on_the_gpu(kernel_for):
     np.testing.assert_array_equal(counts.get(), [[False, True]])
 
 
-def test_tf32_in_the_environment_is_refused(kernel_for, monkeypatch):
-    monkeypatch.setenv("CUPY_TF32", "1")
-    with pytest.raises(ValueError, match="unset it"):
-        kernel_for("cublas", "float32")
-
-
 @pytest.mark.multigpu
 @pytest.mark.parametrize("name", [*ANY, "cublas"])
 def test_the_second_gpu_of_a_process_serves_as_well_as_the_first(name):

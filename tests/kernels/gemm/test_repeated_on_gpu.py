@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 CASES = [
     (candidate.name, dtype)
     for candidate, dtype in itertools.product(CANDIDATES, SUPPORTED + NARROW)
-    if candidate.device_kind == "cuda" and dtype.name in candidate.dtypes and candidate.name != "cublas"
+    if candidate.device_kind == "cuda" and dtype.name in candidate.dtypes
 ]
 
 

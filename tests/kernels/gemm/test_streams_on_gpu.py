@@ -42,6 +42,9 @@ KERNELS = [
     ("complex_fp16x3", "complex64"),
     ("complex_residues", "complex128"),
     ("register_tiled", "float32"),
+    *(("cublas", dtype) for dtype in ("float16", BFLOAT16, "float32", "float64", "complex64")),
+    ("cublas_tf32", "float32"),
+    ("cublas_int8", "int8"),
 ]
 # Exponents of numbers in the second granule that raise a guard; 0 raises none. The second way of fp16x3 holds those.
 GUARDED = {

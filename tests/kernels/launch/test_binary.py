@@ -12,7 +12,7 @@ import pytest
 
 import distmm_kernels
 from distmm_kernels.launch import binary as module
-from distmm_kernels.launch import compiler
+from distmm_kernels.launch import cache, compiler
 from distmm_kernels.launch.binary import Recipe, binary, cache_folder
 
 HOPPER = (9, 0)
@@ -62,7 +62,7 @@ def test_whatever_the_code_depends_on_changes_the_key(builds, monkeypatch):
         patch.setattr(module, "_versions", lambda: "numba-cuda 0.31")
         keys.append(key())
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_sources", lambda: "one character more")
+        patch.setattr(cache, "sources", lambda: "one character more")
         keys.append(key())
     assert len(set(keys)) == len(keys)
     assert key() == keys[0]
@@ -76,7 +76,7 @@ def test_the_key_covers_the_whole_package(monkeypatch):
         return b""
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    module._sources.__wrapped__()
+    cache.sources.__wrapped__()
     assert {"config.py", "tiles/tiling.py", "device_code/emit.py", "device_code/hopper/ring.py"} <= set(read)
 
 

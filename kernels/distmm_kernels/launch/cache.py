@@ -1,0 +1,69 @@
+"""Files of this machine's own: compiled kernels, and rates that were measured here. An entry is right or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import uuid
+import warnings
+from pathlib import Path
+
+__all__ = ["cache_folder", "read", "sources", "write"]
+
+
+def cache_folder() -> Path:
+    """Return where the files lie: ``DISTMM_CACHE_DIR``, or ``distmm`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    if folder := os.environ.get("DISTMM_CACHE_DIR"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distmm"
+
+
+@functools.cache
+def sources() -> str:
+    """Return a digest of all modules of this package, since a kernel's maker may import any of them."""
+    digest = hashlib.sha256()
+    root = Path(__file__).parents[1]
+    for path in sorted(root.rglob("*.py")):
+        digest.update(f"{path.relative_to(root)}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+def read(path: Path) -> bytes | None:
+    """Read what `write` has written; None if there is no such file, or if its checksum is wrong."""
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return None
+    digest, _, rest = content.partition(b"\n")
+    return rest if hashlib.sha256(rest).hexdigest().encode() == digest else None
+
+
+def write(path: Path, content: bytes, what: str) -> None:
+    """Write to a temporary file and rename it, so that readers and other writers see all of it or nothing.
+
+    Parameters
+    ----------
+    what
+        What is lost where nothing can be written, for the warning.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        name = path.with_suffix(f".{uuid.uuid4().hex}")
+        try:
+            # tempfile's files have mode 0600; in a folder that users share, others must read these: the umask decides
+            with open(name, "xb") as file:
+                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            os.replace(name, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        warnings.warn(
+            f"{what} cannot be kept in {path.parent} ({error}), so each process makes its own: "
+            "set DISTMM_CACHE_DIR to a writable folder",
+            RuntimeWarning,
+            stacklevel=3,
+        )

@@ -1,0 +1,157 @@
+"""Rates of a GPU model that `rates.toml` does not have: measured where it is first used, and kept on disk.
+
+A measurement is for one type and precision, of the kernels that may be the fastest there. It takes about a second, and
+what their machine code takes to compile. A file is right or absent: other versions of this package do not read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+
+from distmm_kernels.candidate import Candidate
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.launch import cache
+from distmm_kernels.rates import shipped
+from distmm_kernels.select import promises_bits, ranked
+
+__all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "worth_measuring"]
+
+EDGE = 4096  # of the cubes that are measured: enough work for any GPU of today, in a second at 0.14 TFLOP/s
+SECONDS = 0.1  # of products of each kernel
+MOST_PRODUCTS = 50
+# A kernel whose expected time is more than so many times the best one's is not measured. Rates of one model tell the
+# order of kernels on another within a factor of about two.
+HOPELESS = 3.0
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured on one GPU.
+
+    Attributes
+    ----------
+    model
+        As the driver names it.
+    dtype, precision
+        Of operands, and the least accuracy.
+    measured
+        The day, as ``2026-11-24``.
+    rates
+        Operations a second of whole products, by kernel.
+    """
+
+    model: str
+    dtype: str
+    precision: str
+    measured: str
+    rates: dict[str, float]
+
+
+def worth_measuring(problem: Problem, device: Device, precision: str) -> list[Candidate]:
+    """Return the kernels that may be the fastest for a type: among all, and among those that promise their bits."""
+    listed = ranked(problem, device, precision, everywhere=True)
+    found = []
+    for promise in (True, False):
+        alike = [(candidate, time) for candidate, time in listed if promises_bits(candidate, problem) == promise]
+        least = min((time for _, time in alike), default=math.inf)
+        found += [candidate for candidate, time in alike if time <= HOPELESS * least]
+    return found
+
+
+def kept(problem: Problem, device: Device, precision: str) -> Measurement | None:
+    """Return what was measured for a type on such a GPU, in this process or before; None if nothing was."""
+    path = _path(problem.dtype.name, device, precision)
+    found = _of_this_process.get(path) or _read(path)
+    if found is not None:
+        _of_this_process[path] = found
+    return found
+
+
+def all_kept(device: Device) -> list[Measurement]:
+    """Return all that `kept` finds on disk for such a GPU."""
+    found = {path: _read(path) for path in sorted(cache.cache_folder().glob(f"{_slug(device)}-*.rates"))}
+    return [x for path, x in found.items() if x is not None and path == _path(x.dtype, device, x.precision)]
+
+
+def measure(problem: Problem, device: Device, precision: str) -> Measurement:
+    """Measure the kernels that are worth it for a type, on the current GPU, and keep what was found.
+
+    Parameters
+    ----------
+    problem
+        Says the type.
+    """
+    import cupy
+
+    cube = Problem(EDGE, EDGE, EDGE, problem.dtype)
+    with cupy.cuda.Device(device.index), cupy.cuda.Stream(non_blocking=True):
+        rates = {
+            candidate.name: _rate(candidate, cube, device) for candidate in worth_measuring(cube, device, precision)
+        }
+    found = Measurement(device.name, problem.dtype.name, precision, date.today().isoformat(), rates)
+    path = _path(problem.dtype.name, device, precision)
+    _of_this_process[path] = found
+    cache.write(path, json.dumps(asdict(found)).encode(), "measured rates")
+    return found
+
+
+def is_shipped(device: Device) -> bool:
+    """Whether `rates.toml` has this model; a CPU needs no choice."""
+    return device.kind == "cpu" or shipped(device) is not None
+
+
+_of_this_process: dict[Path, Measurement] = {}
+
+
+def _rate(candidate: Candidate, cube: Problem, device: Device) -> float:
+    """Return the operations a second of whole products by one kernel."""
+    import cupy
+
+    kernel = candidate.kernel(cube, device)
+    a, b = (_operand(cube, seed) for seed in (1, 2))
+    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
+
+    def seconds(products: int) -> float:
+        start.record()
+        for _ in range(products):
+            kernel.multiply(kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False), None, wait=False)
+        stop.record()
+        stop.synchronize()
+        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / products
+
+    seconds(1)  # compiles and loads
+    once = seconds(1)
+    least = once if once > SECONDS else seconds(min(MOST_PRODUCTS, math.ceil(SECONDS / once)))
+    return (8 if cube.accumulator.kind == "c" else 2) * EDGE**3 / least
+
+
+def _operand(cube: Problem, seed: int):  # type: ignore[no-untyped-def]  # CuPy ships no types
+    """Return a matrix of numbers between -1 and 1 (integers: -9 and 9), made on the GPU without another library."""
+    import cupy
+
+    fractions = cupy.arange(seed, seed + EDGE * EDGE, dtype="f8") * ((math.sqrt(5) - 1) / 2) % 1
+    values = cupy.floor(fractions * 19) - 9 if cube.dtype.kind in "iub" else 2 * fractions - 1
+    return values.reshape(EDGE, EDGE).astype(cube.dtype)
+
+
+def _slug(device: Device) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", device.name.lower()).strip("-")
+
+
+def _path(dtype: str, device: Device, precision: str) -> Path:
+    """Return the file of a measurement, whose name changes with all that it depends on."""
+    facts = "\0".join([cache.sources(), device.name, str(device.compute_capability), dtype, precision])
+    key = hashlib.sha256(facts.encode()).hexdigest()[:16]
+    return cache.cache_folder() / f"{_slug(device)}-{dtype}-{precision}-{key}.rates"
+
+
+def _read(path: Path) -> Measurement | None:
+    content = cache.read(path)
+    return None if content is None else Measurement(**json.loads(content))

@@ -1,0 +1,111 @@
+"""One kernel for all workers of a product, from what each of them tells; and who is asked to measure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+from distmm.all_workers import everywhere
+from distmm.clusters import cluster
+from distmm.clusters.cluster import describe, spec
+from distmm.errors import InputError
+from distmm.graph import product_graph
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
+from distmm.worker import tasks
+from distmm.worker.tasks.kernel_choice import kernel_for
+from distmm_kernels.device import Device
+
+F4 = np.dtype("f4")
+FACT: dict[str, Any] = {"granule": 8192, "prepared": 1.0, "workspace": 1 << 20, "unit": "tensor"}
+
+
+def told(unmeasured: bool = False, **rates: float) -> dict[str, Any]:
+    """What a worker with these kernels tells, in operations a second."""
+    kernels = {name: {**FACT, "rate": rate, "cost": 1e12 / rate} for name, rate in rates.items()}
+    return {"device": "cuda", "threads": 2, "memory": 10**11, "kernels": kernels, "unmeasured": unmeasured}
+
+
+def test_workers_with_other_rates_do_not_choose_differently() -> None:
+    fast, slow = told(tensor=2e14, library=1.5e14), told(tensor=1e13, library=3e13)
+    for facts in ([fast, slow], [slow, fast]):
+        made = spec("cuda", facts, F4)
+        assert (made.kernel, made.rate) == ("library", 3e13), "the slowest worker ends last"
+    assert spec("cuda", [fast], F4).kernel == "tensor"
+
+
+def test_only_kernels_that_all_workers_have_are_chosen() -> None:
+    made = spec("cuda", [told(new=9e14, old=1e13), told(old=2e13, older=1e12)], F4)
+    assert (made.kernel, made.rate) == ("old", 1e13)
+    with pytest.raises(InputError, match="no kernel multiplies float32 on all workers, which have new and old"):
+        spec("cuda", [told(new=9e14), told(old=2e13)], F4)
+
+
+def test_figures_that_differ_are_taken_at_their_worst() -> None:
+    small, large = told(one=2e14), told(one=1e14)
+    large["kernels"]["one"] |= {"granule": 4096, "prepared": 2.0, "workspace": 1 << 29}
+    made = spec("cuda", [small, large], F4)
+    assert (made.rate, made.granule, made.prepared, made.workspace) == (1e14, 8192, 2.0, 1 << 29)
+    assert made.promises_bits
+    large["kernels"]["one"]["granule"] = None
+    assert not spec("cuda", [small, large], F4).promises_bits
+
+
+def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:
+    made = spec("cuda", [told(library=3e13, tensor=1e13)], F4)
+    problem = Problem(4096, 4096, 4096, F4)
+    choice = product_graph.kernel_choice(make_plan(problem, made))
+    assert (choice.name, choice.planned) == (None, "library")
+    named = product_graph.kernel_choice(make_plan(problem, made, kernel="tensor"))
+    assert (named.name, named.planned) == ("tensor", None)
+
+
+def test_the_planned_kernel_is_used_where_it_serves(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Device("cuda", "NVIDIA A100", 0, 80 << 30, (8, 0), 108)
+    monkeypatch.setattr("distmm.worker.tasks.kernel_choice._here", lambda choice: here)
+
+    def used(planned: str, k: int = 10) -> str:
+        return kernel_for.__wrapped__(tasks.KernelChoice("cuda", F4, planned=planned), 10, k, 10, ()).name
+
+    assert used("cublas") == "cublas"
+    assert used("tiled") == "tiled"
+    assert used("cublas", k=2**31) == "mma_sync_fp16x3", "it counts to 2^31"
+    assert used("fp16x3") == "mma_sync_fp16x3", "the plan was made for Hopper GPUs"
+
+
+def test_a_model_that_nobody_measured_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[tasks.KernelChoice] = []
+
+    def here(*asked: Any) -> dict[str, Any]:
+        return told(library=3e13) if measured else told(unmeasured=True, guessed=1e15)
+
+    monkeypatch.setattr(cluster, "_here", here)
+    monkeypatch.setattr(tasks, "measure", measured.append)
+    monkeypatch.setattr("distmm.clusters.measured._without_client", {})
+    for _ in range(2):
+        assert describe(None, F4, "gpu").kernel == "library"
+    assert measured == [tasks.KernelChoice("cuda", F4, "highest")]
+
+
+def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    tries = []
+
+    def fails(choice: tasks.KernelChoice) -> None:
+        tries.append(choice)
+        raise MemoryError("no room for 4096 x 4096")
+
+    monkeypatch.setattr(cluster, "_here", lambda *asked: told(unmeasured=True, guessed=1e15))
+    monkeypatch.setattr(tasks, "measure", fails)
+    monkeypatch.setattr("distmm.clusters.measured._without_client", {})
+    for _ in range(2):
+        assert describe(None, F4, "gpu").kernel == "guessed"
+    assert len(tries) == 1
+    assert "the rates of kernels for float32 could not be measured" in caplog.text
+
+
+def test_workers_measure_beside_their_event_loops(client: Client) -> None:
+    answers = everywhere(client, tasks.measure_kernels, tasks.KernelChoice("cpu", F4))
+    assert answers == dict.fromkeys(client.scheduler_info(n_workers=-1)["workers"]), "a CPU has nothing to measure"

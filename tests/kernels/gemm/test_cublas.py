@@ -1,0 +1,55 @@
+"""How cuBLAS is told to read an operand: on NumPy arrays, without the library."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, _layout
+from distmm_kernels.reference.matrices import STRIDES, strided
+
+sizes = st.integers(1, 9)
+steps = st.sampled_from([1, 2, 3])
+
+
+def read(x, turn, pitch):
+    """What the library reads from an address: columns first, and transposed unless it is told otherwise."""
+    rows, columns = x.shape
+    step = x.itemsize
+    strides = (pitch * step, step) if turn == AS_IT_IS else (step, pitch * step)
+    return np.lib.stride_tricks.as_strided(x, (rows, columns), strides)
+
+
+@given(rows=sizes, columns=sizes, first=steps, every=st.tuples(steps, steps), turned=st.booleans())
+def test_what_the_library_reads_is_the_operand(rows, columns, first, every, turned):
+    whole = np.arange(3000, dtype=np.float32).reshape(50, 60)
+    x = whole[first :: every[0], first :: every[1]]
+    x = (x.T if turned else x)[:rows, :columns]
+    found = _layout(x)
+    if found is None:  # neither axis is contiguous
+        assert every[1] > 1
+        assert rows > 1
+        assert columns > 1
+        return
+    np.testing.assert_array_equal(read(x, *found), x)
+    turn, pitch = found
+    assert pitch >= (columns if turn == AS_IT_IS else rows), "the library refuses a pitch below the length of a line"
+
+
+@pytest.mark.parametrize("order", STRIDES)
+def test_only_operands_with_a_contiguous_axis_are_read_as_they_lie(order):
+    x = strided(np.ones((2, 20, 30), np.float64), order)
+    assert (_layout(x) is not None) == (order in ("C", "F", "offset"))
+    if order in ("C", "F"):
+        assert _layout(np.broadcast_to(x[:1], (7, 20, 30))) == _layout(x)
+
+
+def test_what_the_library_cannot_count_is_copied():
+    one = np.ones(1, np.int8)
+    long = np.lib.stride_tricks.as_strided(one, (2, 8), (COUNTS_BELOW, 1))
+    assert _layout(long) is None
+    assert _layout(np.lib.stride_tricks.as_strided(one, (2, 8), (COUNTS_BELOW - 1, 1))) == (AS_IT_IS, COUNTS_BELOW - 1)
+    fields = np.zeros((4, 4), [("x", np.float32), ("y", np.int8)])["x"]
+    assert _layout(fields) is None, "rows of 20 bytes, elements 5 bytes apart"
