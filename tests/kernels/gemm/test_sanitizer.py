@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from distmm_kernels.candidates import CANDIDATES, HOPPER
+from distmm_kernels.candidate import HOPPER
+from distmm_kernels.candidates import CANDIDATES
 
 CASES = Path(__file__).with_name("sanitizer_cases.py")
 ROOT = CASES.parents[3]
