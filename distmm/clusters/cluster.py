@@ -28,6 +28,10 @@ Device = Literal["auto", "cpu", "gpu"]
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
+# Rate of a GPU that multiplies for seconds, over that of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0 on
+# H200 for five types.
+SUSTAINED = 0.95
+
 # Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX
 # with large blocks; loopback TCP between processes.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
@@ -231,14 +235,13 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
     threads = min(fact["threads"] for fact in facts)
     kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype)
     kernels = [fact["kernels"][kernel] for fact in facts]
-    granules = [each["granule"] for each in kernels]
+    granules, cores = [each["granule"] for each in kernels], min(fact.get("cores", threads) for fact in facts)
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
         memory=_steady(max(0, min(fact["memory"] for fact in facts))),
         device=device,
-        rate=min(each["rate"] for each in kernels)
-        * (min(fact.get("cores", threads) for fact in facts) if device == "cpu" else 1),
+        rate=min(each["rate"] for each in kernels) * (SUSTAINED if device == "cuda" else cores),
         link=LINKS[device],
         load=LOADS[device],
         host_memory=_steady(min(host)) if host else None,

@@ -38,6 +38,7 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float
 COMPUTE_32F_FAST_TF32 = 77
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
+RESULTS = 4  # int32 results: rows of them begin at multiples of 16 bytes
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
 
@@ -80,13 +81,22 @@ class CublasKernel(CudaKernel):
         return found
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        total = d if c is None or d.dtype == self.accumulator else self._module.empty(d.shape, self.accumulator)
+        direct = self._writes(d) and (c is None or d.dtype == self.accumulator)
+        total = d if direct else self._total(d, d.dtype if c is None else self.accumulator)
         if c is not None:
             total[...] = c
         for left, right, _, to in matrices(self._readable(a, "A"), self._readable(b, "B"), None, total):
             self._gemm(left, right, to, self._zero if c is None else self._one)
         if total is not d:
             d[...] = total
+
+    def _writes(self, d: Array) -> bool:
+        """Whether the library can write a result where it is to be."""
+        return True
+
+    def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
+        """Return memory for a result that the library can write."""
+        return self._module.empty(d.shape, dtype)
 
     def _gemm(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> None:
         """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream.
@@ -110,7 +120,7 @@ class CublasKernel(CudaKernel):
                 b.data.ptr, kind, pitch_b, step_b,
                 a.data.ptr, kind, pitch_a, step_a,
                 beta.ctypes.data,
-                d.data.ptr, to, n, step_d,
+                d.data.ptr, to, d.strides[-2] // d.itemsize, step_d,
                 math.prod(batch), self.arithmetic[self.accumulator.name], ANY_ALGORITHM,
             )  # fmt: skip
         finally:
@@ -139,6 +149,14 @@ class CublasInt8Kernel(CublasKernel):
     def _layout(self, x: Array) -> tuple[int, int]:
         turn, pitch = super()._layout(x)
         return turn, pitch + -pitch % VECTOR_BYTES  # a line that is alone may have any pitch
+
+    def _writes(self, d: Array) -> bool:
+        columns: int = d.shape[-1]
+        return columns % RESULTS == 0
+
+    def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
+        *lines, n = d.shape
+        return self._module.empty((*lines, n + -n % RESULTS), dtype)[..., :n]
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
