@@ -38,7 +38,7 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float
 COMPUTE_32F_FAST_TF32 = 77
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
-RESULTS = 4  # int32 results: rows of them begin at multiples of 16 bytes
+FOURS = 4  # of k in int8 products, and of the elements from a row of their int32 results to the next
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
 
@@ -90,6 +90,10 @@ class CublasKernel(CudaKernel):
         if total is not d:
             d[...] = total
 
+    def _depth(self, k: int) -> int:
+        """Return how many products of each element the library adds."""
+        return k
+
     def _writes(self, d: Array) -> bool:
         """Whether the library can write a result where it is to be."""
         return True
@@ -115,7 +119,7 @@ class CublasKernel(CudaKernel):
         cublas.setMathMode(handle, SUMS_IN_FLOAT32)
         try:
             cublas.gemmStridedBatchedEx(
-                handle, turn_b, turn_a, n, m, a.shape[-1],
+                handle, turn_b, turn_a, n, m, self._depth(a.shape[-1]),
                 self._one.ctypes.data,
                 b.data.ptr, kind, pitch_b, step_b,
                 a.data.ptr, kind, pitch_a, step_a,
@@ -135,13 +139,16 @@ class CublasTf32Kernel(CublasKernel):
 
 
 class CublasInt8Kernel(CublasKernel):
-    """int8 added in int32. Tensor cores read k contiguous, at multiples of 16 bytes: others are copied."""
+    """int8 added in int32. Tensor cores read k contiguous, at multiples of 16 bytes: others are copied.
+
+    The library refuses most products whose k is no multiple of 4. Copies are completed with zeros, which count as k.
+    """
 
     name = "cublas_int8"
 
     def _readable(self, x: Array, operand: str) -> Array:
         rows = x if operand == "A" else x.swapaxes(-1, -2)
-        if has_vectors(rows, -1) and _layout(x) is not None:
+        if rows.shape[-1] % FOURS == 0 and has_vectors(rows, -1) and _layout(x) is not None:
             return x
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
@@ -150,13 +157,16 @@ class CublasInt8Kernel(CublasKernel):
         turn, pitch = super()._layout(x)
         return turn, pitch + -pitch % VECTOR_BYTES  # a line that is alone may have any pitch
 
+    def _depth(self, k: int) -> int:
+        return k + -k % FOURS
+
     def _writes(self, d: Array) -> bool:
         columns: int = d.shape[-1]
-        return columns % RESULTS == 0
+        return columns % FOURS == 0
 
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
         *lines, n = d.shape
-        return self._module.empty((*lines, n + -n % RESULTS), dtype)[..., :n]
+        return self._module.empty((*lines, n + -n % FOURS), dtype)[..., :n]
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
@@ -204,6 +214,7 @@ TABLE = (
         "ieee",
         tile=(64, 64),
         capabilities=AMPERE,
+        worth_it=frozenset(),  # by name: what it does with a k that is no multiple of 4 has not been seen on a GPU
         unit="tensor",
         prepared=1.0,  # B in C order
         workspace=WORKSPACE,

@@ -10,7 +10,7 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.clusters import cluster
-from distmm.clusters.cluster import describe, spec
+from distmm.clusters.cluster import SUSTAINED, describe, spec
 from distmm.errors import InputError
 from distmm.graph import product_graph
 from distmm.planning.problem import Problem
@@ -33,13 +33,13 @@ def test_workers_with_other_rates_do_not_choose_differently() -> None:
     fast, slow = told(tensor=2e14, library=1.5e14), told(tensor=1e13, library=3e13)
     for facts in ([fast, slow], [slow, fast]):
         made = spec("cuda", facts, F4)
-        assert (made.kernel, made.rate) == ("library", 3e13), "the slowest worker ends last"
+        assert (made.kernel, made.rate) == ("library", 3e13 * SUSTAINED), "the slowest worker ends last"
     assert spec("cuda", [fast], F4).kernel == "tensor"
 
 
 def test_only_kernels_that_all_workers_have_are_chosen() -> None:
     made = spec("cuda", [told(new=9e14, old=1e13), told(old=2e13, older=1e12)], F4)
-    assert (made.kernel, made.rate) == ("old", 1e13)
+    assert (made.kernel, made.rate) == ("old", 1e13 * SUSTAINED)
     with pytest.raises(InputError, match="no kernel multiplies float32 on all workers, which have new and old"):
         spec("cuda", [told(new=9e14), told(old=2e13)], F4)
 
@@ -48,7 +48,7 @@ def test_figures_that_differ_are_taken_at_their_worst() -> None:
     small, large = told(one=2e14), told(one=1e14)
     large["kernels"]["one"] |= {"granule": 4096, "prepared": 2.0, "workspace": 1 << 29}
     made = spec("cuda", [small, large], F4)
-    assert (made.rate, made.granule, made.prepared, made.workspace) == (1e14, 8192, 2.0, 1 << 29)
+    assert (made.rate, made.granule, made.prepared, made.workspace) == (1e14 * SUSTAINED, 8192, 2.0, 1 << 29)
     assert made.promises_bits
     large["kernels"]["one"]["granule"] = None
     assert not spec("cuda", [small, large], F4).promises_bits
