@@ -6,7 +6,8 @@ from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler, wait
+from distributed import Client, Scheduler, WorkerPlugin, wait
+from distributed.comm import CommClosedError
 
 from distmm.all_workers import everywhere
 from distmm.clusters.measured import measured_once
@@ -24,6 +25,9 @@ __all__ = [
 ]  # fmt: skip
 
 Device = Literal["auto", "cpu", "gpu"]
+
+# Tries to register the workers' plugin.
+REGISTRATIONS = 3
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
@@ -99,7 +103,19 @@ def install(client: Client) -> None:
     """Register the plugins of scheduler and workers; nothing happens where they are there already."""
     serialization.register()  # here, for blocks that come to the client
     client.register_plugin(PlacementPlugin())
-    client.register_plugin(DevicePlugin())
+    _register_on_workers(client, DevicePlugin())
+
+
+def _register_on_workers(client: Client, plugin: WorkerPlugin) -> None:
+    """Register a plugin of workers again if Dask, which asks them all, has met one that died at this moment."""
+    for _ in range(REGISTRATIONS - 1):
+        try:
+            client.register_plugin(plugin)
+            return
+        except CommClosedError:
+            if client.status != "running":
+                raise
+    client.register_plugin(plugin)
 
 
 def warm_up(client: Client) -> None:

@@ -173,7 +173,8 @@ class Job:
             return self._finish(client, plan, manifest, lock, target, made)
         except (DistmmError, OSError) as error:
             tell_failure(client, lock.token, error)
-            job_report.of_failure(client, self.folder, lock.token)
+            if isinstance(error, WrongResultError):  # others may have taken over the output before
+                job_report.of_failure(client, self.folder, lock.token)
             raise
 
     @property

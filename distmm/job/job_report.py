@@ -38,7 +38,7 @@ def of_run(client: Client, folder: Folder, made: Computation) -> None:
 
 
 def of_failure(client: Client, folder: Folder, job: str) -> None:
-    """Write what was seen of a job that has failed at its end beside C: the files of the job may be gone."""
+    """Write what was seen of a job whose result is wrong as a whole beside it: the files of the job are gone."""
     _write(client, folder, folder.report, job, [])
 
 

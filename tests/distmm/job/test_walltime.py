@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from distmm import job
 from distmm.cli.multiply import shown
 from distmm.clusters import cluster
 from distmm.errors import DoesNotFitError, InputError, Stopped
+from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from tests.distmm.job.disturbed import HalfWay, marked, multiply, operands, values
 
@@ -39,8 +42,12 @@ def stopped_at_once() -> job.Stop:
 def test_a_job_is_planned_in_waves_that_are_short_beside_its_deadline(
     client: Client, here: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = {kernel: dict.fromkeys(rates, 1e4) for kernel, rates in cluster.RATES.items()}  # so that products count
-    monkeypatch.setattr(cluster, "RATES", slow)
+    told = cluster.spec
+
+    def slow(*facts: Any) -> ClusterSpec:
+        return replace(told(*facts), rate=1e4)  # so that products count
+
+    monkeypatch.setattr(cluster, "spec", slow)
     plans: list[Plan] = []
     job.multiply("in/A.npy", "in/B.zarr", "whole.zarr", client=client, announce=lambda plan, flops: plans.append(plan))
     deadline = plans[0].cost.seconds / 2

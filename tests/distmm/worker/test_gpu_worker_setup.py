@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from pathlib import Path
@@ -53,5 +54,5 @@ def test_manifests_of_deploy_start_such_workers(name: str) -> None:
     commands = [found for manifest in manifests for found in lists(manifest) if "--rmm-pool-size" in found]
     assert commands
     for words in commands:
-        for option, value in zip(wanted[::2], wanted[1::2], strict=True):
-            assert str(words[words.index(option) + 1]) == value
+        pairs = {(option, str(value)) for option, value in itertools.pairwise(words)}  # a preload for pages' ports, too
+        assert set(zip(wanted[::2], wanted[1::2], strict=True)) <= pairs
