@@ -221,7 +221,8 @@ class Computation:
                     continue
                 self.written += 1
                 if (before := self._rejected(record)) is not None:
-                    self.faulty.put_right(before, record)
+                    for pair in zip(before.get("bad", [before]), record.get("again", [record]), strict=True):
+                        self.faulty.put_right(*pair)
                 if record.get("residual") is not None:
                     self.residual = max(record["residual"], self.residual or 0.0)
                 columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
@@ -257,8 +258,10 @@ class Computation:
         self.waves.send(*self._send(waves, {result.unit(i, j)}, plan, writer))
 
     def _rejected(self, record: Json) -> Json | None:
-        """Return the record of a block's attempt before."""
-        return next((r for r in reversed(self.rejected) if (r["i"], r["j"]) == (record["i"], record["j"])), None)
+        """Return the record of a unit's attempt before: of a block, or of the first wrong block of a block row."""
+        unit = self.spec.result.unit
+        mine = unit(record["i"], record["j"])
+        return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
 
     def _event(self, event: str, **facts: Any) -> None:
         """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.JOB_TOPIC`)."""

@@ -41,8 +41,13 @@ class FaultyWorkers:
         self._wrong: Counter[tuple[str, str]] = Counter()
 
     def put_right(self, before: Json, now: Json) -> None:
-        """Take the records of a block that was rejected and is right now; retire the first worker if it is time."""
-        if before["worker"] == now["worker"] or before["crc32c"] == now["crc32c"]:
+        """Take the records of a block that was rejected and is written now; retire the first worker if it is time.
+
+        A block that could not be compared, of NaN for example, tells nothing of the worker that made it.
+        """
+        wrong = before["residual"] is None or before["residual"] > 1
+        elsewhere = before["worker"] != now["worker"] and before["crc32c"] != now["crc32c"]
+        if not (wrong and elsewhere and now["how"] == "sketch"):
             return
         worker = before["worker"], before["host"]
         self._wrong[worker] += 1

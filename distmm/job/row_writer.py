@@ -125,7 +125,8 @@ class RowWriter(Writer):
             self.run.check()
             Lock.check(self.folder.path, self.run.id)
             write_json(self.folder.marker(i, 0), record)
-        return {**record, "written": True}
+        again = [record for record in records if self.previous(i, record["j"]) is not None]
+        return {**record, "again": again, "written": True}
 
 
 def reduce(where: Placement, writer: RowWriter, block: Any, *about: Any) -> Made:
