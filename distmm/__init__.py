@@ -15,9 +15,10 @@ interrupts.while_imported()
 from typing import TYPE_CHECKING, Any
 
 from distmm.accelerate import accelerate, accelerated
-from distmm.api.array import gemm, gram, matmul, plan
+from distmm.api.array import gemm, gram, matmul
 from distmm.api.einsum import einsum, multi_dot
 from distmm.api.nearest import nearest
+from distmm.api.plan import plan
 from distmm.api.reductions import TopK, reduce, topk
 from distmm.api.statistics import corrcoef, cov
 from distmm.api.tensordot import tensordot

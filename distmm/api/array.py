@@ -1,4 +1,4 @@
-"""What users call: `matmul`, `gemm`, `gram` and `plan`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
+"""What users call: `matmul`, `gemm` and `gram`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 from distributed import Client
 
 from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.api.scalars import check_flags, check_scalars
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.clusters.cluster import usable
-from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
 
-__all__ = ["gemm", "gram", "matmul", "plan", "square", "with_itself"]
+__all__ = ["gemm", "gram", "matmul", "square", "with_itself"]
 
 
 def matmul(
@@ -292,99 +290,3 @@ def square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
     if not isinstance(blocks, Sequence) or len(blocks) != 2:
         raise InputError(f"blocks {blocks!r}: give two positive edges, those of m and k")
     return blocks[0], blocks[1], blocks[0]
-
-
-def plan(
-    A: Any,
-    B: Any = None,
-    *,
-    transa: bool = False,
-    transb: bool = False,
-    hermitian: bool = True,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
-    out: Any = None,
-    client: Client | None = None,
-    cluster: Hardware | None = None,
-) -> Plan:
-    """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
-
-    Parameters
-    ----------
-    A : array-like of shape (..., m, k), or (..., k, m) with `transa`
-        As in `matmul`. Its shape, type, chunks and place count; its elements are not read. Where there is no matrix
-        yet, ``numpy.broadcast_to(numpy.float32(0), (m, k))`` has a shape and a type, and takes no memory.
-    B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
-        As `A`. Without it, the plan is that of ``distmm.gram(A)``.
-    transa, transb : bool
-        As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
-    hermitian : bool
-        Without `B`: as in `gram`.
-    precision, kernel, reproducible, device
-        As in `matmul`.
-    blocks : tuple of int, optional
-        Block edges (m, k, n), or (m, k) without `B`; by default the chunks of Dask arrays, else they are chosen here.
-    plan : str, optional
-        The text of a plan, which is then not searched for but described.
-    out : array-like, optional
-        Array that will receive the product. C is then planned to leave the workers as it is made.
-    client : distributed.Client, optional
-        Cluster to plan for; by default Dask's current client, and without one this machine.
-    cluster : Hardware, optional
-        A cluster that need not be there, of `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The table
-        then also says how many such workers would do.
-
-    Returns
-    -------
-    Plan
-        A table by `Plan.rows`, a picture in notebooks, and by ``str`` one line that `matmul` takes as its `plan`.
-
-    Raises
-    ------
-    InputError
-        If the operands cannot be multiplied, or an argument is none of those above.
-
-    See Also
-    --------
-    Plan.validate : Refuses a plan for a C that cannot stay in memory. Making a plan does not.
-
-    Examples
-    --------
-    >>> import numpy as np, distmm
-    >>> A, B = np.ones((300, 400)), np.ones((400, 500))
-    >>> plan = distmm.plan(A, B, blocks=(300, 200, 250))
-    >>> str(plan).split()[1]
-    'b300x200x250'
-    >>> distmm.matmul(A, B, plan=plan).shape
-    (300, 500)
-    """
-    symmetry: Symmetry | None = None
-    check_flags(hermitian=hermitian)
-    if B is None:
-        a, b, symmetry = with_itself(A, transa, hermitian)
-        blocks = square(blocks)
-    else:
-        a, b = wrap(A, "A", transa), wrap(B, "B", transb)
-        check_pair(a, b)
-    product = Gemm.of(a, b, symmetry=symmetry)
-    _check_absent(cluster, client, device)
-    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
-    return product.plan(wishes, out, usable(client) if cluster is None else None)
-
-
-def _check_absent(hardware: Any, client: Any, device: str | None) -> None:
-    """Refuse what is no description of a cluster, and a client or device beside one."""
-    if hardware is None:
-        return
-    if not isinstance(hardware, Hardware):
-        raise InputError(
-            f"cluster is {hardware!r}: describe one with distmm.gpus(64, 'H100') or distmm.cpus(8, memory='64GB'); for "
-            "a cluster that runs give client="
-        )
-    if client is not None or device not in (None, "auto"):
-        given = "a client" if client is not None else f"device={device!r}"
-        raise InputError(f"cluster and {given} are given: the cluster says where to multiply, so leave out the other")

@@ -28,9 +28,9 @@ from distributed import Client
 from distmm.api.labelled import Edges, Label, Labelled, chosen
 from distmm.api.operands import Operand, wrap
 from distmm.api.out_array import fill
-from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.api.scalars import common_type
+from distmm.api.wishes import Wishes
 from distmm.graph.dask_tasks import reshaped
 from distmm.planning.blocks import even_edges
 from distmm.planning.problem import accumulator_dtype

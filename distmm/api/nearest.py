@@ -10,10 +10,10 @@ from distributed import Client
 
 from distmm.api.array import square
 from distmm.api.operands import check_pair, wrap
-from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
 from distmm.api.reduced_product import check_metric, checked_k, results
 from distmm.api.reductions import TopK
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision

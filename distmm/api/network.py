@@ -13,8 +13,8 @@ from distributed import Client
 from distmm.api.contraction import contract
 from distmm.api.labelled import Label, Labelled
 from distmm.api.out_array import check_out, fill
-from distmm.api.plan_request import Wishes
 from distmm.api.scalars import common_type
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.problem import accumulator_dtype

@@ -9,68 +9,27 @@ from typing import Any, Literal
 
 from distributed import Client
 
-from distmm import config
 from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
-from distmm.api.scalars import check_flags
+from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.clusters.hardware import Hardware
 from distmm.clusters.link_rate import link_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.fewest import few_workers
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE
-from distmm.planning.search import TILE, make_plan
+from distmm.planning.search import make_plan
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
-__all__ = ["Chunks", "FileJob", "PlanRequest", "Wishes", "batch_chunks", "plan_for"]
-
-Chunks = tuple[tuple[int, ...], ...]
+__all__ = ["FileJob", "PlanRequest", "plan_for"]
 
 # Predicted seconds from which on a product is worth asking the workers how fast their links and files are: that takes
 # up to half a second each, once.
 WORTH_MEASURING_SECONDS = 1.0
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """How a product is to be made, as far as the caller says: see `distmm.matmul` and, for `absent`, `distmm.plan`."""
-
-    precision: Precision = "highest"
-    kernel: str | None = None
-    device: cluster.Device = "auto"
-    blocks: tuple[int, ...] | None = None
-    plan: Plan | str | None = None
-    absent: Hardware | None = None
-    reproducible: bool = False
-
-    @classmethod
-    def chosen(
-        cls,
-        precision: Precision | None,
-        kernel: str | None,
-        device: cluster.Device | None,
-        blocks: tuple[int, ...] | None,
-        plan: Plan | str | None,
-        absent: Hardware | None = None,
-        reproducible: bool | None = None,
-    ) -> Wishes:
-        """Take a caller's arguments; for None the configured default.
-
-        Raises
-        ------
-        InputError
-            For an unknown precision, and for a configured value that cannot be used.
-        """
-        accuracy = check_precision(config.chosen("precision", precision))
-        where, named = config.chosen("device", device), config.chosen("kernel", kernel)
-        promised = config.chosen("reproducible", reproducible)
-        check_flags(reproducible=promised)
-        return cls(accuracy, named, where, blocks, plan, absent, promised)
 
 
 @dataclass(frozen=True)
@@ -271,7 +230,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             spec,
             blocking=blocking,
             edges=edges,
-            multiples=_storage_multiples(a, b, unit),
+            multiples=storage_multiples(a, b, unit),
             precision=wishes.precision,
             kernel=wishes.kernel,
             text=text,
@@ -288,7 +247,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n
-    blocking = _users_blocking(problem, a, b, c_chunks, unit) if edges is None else None
+    blocking = users_blocking(problem, a, b, c_chunks, unit) if edges is None else None
     if blocking is not None and request.job is not None:
         edges, blocking = blocking.largest, None
     if (
@@ -325,55 +284,3 @@ def _residence(
     if resident:
         return "resident"
     return "kept" if streamed and not operand.loads_again else "streamed"
-
-
-def _users_blocking(
-    problem: Problem, a: Operand, b: Operand, c_chunks: Chunks | None = None, unit: tuple[int, ...] | None = None
-) -> Blocking | None:
-    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
-
-    An operand without chunks is cut like the other along k, and elsewhere like C, if C is to have chunks, or at
-    multiples of the other's largest edge; where C is written in units that are smaller, at multiples of these.
-    """
-    given = a.chunks or b.chunks
-    if given is None:
-        return None
-    edge = max(1, *given[-2], *given[-1])
-    down, across = (edge - edge % size if size <= edge else edge for size in (unit or (1, 1))[-2:])
-    m, n = c_chunks[-2:] if c_chunks else (even_edges(problem.m, down), even_edges(problem.n, across))
-    a_chunks = a.chunks or (*((n,) for n in problem.a_batch), m, given[-2])
-    b_chunks = b.chunks or (*((n,) for n in problem.b_batch), given[-1], n)
-    k = a_chunks[-1] if problem.m >= problem.n else b_chunks[-2]
-    batch = _merged_batch(problem, a_chunks[:-2], b_chunks[:-2])
-    return Blocking(a_chunks[-2], k, b_chunks[-1], batch, triangle=problem.symmetry is not None)
-
-
-def _merged_batch(problem: Problem, a: Chunks, b: Chunks) -> Chunks:
-    """Batch chunks of C: A's where A has the dimension, else B's."""
-    ndim = len(problem.batch)
-    pad_a, pad_b = ((1,),) * (ndim - len(a)) + a, ((1,),) * (ndim - len(b)) + b
-    return tuple(x if sum(x) == n else y for x, y, n in zip(pad_a, pad_b, problem.batch, strict=True))
-
-
-def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
-    """Chunks of an operand along its own batch dimensions."""
-    own = operand.shape[:-2]
-    return tuple(
-        edges if sum(edges) == n else (n,)
-        for n, edges in zip(own, blocking.batch[len(blocking.batch) - len(own) :], strict=True)
-    )
-
-
-def _storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
-    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile.
-
-    Along m and n they follow the `unit` in which C is written, and the others too where that takes no larger blocks.
-    """
-    m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
-    k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)
-    if unit is not None:
-        m, n = (
-            max(size, own) if max(size, own) % min(size, own) == 0 else size
-            for size, own in zip(unit[-2:], (m, n), strict=True)
-        )
-    return m, max(k_a, k_b), n

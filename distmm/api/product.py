@@ -19,9 +19,11 @@ from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
 from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
-from distmm.api.plan_request import Chunks, PlanRequest, Wishes, batch_chunks, plan_for
+from distmm.api.plan_request import PlanRequest, plan_for
 from distmm.api.product_array import ProductArray
 from distmm.api.scalars import check_held, common_type
+from distmm.api.users_blocks import Chunks, batch_chunks
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import product_graph

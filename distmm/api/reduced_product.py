@@ -14,8 +14,8 @@ from distributed import Client
 
 from distmm.api.array import square, with_itself
 from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import reduction_graph

@@ -13,9 +13,9 @@ from distributed import Client
 
 from distmm.api.array import gram
 from distmm.api.labelled import Labelled
-from distmm.api.plan_request import Wishes
 from distmm.api.scalars import check_flags, common_type
 from distmm.api.two_passes import second_pass
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision

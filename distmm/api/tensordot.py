@@ -10,7 +10,7 @@ from distributed import Client
 
 from distmm.api.labelled import Labelled
 from distmm.api.network import contracted
-from distmm.api.plan_request import Wishes
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision

@@ -9,7 +9,8 @@ import numpy as np
 from distributed import Client
 
 from distmm.api.operands import Operand
-from distmm.api.plan_request import FileJob, PlanRequest, Wishes, plan_for
+from distmm.api.plan_request import FileJob, PlanRequest, plan_for
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate

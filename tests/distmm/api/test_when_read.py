@@ -16,8 +16,8 @@ from distributed import Client
 
 import distmm
 from distmm.api.operands import wrap
-from distmm.api.plan_request import Wishes
 from distmm.api.product import Gemm
+from distmm.api.wishes import Wishes
 from distmm.errors import InputError
 from distmm.transfer import client_array
 

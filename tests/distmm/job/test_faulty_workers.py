@@ -98,9 +98,7 @@ def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
 
 
 @pytest.mark.parametrize("run", [whole, reduced])
-def test_a_worker_that_is_wrong_less_often_stays(
-    run: Run, cluster: Cluster, faulty: Callable[[int], None]
-) -> None:
+def test_a_worker_that_is_wrong_less_often_stays(run: Run, cluster: Cluster, faulty: Callable[[int], None]) -> None:
     client = cluster(3)
     faulty(MOST - 1)
     summary, certificate = run(client)

@@ -18,7 +18,8 @@ import distmm
 from distmm import job
 from distmm.api import plan_request
 from distmm.api.operands import wrap
-from distmm.api.plan_request import FileJob, PlanRequest, Wishes
+from distmm.api.plan_request import FileJob, PlanRequest
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster, measured
 from distmm.job import planning as job_planning
 from distmm.job import read_rate

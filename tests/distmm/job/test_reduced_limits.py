@@ -14,7 +14,8 @@ import pytest
 from distributed import Client
 
 from distmm import job
-from distmm.api.plan_request import PlanRequest, Wishes
+from distmm.api.plan_request import PlanRequest
+from distmm.api.wishes import Wishes
 from distmm.errors import DoesNotFitError, InputError
 from distmm.job import planning, reduction
 from distmm.job.entries import Entries
