@@ -1,0 +1,117 @@
+"""Operands of Hopper's kernels: matrices that the tensor memory accelerator reads, and panels of k in one launch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from distmm_kernels.kernel import Array
+from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles import hopper_tiles
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, STRETCH
+
+__all__ = ["HopperOperand", "HopperPanels", "Prepared", "joined"]
+
+
+@dataclass(frozen=True, eq=False)
+class HopperOperand:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    array
+        The same matrices, or their transposes, with contiguous rows; of those that a broadcast repeats, one.
+    major
+        The axis that is contiguous.
+    stack
+        Where the matrices lie, if there is one matrix only.
+    """
+
+    shape: tuple[int, ...]
+    array: Array
+    major: Any
+    operand: hopper_tiles.OperandFormat
+    stack: Stack | None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.array.nbytes)
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Where one matrix lies; empty for batches."""
+        return () if self.stack is None else (self.stack,)
+
+    def rows(self, which: slice) -> HopperOperand:
+        """Return some rows of a left operand."""
+        part = self.array[..., which, :]
+        stack = Stack.for_tensor_map(part) if part.ndim == 2 else None
+        return HopperOperand((*self.shape[:-2], *part.shape[-2:]), part, self.major, self.operand, stack)
+
+
+@dataclass(frozen=True, eq=False)
+class HopperPanels:
+    """Prepared panels of k, one matrix each, that one launch multiplies: all but the last have the same size."""
+
+    panels: tuple[HopperOperand, ...]
+    side: Literal["A", "B"]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(m, k)`` or ``(k, n)``, with the k of all panels."""
+        (rows, columns), axis = self.panels[0].shape, 1 if self.side == "A" else 0
+        k = sum(panel.shape[axis] for panel in self.panels)
+        return (rows, k) if self.side == "A" else (k, columns)
+
+    @property
+    def major(self) -> Any:
+        """The axis that is contiguous."""
+        return self.panels[0].major
+
+    @property
+    def operand(self) -> hopper_tiles.OperandFormat:
+        """What the tensor cores read."""
+        return self.panels[0].operand
+
+    @property
+    def stacks(self) -> tuple[Stack, ...]:
+        """Where each panel lies."""
+        return tuple(stack for panel in self.panels for stack in panel.stacks)
+
+    def rows(self, which: slice) -> HopperPanels:
+        """Return some rows of left operands."""
+        return HopperPanels(tuple(panel.rows(which) for panel in self.panels), self.side)
+
+
+Prepared: TypeAlias = HopperOperand | HopperPanels
+
+
+def joined(operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Prepared, Prepared]]:
+    """Join panels of one size of k, of `STRETCH` steps at most, and one after them that may be smaller."""
+    runs: list[list[tuple[HopperOperand, HopperOperand]]] = []
+    for pair in operands:
+        if runs and _goes_on(runs[-1], pair):
+            runs[-1].append(pair)
+        else:
+            runs.append([pair])
+    return [
+        run[0] if len(run) == 1 else (HopperPanels(lefts, "A"), HopperPanels(rights, "B"))
+        for run in runs
+        for lefts, rights in (tuple(zip(*run, strict=True)),)
+    ]
+
+
+def _goes_on(run: Sequence[tuple[HopperOperand, HopperOperand]], pair: tuple[HopperOperand, HopperOperand]) -> bool:
+    """Whether a launch of panels takes one more."""
+    first, last = run[0], run[-1]
+    k, after = last[0].shape[-1], pair[0].shape[-1]
+    return (
+        len(run) < MOST_PANELS
+        and 0 < after <= k == first[0].shape[-1] <= STRETCH
+        and all(bool(new.stacks) and bool(old.stacks) for new, old in zip(pair, first, strict=True))
+        and all(new.major == old.major for new, old in zip(pair, first, strict=True))
+    )
