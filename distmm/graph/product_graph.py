@@ -26,6 +26,7 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
+from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
@@ -56,12 +57,8 @@ class Reduced:
     mirrored: bool = True
 
 
-class ProductLayer(Layer):
-    """All chains of one product, or of one of its waves, and the mirror images of symmetric products.
-
-    It travels from client to scheduler as its parameters, some hundred bytes, and makes its tasks there, where Dask
-    optimises and expands graphs. For 100,000 tasks this saves the client seconds, and the connection 70 MB.
-    """
+class ProductLayer(ParametricLayer):
+    """All chains of one product, or of one of its waves, and the mirror images of symmetric products."""
 
     def __init__(
         self,
@@ -78,15 +75,10 @@ class ProductLayer(Layer):
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
         self.wave, self.run, self.reduced = wave, run or name, reduced
         self.mirrored = plan.problem.symmetry is not None and reduced is None
-        self._made: dict[Key, PlacedTask] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
         return type(self), (*product, self.wave, self.run, self.reduced)
-
-    def is_materialized(self) -> bool:
-        """Whether the tasks have been made."""
-        return self._made is not None
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -99,17 +91,9 @@ class ProductLayer(Layer):
         mirrored = blocking.mirrored(wave) if self.mirrored else 0
         return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + mirrored
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self._tasks())
-
-    def __getitem__(self, key: Key) -> PlacedTask:
-        return self._tasks()[key]
-
-    def _tasks(self) -> dict[Key, PlacedTask]:
-        if self._made is None:
-            waves = self.plan.waves if self.wave is None else (self.wave,)
-            self._made = {task.key: task for wave in waves for task in self._chains(wave)}
-        return self._made
+    def _tasks(self) -> Iterator[PlacedTask]:
+        for wave in self.plan.waves if self.wave is None else (self.wave,):
+            yield from self._chains(wave)
 
     def _chains(self, wave: Wave) -> Iterator[PlacedTask]:
         plan, (a, b, c0) = self.plan, self.operands

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.delayed import Delayed
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.dask_tasks import List, Task, TaskRef
+from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Key
 from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave
@@ -30,11 +30,8 @@ __all__ = ["GROUP", "MergeLayer", "parts_of_blocks", "results"]
 GROUP = 8
 
 
-class MergeLayer(Layer):  # type: ignore[misc]
-    """Trees that merge the parts of all lines. The results of line block l are under ``(name, *batch, l)``.
-
-    Like the product's layer it travels as its parameters.
-    """
+class MergeLayer(ParametricLayer):
+    """Trees that merge the parts of all lines. The results of line block l are under ``(name, *batch, l)``."""
 
     def __init__(self, name: str, product: str, plan: Plan, reduced: Reduced) -> None:
         super().__init__()
@@ -43,32 +40,14 @@ class MergeLayer(Layer):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.product, self.plan, self.reduced)
 
-    def is_materialized(self) -> bool:
-        """Whether the tasks have been made."""
-        return "made" in self.__dict__
-
     def get_output_keys(self) -> set[Key]:
         """Keys of the results."""
         return {(self.name, *batch, line) for batch in self.plan.blocking.batches() for line in range(self._lines)}
 
-    def __len__(self) -> int:
-        return len(self.made)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.made)
-
-    def __getitem__(self, key: Key) -> Task:
-        return self.made[key]
-
-    @cached_property
-    def made(self) -> dict[Key, Task]:
-        """The tasks."""
-        return {
-            task.key: task
-            for batch in self.plan.blocking.batches()
-            for line in range(self._lines)
-            for task in self._tree(batch, line)
-        }
+    def _tasks(self) -> Iterator[Task]:
+        for batch in self.plan.blocking.batches():
+            for line in range(self._lines):
+                yield from self._tree(batch, line)
 
     @property
     def _lines(self) -> int:

@@ -23,11 +23,11 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from dask.highlevelgraph import Layer
 
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
+from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Placement
 from distmm.job.block_writer import Left, Writer, write
 from distmm.job.input_checksums import Order, fold
@@ -98,8 +98,8 @@ class Names:
         return {name for name in (self.a, self.b, self.c, self.c0) if name is not None}
 
 
-class WritingLayer(Layer):  # type: ignore[misc]
-    """Sketches and writing tasks for some blocks of a wave. Like the product's layer, it is sent as its parameters."""
+class WritingLayer(ParametricLayer):
+    """Sketches and writing tasks for some blocks of a wave."""
 
     def __init__(
         self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
@@ -110,10 +110,6 @@ class WritingLayer(Layer):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.names, self.writer, self.wave, self.blocks)
 
-    def is_materialized(self) -> bool:
-        """Whether the tasks have been made."""
-        return "made" in self.__dict__
-
     def get_output_keys(self) -> set[Key]:
         """Keys of the writing tasks."""
         return {self.key(i, j) for i, j in self.blocks}
@@ -121,20 +117,6 @@ class WritingLayer(Layer):  # type: ignore[misc]
     def key(self, i: int, j: int) -> Key:
         """Key of the task that writes a block."""
         return (self.name, i, j)
-
-    def __len__(self) -> int:
-        return len(self.made)
-
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.made)
-
-    def __getitem__(self, key: Key) -> PlacedTask:
-        return self.made[key]
-
-    @cached_property
-    def made(self) -> dict[Key, PlacedTask]:
-        """The tasks."""
-        return {task.key: task for tasks in (self._sketches(), self._writing()) for task in tasks}
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
@@ -160,6 +142,10 @@ class WritingLayer(Layer):  # type: ignore[misc]
         layer, step = self.steps[panel]
         order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
         return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
+
+    def _tasks(self) -> Iterator[PlacedTask]:
+        yield from self._sketches()
+        yield from self._writing()
 
     def _sketches(self) -> Iterator[PlacedTask]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
@@ -216,7 +202,7 @@ class WritingLayer(Layer):  # type: ignore[misc]
             )
 
 
-class RowLayer(Layer):  # type: ignore[misc]
+class RowLayer(ParametricLayer):
     """Tasks that put the parts of each row of blocks together, wave by wave, and write the block row at last.
 
     Parameters
@@ -235,10 +221,6 @@ class RowLayer(Layer):  # type: ignore[misc]
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.name, self.writer, self.rows, self.waves)
 
-    def is_materialized(self) -> bool:
-        """Whether the tasks have been made."""
-        return "made" in self.__dict__
-
     def get_output_keys(self) -> set[Key]:
         """Keys of the tasks that write block rows."""
         return {self.key(i, 0) for i in self.rows}
@@ -250,21 +232,11 @@ class RowLayer(Layer):  # type: ignore[misc]
     def __len__(self) -> int:
         return len(self.rows) * len(self.waves)
 
-    def __iter__(self) -> Iterator[Key]:
-        return iter(self.made)
-
-    def __getitem__(self, key: Key) -> Task:
-        return self.made[key]
-
-    @cached_property
-    def made(self) -> dict[Key, Task]:
-        """The tasks."""
-        return {task.key: task for i in self.rows for task in self._row(i)}
-
-    def _row(self, i: int) -> Iterator[Task]:
-        before: list[TaskRef] = []
-        for number, (parts, columns) in enumerate(self.waves, 1):
-            last = number == len(self.waves)
-            key = self.key(i, 0) if last else (f"{self.name}-parts", i, number)
-            yield Task(key, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
-            before = [TaskRef(key)]
+    def _tasks(self) -> Iterator[Task]:
+        for i in self.rows:
+            before: list[TaskRef] = []
+            for number, (parts, columns) in enumerate(self.waves, 1):
+                last = number == len(self.waves)
+                key = self.key(i, 0) if last else (f"{self.name}-parts", i, number)
+                yield Task(key, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
+                before = [TaskRef(key)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -261,33 +260,3 @@ def test_a_hermitian_product_is_right(kernel_for, dtype):
     a = normal((300, 700), 1, dtype)
     on = on_gpu(a)
     check(multiply(kernel_for(dtype), on, on.T.conj()), a, np.ascontiguousarray(a.T.conj()))
-
-
-@DTYPES
-def test_threads_on_streams_of_their_own_get_the_same_bits_without_waiting(kernel_for, dtype):
-    import cupy
-
-    kernel = kernel_for(dtype)
-    a, b = on_gpu(normal((700, 2 * GRANULE), 1, dtype)), on_gpu(normal((2 * GRANULE, 600), 2, dtype))
-    b[GRANULE + 3, 4] = np.nan  # a guard that is found while the product is under way
-    want = multiply(kernel, a, b)
-    cupy.cuda.Device().synchronize()
-    found = {}
-
-    def work(number):
-        with cupy.cuda.Device(kernel.device.index), cupy.cuda.Stream(non_blocking=True) as stream:
-            for _ in range(3):
-                left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
-                d = kernel.multiply(left, right, None, wait=False)
-                d = kernel.multiply(left, right, d, wait=False)
-            stream.synchronize()
-            found[number] = d.get(stream=stream)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    twice = multiply(kernel, a, b, want).get()
-    assert len(found) == 2
-    assert all(np.array_equal(d, twice, equal_nan=True) for d in found.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -183,29 +182,3 @@ def test_operands_of_another_kernel_are_refused(kernel_for):
         kernel.multiply(a, on_gpu(np.ones((600, 7), "i4")), None)
     with pytest.raises(TypeError, match="a was not prepared by integer_residues of int32"):
         kernel.multiply(on_gpu(np.ones((5, 600), "i4")), b, None)
-
-
-def test_threads_on_streams_of_their_own_get_the_same_bits_without_waiting(kernel_for):
-    import cupy
-
-    kernel = kernel_for(64)
-    a, b = on_gpu(drawn((700, GRANULE + 9), 64, 1)), on_gpu(drawn((GRANULE + 9, 600), 64, 2))
-    want = (2 * multiply(kernel, a, b)).get()
-    found = {}
-
-    def work(number):
-        with cupy.cuda.Device(kernel.device.index), cupy.cuda.Stream(non_blocking=True) as stream:
-            for _ in range(5):
-                left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
-                d = kernel.multiply(left, right, None, wait=False)
-                d = kernel.multiply(left, right, d, wait=False)
-            stream.synchronize()
-            found[number] = d.get(stream=stream)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(found) == 4
-    assert all(np.array_equal(d, want) for d in found.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -283,31 +282,3 @@ def test_what_an_operand_takes_is_what_the_plan_counts(kernel):
     a = kernel.prepare_a(on_gpu(normal((2048, GRANULE))))
     assert a.nbytes == a.matrices.nbytes + a.residues.nbytes
     assert len(MODULI) / 8 <= a.residues.nbytes / a.matrices.nbytes < 1.001 * len(MODULI) / 8
-
-
-def test_threads_on_streams_of_their_own_get_the_same_bits_without_waiting(kernel):
-    import cupy
-
-    a, b = on_gpu(normal((700, 2 * GRANULE), 1)), on_gpu(normal((2 * GRANULE, 600), 2))
-    b[GRANULE + 3, 4] = np.nan  # a guard that is found while the product is under way
-    want = multiply(kernel, a, b)
-    cupy.cuda.Device().synchronize()
-    found = {}
-
-    def work(number):
-        with cupy.cuda.Device(kernel.device.index), cupy.cuda.Stream(non_blocking=True) as stream:
-            for _ in range(5):
-                left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
-                d = kernel.multiply(left, right, None, wait=False)
-                d = kernel.multiply(left, right, d, wait=False)
-            stream.synchronize()
-            found[number] = d.get(stream=stream)
-
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    twice = multiply(kernel, a, b, want).get()
-    assert len(found) == 4
-    assert all(np.array_equal(d, twice, equal_nan=True) for d in found.values())
