@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, settings
 
 from tests import forked
 from tests.apart import Apart, Ended
+from tests.until import until
 
 # No example fails for the time that it takes, and each run draws the same ones.
 settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -19,6 +20,8 @@ settings.load_profile("distmm")
 
 
 APART = pytest.StashKey[Apart]()
+SHARED = pytest.StashKey[LocalCluster]()
+WORKERS = 4
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -62,9 +65,19 @@ def made(request: pytest.FixtureRequest) -> Any:
 
 
 @pytest.fixture(scope="session")
-def client() -> Iterator[Client]:
+def client(request: pytest.FixtureRequest) -> Iterator[Client]:
     """Four single-threaded worker processes with work stealing off, as distmm's own clusters are."""
     with dask.config.set({"distributed.scheduler.work-stealing": False}), forked.workers():
-        cluster = LocalCluster(n_workers=4, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0")
+        cluster = LocalCluster(n_workers=WORKERS, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0")
     with cluster, Client(cluster, set_as_default=False) as client:
+        request.config.stash[SHARED] = cluster
         yield client
+        del request.config.stash[SHARED]
+
+
+@pytest.fixture(autouse=True)
+def shared_workers_stay(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that costs the shared cluster a worker. Without this, tests that come later would fail."""
+    yield
+    if (cluster := request.config.stash.get(SHARED, None)) is not None:
+        until(lambda: len(cluster.scheduler.workers) == WORKERS)
