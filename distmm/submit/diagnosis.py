@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distmm.submit.schema import QUEUE_LABEL
+
 __all__ = ["hopeless", "summary"]
 
 Resource = dict[str, Any]
@@ -94,12 +96,13 @@ def _pod(pod: Resource, events: list[Resource], waited: float, patience: float) 
             )
     for condition in status.get("conditions", []):
         if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
-            return _unscheduled(name, condition.get("message", ""), events, waited, patience)
+            queued = QUEUE_LABEL in pod["metadata"].get("labels", {}) or condition.get("reason") == "SchedulingGated"
+            return _unscheduled(name, condition.get("message", ""), events, 0 if queued else waited, patience)
     return None
 
 
 def _unscheduled(name: str, message: str, events: list[Resource], waited: float, patience: float) -> str | None:
-    """Judge a pod that no node takes: nodes may be on their way, or other jobs may end."""
+    """Judge a pod that no node takes: nodes may be on their way, or other jobs may end; a queue has no time limit."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return f"pod {name}: {message}; make the claim first, or set kubernetes.claim to another"
     about = [event for event in events if event.get("involvedObject", {}).get("name") == name]

@@ -145,6 +145,86 @@ def test_what_the_operator_makes_of_a_job_is_right_by_the_schemas() -> None:
     assert f"tls://{made[2]['metadata']['name']}.matrices.svc:8786" in pods[0]["spec"]["containers"][0]["command"]
 
 
+SITE = """\
+[kubernetes]
+claim = "matrices"
+labels = { team = "physics", "example.com/cost-centre" = "42" }
+annotations = { "k8s.v1.cni.cncf.io/networks" = '[{"name": "ib0"}]' }
+queue = "gpus"
+pull_secret = "registry.example.com"
+priority_class = "batch"
+runtime_class = "nvidia"
+gpu_resource = "nvidia.com/mig-3g.40gb"
+rdma_resource = "rdma/hca_shared_devices_a"
+scheduler_cpus = 4
+scheduler_memory = "16GiB"
+ephemeral_storage = "200GB"
+"""
+
+
+def test_what_a_site_asks_for_reaches_every_pod_as_the_operator_makes_them(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace('[kubernetes]\nclaim = "matrices"\n', SITE).replace('"cpu"', '"gpu"'))
+    policy, job = manifests.job(jobfile.load(path, ["run.tls=none", "workers.transport=ucx"]))
+    check(policy)
+    check(job)
+    (scheduler, worker, runner), objects = _made(job)
+    for made in objects:
+        labels = made["metadata"]["labels"]
+        assert {"team": "physics", "example.com/cost-centre": "42"}.items() <= labels.items()
+        assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
+        assert made["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": '[{"name": "ib0"}]'}
+    for pod in (scheduler, worker, runner):
+        assert pod["imagePullSecrets"] == [{"name": "registry.example.com"}]
+        assert pod["priorityClassName"] == "batch"
+        assert pod["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "200000000000"
+        assert pod["volumes"][0]["emptyDir"] == {"sizeLimit": "200000000000"}
+    assert [pod.get("runtimeClassName") for pod in (scheduler, worker, runner)] == [None, "nvidia", None]
+    limits = worker["containers"][0]["resources"]["limits"]
+    assert (limits["nvidia.com/mig-3g.40gb"], limits["rdma/hca_shared_devices_a"]) == ("2", "1")
+    assert [one["key"] for one in worker["tolerations"]] == ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb"]
+    assert scheduler["containers"][0]["resources"]["limits"]["cpu"] == "4"
+    assert scheduler["containers"][0]["resources"]["limits"]["memory"] == str(16 * 2**30)
+    patience = int(runner["containers"][0]["command"][5])
+    assert patience > manifests.QUEUE_SECONDS  # a queue may take days
+
+
+def _made(job: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the pods of scheduler, worker and client, and all objects that the operator makes, checked."""
+    parts = job["spec"]["cluster"]["spec"]
+    meta = {"labels": job["metadata"]["labels"], "annotations": job["metadata"].get("annotations", {})}
+    worker = controller.build_worker_deployment_spec("p-default", "m", "p", "abc", parts["worker"]["spec"], **meta)
+    scheduler = controller.build_scheduler_deployment_spec("p", parts["scheduler"]["spec"], **meta)
+    service = controller.build_scheduler_service_spec("p", parts["scheduler"]["service"], **meta)
+    runner = controller.build_job_pod_spec("p", "p", "m", job["spec"]["job"]["spec"], **meta)
+    pods = [scheduler["spec"]["template"], worker["spec"]["template"], runner]
+    for made in (scheduler, worker, service, runner):
+        check(made)
+    return [pod["spec"] for pod in pods], [scheduler, worker, service, *pods]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [
+        ("", [443]),
+        ("https://store.example.com", [443]),
+        ("http://minio.storage.svc:9000", [443, 9000]),
+        ("http://store", [80, 443]),
+    ],
+)
+def test_an_object_store_of_ones_own_is_told_to_clients_and_let_through(
+    tmp_path: Path, endpoint: str, ports: list[int]
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("/data/", "s3://bucket/").replace('claim = "matrices"', ""))
+    policy, manifest = manifests.job(jobfile.load(tmp_path / "job.toml", [f"kubernetes.endpoint={endpoint}"]))
+    check(policy)
+    check(manifest)
+    assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    for pod in _pods(manifest["spec"]):
+        found = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "AWS_ENDPOINT_URL"]
+        assert found == ([endpoint] if endpoint else [])
+
+
 def test_no_pod_has_root_a_token_or_a_file_system_to_write_on() -> None:
     for name in ("job.yaml", "cluster.yaml"):
         _, manifest = yaml.safe_load_all((DEPLOY / name).read_text())
@@ -307,6 +387,7 @@ def test_prometheus_may_come_in_where_the_job_file_names_its_namespace(tmp_path:
         ("product.a=/elsewhere/A.npy", r"product.a = '/elsewhere/A.npy' is not seen by pods"),
         ("kubernetes.claim=", "C would be lost with its pod: set kubernetes.claim"),
         ("run.walltime=4h", "run.walltime = '4h': pods have no walltime.*leave it out"),
+        ("workers.interface=ib0", "workers.interface = 'ib0': pods have the networks that their cluster gives them"),
         ("run.restarts=3", "run.restarts = 3: pods have no walltime.*leave it out"),
     ],
 )
