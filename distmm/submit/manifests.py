@@ -20,7 +20,7 @@ from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
+__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret", "secret_name"]
 
 Manifest = dict[str, Any]
 
@@ -97,9 +97,14 @@ def certificates(job: Job) -> tls.Certificates | None:
     return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
 
 
+def secret_name(job: Job) -> str:
+    """Name the Secret with a job's certificates."""
+    return f"{job.run.name}-tls"
+
+
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
     """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``."""
-    metadata = _metadata(job) | {"name": f"{job.run.name}-tls"}
+    metadata = _metadata(job) | {"name": secret_name(job)}
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
@@ -227,7 +232,7 @@ def _pod(
         volumes.append({"name": "matrices", "persistentVolumeClaim": {"claimName": options.claim}})
     if job.run.tls != "none":
         mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})  # type: ignore[dict-item]
-        volumes.append({"name": "tls", "secret": {"secretName": f"{job.run.name}-tls", "defaultMode": 0o440}})
+        volumes.append({"name": "tls", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}})
     container: Manifest = {
         "name": name,
         "image": options.image,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -91,9 +92,26 @@ def test_the_check_of_manifests_sees_a_wrong_key_and_a_wrong_type() -> None:
 @pytest.mark.parametrize(
     ("name", "options"), [("job", ["--cluster", "kubernetes", "--dry-run"]), ("cluster", ["--only-cluster"])]
 )
-def test_shipped_manifests_are_what_distmm_submit_prints(name: str, options: list[str]) -> None:
-    done = CliRunner().invoke(app, ["submit", str(DEPLOY / f"{name}.toml"), *options])
-    assert (done.exit_code, done.output) == (0, (DEPLOY / f"{name}.yaml").read_text())
+def test_shipped_manifests_are_what_distmm_submit_prints(name: str, options: list[str], tmp_path: Path) -> None:
+    folder = ["--set", f"run.folder={tmp_path}"]
+    done = CliRunner().invoke(app, ["submit", str(DEPLOY / f"{name}.toml"), *options, *folder])
+    assert (done.exit_code, done.stdout) == (0, (DEPLOY / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("options", [["--cluster", "kubernetes", "--dry-run"], ["--only-cluster"]])
+def test_printed_manifests_come_with_the_command_that_makes_their_secret(
+    options: list[str], job: jobfile.Job, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["submit", str(tmp_path / "job.toml"), *options])
+    assert done.exit_code == 0, done.output
+    assert "PRIVATE KEY" not in done.output
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("kubectl")]
+    for pod in _pods([part["spec"] for part in yaml.safe_load_all(done.stdout)]):
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "tls"]
+        assert f"create secret generic {volume['secret']['secretName']} " in command
+    files = dict(word.removeprefix("--from-file=").split("=") for word in shlex.split(command)[7:])
+    assert sorted(files) == ["ca.pem", "cert.pem", "key.pem"]
+    assert all(Path(path).read_text().startswith("-----BEGIN") for path in files.values())
 
 
 def test_workers_alone_have_gpus_and_may_run_on_spot_nodes() -> None:
@@ -242,6 +260,9 @@ def test_no_pod_has_root_a_token_or_a_file_system_to_write_on() -> None:
 
 
 def _pods(part: Any) -> Any:
+    if isinstance(part, list):
+        for value in part:
+            yield from _pods(value)
     if isinstance(part, dict):
         if "containers" in part:
             yield part
@@ -418,8 +439,8 @@ if silent.exists() and (left := int(silent.read_text())):
     sys.exit("Unable to connect to the server: dial tcp: connection refused")
 if (folder / "missing").exists() and words[:3] == ["get", *(folder / "missing").read_text().split()]:
     sys.exit(f'Error from server (NotFound): {{words[1]}}s "{{words[2]}}" not found')
-if words[0] == "apply":
-    with (folder / "applied").open("a") as file:
+if words[0] in ("apply", "create"):
+    with (folder / ("applied" if words[0] == "apply" else "created")).open("a") as file:
         file.write(sys.stdin.read() + "---\\n")
 elif words[0] == "get":
     answer = folder / (words[1] + ".json")
@@ -456,12 +477,15 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
 ) -> None:
     kubernetes.submit(job)
     found = [part for part in yaml.safe_load_all((answers / "applied").read_text()) if part]
-    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy", "Secret"]
-    for part in found[2:]:
+    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy"]
+    assert found[2]["spec"] == found[0]["spec"]
+    # What is applied is kept in an annotation: a private key must not be.
+    (secret,) = [part for part in yaml.safe_load_all((answers / "created").read_text()) if part]
+    assert secret["kind"] == "Secret"
+    assert "delete secret product-tls --ignore-not-found\ncreate " in (answers / "asked").read_text()
+    for part in (found[2], secret):
         check(part)
         assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
-    assert found[2]["spec"] == found[0]["spec"]
-    secret = found[-1]
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
     assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
 
