@@ -19,7 +19,6 @@
 # it again to go on.
 exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
-umask 077
 python=/shared/venv/bin/python
 folder=/scratch/project/run
 run=$folder/distmm-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}

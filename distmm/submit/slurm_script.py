@@ -26,7 +26,6 @@ SCRIPT = """\
 # it again to go on.
 exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
-umask 077
 python={python}
 folder={folder}
 run=$folder/{name}-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +19,7 @@ import pytest
 from distributed import Client
 from typer.testing import CliRunner
 
+import distmm
 from distmm import clusters
 from distmm.errors import InputError
 from distmm.storage import open_matrix
@@ -104,6 +107,22 @@ def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_f
     assert "2 worker(s)" in done.output
     assert "ssh -N -L 8787:127.0.0.1:" in done.output
     assert not WRONG.search(done.output), done.output
+
+
+def test_results_have_the_modes_of_the_users_umask_in_batch_and_elastic_mode_alike(slurm: Path, job_file: Path) -> None:
+    job = jobfile.load(job_file)
+    before = os.umask(0o007)  # a user who shares with his group
+    try:
+        assert batch.follow(job, batch.submit(job), lambda line: None) == 0
+        with clusters.connect(f"slurm:{job_file}") as client:
+            distmm.multiply(job.product.a, job.product.b, job_file.parent / "elastic.zarr", client=client)
+    finally:
+        os.umask(before)
+    for name in ("C.zarr", "elastic.zarr"):
+        made = [path for path in job_file.parent.rglob("*") if f"/{name}" in str(path)]
+        assert len(made) > 4
+        modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in made}
+        assert set(modes.values()) == {0o660, 0o770}, modes
 
 
 def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
