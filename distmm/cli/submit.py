@@ -27,7 +27,7 @@ class Where(StrEnum):
 def submit(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.toml]", help="The job file; deploy/ has examples.", show_default=False),
+        typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples has some.", show_default=False),
     ] = None,
     cluster: Annotated[Where, typer.Option(help="What runs the job.")] = Where.local,
     change: Annotated[
