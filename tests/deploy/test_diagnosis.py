@@ -69,6 +69,7 @@ def test_a_job_that_can_never_start_is_seen(pods: list[Any], events: list[Any], 
         ([unscheduled(NO_GPUS)], [], 599),  # another job may end
         ([unscheduled(NO_GPUS)], [event("TriggeredScaleUp")], 5000),  # nodes are on their way
         ([GATED], [], 50_000),  # its queue has not admitted it
+        ([waiting("CrashLoopBackOff", restarts=9), GATED], [], 50_000),  # nor its scheduler, which workers seek in vain
         ([{**unscheduled(NO_GPUS), "metadata": QUEUED}], [], 50_000),  # its queue has, a moment ago
         ([unscheduled(NO_GPUS)], [event("NotTriggerScaleUp", time="2026-11-22T09:59:00Z")], 5),  # of an earlier job
         ([], [event("FailedCreate", QUOTA, about="productive-runner")], 5),  # of another job
