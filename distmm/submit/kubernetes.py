@@ -72,7 +72,12 @@ def _certificates(job: Job) -> tls.Certificates | None:
     certificates = manifests.certificates(job)
     if certificates is not None:
         if job.run.tls == "temporary":
-            tls.create(certificates)
+            try:
+                tls.create(certificates)
+            except OSError as error:
+                raise InputError(
+                    f"{job.run.folder}: {error}; set run.folder to a folder that you can write, for the certificates"
+                ) from error
         tls.check(certificates)
     return certificates
 

@@ -114,6 +114,12 @@ def test_printed_manifests_come_with_the_command_that_makes_their_secret(
     assert all(Path(path).read_text().startswith("-----BEGIN") for path in files.values())
 
 
+def test_a_folder_that_cannot_take_certificates_is_named(job: jobfile.Job, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(InputError, match=r"run: .*set run.folder to a folder that you can write, for the certificates"):
+        kubernetes.secret_command(job)
+
+
 def test_workers_alone_have_gpus_and_may_run_on_spot_nodes() -> None:
     _, manifest = manifests.job(jobfile.load(DEPLOY / "job.toml"))
     cluster = manifest["spec"]["cluster"]["spec"]
