@@ -108,7 +108,7 @@ fi
 scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo 137)
-[ -z "$lost" ] || code=75
+[ -z "$lost" ] && [ "$code" -ne 143 ] || code=75
 [ "$SECONDS" -lt 42600 ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null

@@ -18,6 +18,7 @@ from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job, Kubernetes
+from distmm.submit.slurm_script import RESUMABLE, TERMINATED
 
 __all__ = ["attach", "follow", "secret_command", "submit"]
 
@@ -182,7 +183,8 @@ def _ended(runner: dict[str, Any]) -> int | None:
         return None
     ends = [state["state"]["terminated"]["exitCode"] for state in status.get("containerStatuses", [])]
     # A pod whose node was taken away has no end of its own; its finished blocks are kept.
-    return int(ends[0]) if ends else 75
+    code = int(ends[0]) if ends else RESUMABLE
+    return RESUMABLE if code == TERMINATED else code
 
 
 def _get(namespace: str, *what: str) -> dict[str, Any]:

@@ -507,7 +507,9 @@ def test_what_pods_would_wait_for_in_vain_is_refused_before_they_are_made(
     assert not (answers / "applied").exists()
 
 
-@pytest.mark.parametrize(("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75)])
+@pytest.mark.parametrize(
+    ("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75), ("Failed", 143, 75)]
+)
 def test_a_job_is_followed_to_the_end_of_its_pod(
     job: jobfile.Job, answers: Path, phase: str, code: int | None, outcome: int
 ) -> None:

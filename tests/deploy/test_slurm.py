@@ -72,18 +72,20 @@ def stand_in(tmp_path: Path) -> Path:
     return python
 
 
-# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes.
+# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes. With a
+# file "starts.early" it is as distmm while Python imports: SIGTERM just ends it.
 STAND_IN = """\
 import os, signal, sys, time
-with open(sys.argv[1], "a") as file:
-    file.write("started\\n")
-if open(sys.argv[1]).read().count("started") == 3:
-    sys.exit(0)
 def stop(number, frame):
     with open(sys.argv[1], "a") as file:
         file.write("stopped\\n")
     os._exit(75)
-signal.signal(signal.SIGTERM, stop)
+if not os.path.exists(sys.argv[1] + ".early"):
+    signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[1], "a") as file:
+    file.write("started\\n")
+if open(sys.argv[1]).read().count("started") == 3:
+    sys.exit(0)
 time.sleep(300)
 """
 
@@ -136,15 +138,19 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     assert sum("requeued, to go on" in line for line in said) >= 2
 
 
-def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path, early: bool) -> None:
     (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
+    if early:
+        (job_file.parent / "starts.early").touch()
     job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
     _until_log(job_file.parent / "starts", "stopped\nstarted")
     urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     said: list[str] = []
     assert batch.follow(job, number, said.append) == 0, said
-    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+    stopped = [] if early else ["stopped"]
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped", "started", *stopped, "started"]
     assert not WRONG.search(_log(job, number)), _log(job, number)
 
 
