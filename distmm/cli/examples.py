@@ -25,7 +25,7 @@ class Kind(StrEnum):
 
 def examples(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="[KIND]...", help="Which ones; without any, all.", show_default=False)
+        list[Kind] | None, typer.Argument(metavar="KIND", help="Which ones; without any, all.", show_default=False)
     ] = None,
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Copy them into this folder.", show_default=False)
