@@ -12,7 +12,7 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(text: str) -> float:
-    """Read a time such as ``90``, ``55m``, ``1h30m`` or ``01:30:00`` (as Slurm writes it) in seconds.
+    """Read a time such as ``90``, ``55m``, ``1h30m``, or ``01:30:00`` and ``2-12:00:00`` as Slurm does, in seconds.
 
     Raises
     ------
@@ -25,11 +25,11 @@ def seconds(text: str) -> float:
     >>> seconds("1h30m") == seconds("01:30:00") == 5400
     True
     """
-    if re.fullmatch(r"(\d+:)?\d+:\d\d", text):
+    if clock := re.fullmatch(r"(?:(\d+)-(?=\d+:\d+:))?((?:\d+:)?\d+:\d\d)", text):
         total = 0
-        for part in text.split(":"):
+        for part in clock[2].split(":"):
             total = total * 60 + int(part)
-        return float(total)
+        return float(total + int(clock[1] or 0) * UNITS["d"])
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
         raise InputError(f"{text!r} is no time: write it as 90s, 55m, 1h30m or 01:30:00")

@@ -7,6 +7,7 @@ does not encrypt, so a cluster with TLS uses TCP.
 from __future__ import annotations
 
 import os
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,9 @@ __all__ = ["certificate_paths", "create", "environment", "security"]
 Certificates = dict[str, str]  # "ca", "cert" and "key": paths of PEM files
 
 ROLES = ("client", "scheduler", "worker")
+
+# Temporary certificates are valid for a year. Those that end sooner than this are made anew: a job may go on for weeks.
+LEAST_DAYS = 30
 
 
 def certificate_paths(switch: str, folder: str, name: str) -> Certificates | None:
@@ -43,22 +47,28 @@ def environment(certificates: Certificates | None) -> dict[str, str]:
 
 
 def create(certificates: Certificates) -> None:
-    """Make temporary certificates, which nobody else can read. Existing ones are kept: a job uses them again."""
+    """Make temporary certificates, which nobody else can read.
+
+    Existing ones are kept, since a job uses them again, unless they end within a month.
+    """
     key = Path(certificates["key"])
     if key.exists():
-        return
+        ends = _end(certificates["cert"])
+        if ends is None or ends - datetime.now(UTC) > timedelta(days=LEAST_DAYS):
+            return
     made = _temporary()
     key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key.parent.chmod(0o700)
     contents = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
     for what, text in contents.items():
+        Path(certificates[what]).unlink(missing_ok=True)
         # The file is created with its mode: others can read it at no time.
         with open(os.open(certificates[what], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
 
 
 def check(certificates: Certificates) -> None:
-    """Refuse certificates that do not exist, and a key that others can read.
+    """Refuse certificates that do not exist or have expired, and a key that others can read.
 
     Raises
     ------
@@ -69,6 +79,22 @@ def check(certificates: Certificates) -> None:
             raise InputError(f"TLS: there is no {path}; a folder for tls has ca.pem, cert.pem and key.pem")
         if what == "key" and os.stat(path).st_mode & 0o077:
             raise InputError(f"TLS: {path} can be read by others; type chmod 600 {path}")
+    for what in ("ca", "cert"):
+        ends = _end(certificates[what])
+        if ends is not None and ends < datetime.now(UTC):
+            raise InputError(f"TLS: {certificates[what]} has expired on {ends:%Y-%m-%d}; put a new certificate there")
+
+
+def _end(path: str) -> datetime | None:
+    """Say when the first certificate of a file ends; None without the package that reads it: TLS itself would see."""
+    try:
+        from cryptography import x509
+    except ImportError:
+        return None
+    try:
+        return x509.load_pem_x509_certificate(Path(path).read_bytes()).not_valid_after_utc
+    except (OSError, ValueError) as error:
+        raise InputError(f"TLS: {path} is no certificate in PEM: {error}") from error
 
 
 def security(switch: str) -> Security | None:

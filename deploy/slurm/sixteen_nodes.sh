@@ -21,7 +21,6 @@
 # it again to go on.
 exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
-umask 077
 python=/shared/venv/bin/python
 folder=/scratch/project/run
 run=$folder/distmm-$SLURM_JOB_ID.${SLURM_RESTART_COUNT:-0}
@@ -109,7 +108,7 @@ fi
 scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo 137)
-[ -z "$lost" ] || code=75
+[ -z "$lost" ] && [ "$code" -ne 143 ] || code=75
 [ "$SECONDS" -lt 42600 ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null

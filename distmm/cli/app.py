@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from distmm.cli import bench, demo, info, multiply, plan, reduced, resume, status, submit, verify
+from distmm.cli import bench, demo, examples, info, multiply, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 __all__ = ["app"]
@@ -93,7 +93,7 @@ def distmm(
 
 for command in (
     demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
-    verify.verify, submit.submit, info.info,
+    verify.verify, submit.submit, examples.examples, info.info,
 ):  # fmt: skip
     app.command()(command)
 app.add_typer(bench.app, name="bench")

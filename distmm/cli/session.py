@@ -69,6 +69,7 @@ def cluster(
 ) -> Iterator[Client]:
     """Connect to a cluster or start one, and say what it is and where its dashboard is."""
     from distmm import clusters, interrupts
+    from distmm.telemetry.page_address import page_address
 
     console = out(stderr=True)
     if where == "local" and device == "auto" and clusters.gpu_count():
@@ -87,7 +88,7 @@ def cluster(
                 clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet)
             )
         count = len(client.scheduler_info(n_workers=-1)["workers"])
-        console.print(
-            f"Cluster with {count} worker{'s' * (count != 1)}, dashboard {client.dashboard_link}", markup=False
-        )
+        page = page_address(client)
+        where_to_look = "without a dashboard" if page is None else f"dashboard {page}"
+        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {where_to_look}", markup=False)
         yield client

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -27,7 +27,7 @@ class Where(StrEnum):
 def submit(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.toml]", help="The job file; deploy/ has examples.", show_default=False),
+        typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples has some.", show_default=False),
     ] = None,
     cluster: Annotated[Where, typer.Option(help="What runs the job.")] = Where.local,
     change: Annotated[
@@ -76,7 +76,7 @@ def submit(
     if only_cluster:
         from distmm.submit import manifests
 
-        typer.echo(manifests.dump(manifests.cluster(job)), nl=False)
+        _print(job, manifests.cluster(job))
         return
     run = {Where.local: _local, Where.slurm: _slurm, Where.kubernetes: _kubernetes}[cluster]
     raise typer.Exit(run(job, dry_run, detach, python))
@@ -133,11 +133,21 @@ def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
         raise
 
 
+def _print(job: Job, parts: list[dict[str, Any]]) -> None:
+    """Print manifests, and on stderr how to make the Secret that they refer to."""
+    from distmm.submit import kubernetes, manifests
+
+    typer.echo(manifests.dump(parts), nl=False)
+    if (command := kubernetes.secret_command(job)) is not None:
+        _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit makes it, and so does:")
+        _say(command)
+
+
 def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
     from distmm.submit import kubernetes, manifests
 
     if dry_run:
-        typer.echo(manifests.dump(manifests.job(job)), nl=False)
+        _print(job, manifests.job(job))
         return 0
     _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)

@@ -120,7 +120,9 @@ def local(
         raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
     missing = missing_for_gpu() if device != "cpu" else "the CPU was asked for"
     if device == "gpu" and missing:
-        raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu")
+        raise InputError(
+            f"a GPU was asked for, and {missing}; or use --device cpu, in a job file workers.device = 'cpu'"
+        )
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers: at least 1 is needed")
     try:

@@ -63,7 +63,7 @@ class RowFolder:
         """Write a block row, bring it to the disk, and return the checksums of its arrays."""
         for name, values in arrays.items():
             # No truncation before the write: a task may run twice, and the file must be right at every moment.
-            descriptor = os.open(self.file(i, name), os.O_CREAT | os.O_WRONLY, 0o644)
+            descriptor = os.open(self.file(i, name), os.O_CREAT | os.O_WRONLY, 0o666)
             with open(descriptor, "wb", buffering=0) as file:
                 _write_all(file, values)
                 os.ftruncate(descriptor, values.nbytes)

@@ -103,7 +103,7 @@ class Disk:
 
     def create(self, path: str, content: bytes) -> None:
         # O_EXCL holds on NFS too.
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)

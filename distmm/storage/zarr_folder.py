@@ -256,7 +256,7 @@ class ZarrTarget(Target):
             with suppress(FileExistsError):
                 os.mkdir(name)
         # No truncation: a task may run twice, and its chunk must be right at every moment of the second write.
-        descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o644)
+        descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o666)
         with open(descriptor, "wb") as file:
             os.ftruncate(descriptor, height * width * self.dtype.itemsize)
             write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))

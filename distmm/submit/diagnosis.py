@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from distmm.submit.schema import QUEUE_LABEL
+
 __all__ = ["hopeless", "summary"]
 
 Resource = dict[str, Any]
@@ -57,8 +59,9 @@ def hopeless(job: Resource, pods: list[Resource], events: list[Resource], waited
     # Events of an earlier job of this name stay for an hour. Times are ISO 8601 in UTC: they compare as text.
     created = job["metadata"].get("creationTimestamp", "")
     events = [event for event in events if (event.get("lastTimestamp") or event.get("eventTime") or "~") >= created]
+    held_back = any(_unscheduled_because(pod).get("reason") == "SchedulingGated" for pod in pods)
     return _refused(job["metadata"]["name"], events) or next(
-        (reason for pod in pods if (reason := _pod(pod, events, waited, patience))), None
+        (reason for pod in pods if (reason := _pod(pod, events, waited, patience, held_back))), None
     )
 
 
@@ -79,27 +82,35 @@ def _refused(name: str, events: list[Resource]) -> str | None:
     return None
 
 
-def _pod(pod: Resource, events: list[Resource], waited: float, patience: float) -> str | None:
+def _unscheduled_because(pod: Resource) -> Resource:
+    """Return the condition by which no node has a pod; empty for one that is on a node."""
+    conditions = pod.get("status", {}).get("conditions", [])
+    return next((one for one in conditions if (one.get("type"), one.get("status")) == ("PodScheduled", "False")), {})
+
+
+def _pod(pod: Resource, events: list[Resource], waited: float, patience: float, held_back: bool) -> str | None:
+    """Judge a pod; `held_back` is whether a queue holds back pods of the job, of which the others end meanwhile."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
         waiting = container.get("state", {}).get("waiting", {})
         if waiting.get("reason") in HOPELESS_WAITING:
             why = HOPELESS_WAITING[waiting["reason"]]
             return f"pod {name}: {why} ({waiting['reason']}: {waiting.get('message', container.get('image', ''))})"
-        if waiting.get("reason") == "CrashLoopBackOff" and container.get("restartCount", 0) >= MOST_RESTARTS:
+        restarts = 0 if held_back else container.get("restartCount", 0)
+        if waiting.get("reason") == "CrashLoopBackOff" and restarts >= MOST_RESTARTS:
             last = container.get("lastState", {}).get("terminated", {})
             return (
-                f"pod {name}: has ended {container['restartCount']} times, the last time with code "
+                f"pod {name}: has ended {restarts} times, the last time with code "
                 f"{last.get('exitCode')} ({last.get('reason')}); kubectl logs --previous {name} shows why"
             )
-    for condition in status.get("conditions", []):
-        if (condition.get("type"), condition.get("status")) == ("PodScheduled", "False"):
-            return _unscheduled(name, condition.get("message", ""), events, waited, patience)
+    if condition := _unscheduled_because(pod):
+        queued = held_back or QUEUE_LABEL in pod["metadata"].get("labels", {})
+        return _unscheduled(name, condition.get("message", ""), events, 0 if queued else waited, patience)
     return None
 
 
 def _unscheduled(name: str, message: str, events: list[Resource], waited: float, patience: float) -> str | None:
-    """Judge a pod that no node takes: nodes may be on their way, or other jobs may end."""
+    """Judge a pod that no node takes: nodes may be on their way, or other jobs may end; a queue has no time limit."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return f"pod {name}: {message}; make the claim first, or set kubernetes.claim to another"
     about = [event for event in events if event.get("involvedObject", {}).get("name") == name]

@@ -28,7 +28,10 @@ MOST_BYTES = 64 * 1024
 TABLES: dict[str, Any] = {name: field.annotation for name, field in Job.model_fields.items()}
 
 # pydantic's names of the errors for values of another type, and what the value should have been.
-TYPES = {"string_type": "text in quotes", "int_type": "a whole number", "bool_type": "true or false"}
+TYPES = {
+    "string_type": "text in quotes", "int_type": "a whole number", "bool_type": "true or false",
+    "dict_type": 'a table such as { team = "physics" }',
+}  # fmt: skip
 
 
 def load(path: str | Path, changes: Iterable[str] = ()) -> Job:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import time
@@ -17,8 +18,9 @@ from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job, Kubernetes
+from distmm.submit.slurm_script import RESUMABLE, TERMINATED
 
-__all__ = ["attach", "follow", "submit"]
+__all__ = ["attach", "follow", "secret_command", "submit"]
 
 POLL_SECONDS = 3.0
 
@@ -36,28 +38,49 @@ def submit(job: Job) -> None:
     if shutil.which("kubectl") is None:
         raise InputError("there is no kubectl here: install it, or take the manifests from --dry-run elsewhere")
     policy, daskjob = manifests.job(job)
+    certificates = _certificates(job)
+    _refuse_missing(job)
+    _make_way(job)
+    where = job.kubernetes.namespace
+    _kubectl(where, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
+    owner = _get(where, "daskjob", job.run.name)["metadata"]["uid"]
+    # The policy had to be there before the first pod. It is applied again with the job as its owner.
+    _kubectl(where, "apply", "-f", "-", text=manifests.dump([manifests.owned(policy, job, owner)]))
+    if certificates is not None:  # pods wait for it
+        contents = {what: Path(path).read_text() for what, path in certificates.items()}
+        secret = manifests.owned(manifests.secret(job, contents), job, owner)
+        # `apply` would copy the private key into an annotation, which shows wherever the Secret is described.
+        _kubectl(where, "delete", "secret", secret["metadata"]["name"], "--ignore-not-found")
+        _kubectl(where, "create", "-f", "-", text=manifests.dump([secret]))
+
+
+def secret_command(job: Job) -> str | None:
+    """Say how to make the Secret that printed manifests refer to; None if they refer to none.
+
+    Temporary certificates are made for it where there are none. They are not printed: a private key does not belong
+    into a file of manifests, and ``kubectl apply`` would copy it into an annotation.
+    """
+    certificates = _certificates(job)
+    if certificates is None:
+        return None
+    files = [f"--from-file={what}.pem={path}" for what, path in certificates.items()]
+    where, name = job.kubernetes.namespace, manifests.secret_name(job)
+    return shlex.join(["kubectl", "--namespace", where, "create", "secret", "generic", name, *files])
+
+
+def _certificates(job: Job) -> tls.Certificates | None:
+    """Return the paths of a job's certificates, made anew if they are temporary; None without TLS."""
     certificates = manifests.certificates(job)
     if certificates is not None:
         if job.run.tls == "temporary":
-            Path(job.run.folder).mkdir(parents=True, exist_ok=True)
-            tls.create(certificates)
+            try:
+                tls.create(certificates)
+            except OSError as error:
+                raise InputError(
+                    f"{job.run.folder}: {error}; set run.folder to a folder that you can write, for the certificates"
+                ) from error
         tls.check(certificates)
-    _refuse_missing(job)
-    _make_way(job)
-    _kubectl(job.kubernetes.namespace, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
-    # The policy had to be there before the first pod. It is applied again with the job as its owner.
-    left = [policy]
-    if certificates is not None:  # pods wait for it
-        contents = {what: Path(path).read_text() for what, path in certificates.items()}
-        left.append(manifests.secret(job, contents))
-    owner = _get(job.kubernetes.namespace, "daskjob", job.run.name)["metadata"]["uid"]
-    _kubectl(
-        job.kubernetes.namespace,
-        "apply",
-        "-f",
-        "-",
-        text=manifests.dump([manifests.owned(one, job, owner) for one in left]),
-    )
+    return certificates
 
 
 def _refuse_missing(job: Job) -> None:
@@ -160,7 +183,8 @@ def _ended(runner: dict[str, Any]) -> int | None:
         return None
     ends = [state["state"]["terminated"]["exitCode"] for state in status.get("containerStatuses", [])]
     # A pod whose node was taken away has no end of its own; its finished blocks are kept.
-    return int(ends[0]) if ends else 75
+    code = int(ends[0]) if ends else RESUMABLE
+    return RESUMABLE if code == TERMINATED else code
 
 
 def _get(namespace: str, *what: str) -> dict[str, Any]:

@@ -15,12 +15,12 @@ from dask.utils import parse_bytes
 from distmm import tls
 from distmm.durations import seconds
 from distmm.errors import InputError
-from distmm.submit import dashboard_access
-from distmm.submit.schema import Job
+from distmm.submit import dashboard_access, network_policy
+from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret"]
+__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret", "secret_name"]
 
 Manifest = dict[str, Any]
 
@@ -29,8 +29,11 @@ COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
 SCHEDULER_PORTS = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
 TLS_FOLDER = "/etc/distmm/tls"
 
-# What the scheduler and the client need; neither holds a block.
+# What the client needs, which holds no block.
 SMALL = {"cpu": "1", "memory": "4Gi"}
+
+# Seconds that a client waits for workers that a queue has yet to admit: nothing is wrong meanwhile.
+QUEUE_SECONDS = 7 * 24 * 3600
 
 DASK_API = "kubernetes.dask.org/v1"
 
@@ -45,6 +48,11 @@ def job(job: Job) -> list[Manifest]:
         that mean nothing here.
     """
     product = job.product
+    if job.workers.interface:
+        raise InputError(
+            f"workers.interface = {job.workers.interface!r}: pods have the networks that their cluster gives them; "
+            f"leave it out, and ask for another network by kubernetes.annotations"
+        )
     for key in ("walltime", "restarts"):
         if key in job.run.model_fields_set:
             raise InputError(
@@ -63,6 +71,7 @@ def job(job: Job) -> list[Manifest]:
     address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
     # Nodes may have to be added and the image be pulled first.
     patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
+    patience += QUEUE_SECONDS if job.kubernetes.queue else 0
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
     command += ["--overwrite"] if product.overwrite else []
@@ -74,13 +83,13 @@ def job(job: Job) -> list[Manifest]:
         **_steady(job),
     }
     spec = {"job": {"spec": runner}, "cluster": {"spec": _cluster_spec(job)}}
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _metadata(job), "spec": spec}]
+    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _queued(job), "spec": spec}]
 
 
 def cluster(job: Job) -> list[Manifest]:
     """Return the same cluster without a product: a network policy and a DaskCluster, for interactive use."""
     spec = _cluster_spec(job)
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _metadata(job), "spec": spec}]
+    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _queued(job), "spec": spec}]
 
 
 def certificates(job: Job) -> tls.Certificates | None:
@@ -88,9 +97,14 @@ def certificates(job: Job) -> tls.Certificates | None:
     return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
 
 
+def secret_name(job: Job) -> str:
+    """Name the Secret with a job's certificates."""
+    return f"{job.run.name}-tls"
+
+
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
     """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``."""
-    metadata = _metadata(job) | {"name": f"{job.run.name}-tls"}
+    metadata = _metadata(job) | {"name": secret_name(job)}
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
@@ -114,8 +128,21 @@ class _NoAliases(yaml.SafeDumper):
 
 
 def _metadata(job: Job) -> Manifest:
-    labels = {"app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name}
-    return {"name": job.run.name, "namespace": job.kubernetes.namespace, "labels": labels}
+    """Return name, labels and annotations; the operator gives those of a DaskJob to all that it makes of it."""
+    options = job.kubernetes
+    labels = {**options.labels, "app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name}
+    found: Manifest = {"name": job.run.name, "namespace": options.namespace, "labels": labels}
+    if options.annotations:
+        found["annotations"] = dict(options.annotations)
+    return found
+
+
+def _queued(job: Job) -> Manifest:
+    """Return the same with the label by which Kueue holds pods back until its queue admits them."""
+    metadata = _metadata(job)
+    if job.kubernetes.queue:
+        metadata["labels"][QUEUE_LABEL] = job.kubernetes.queue
+    return metadata
 
 
 def _protocol(job: Job) -> str:
@@ -138,13 +165,17 @@ def _cluster_spec(job: Job) -> Manifest:
         worker += gpu_worker_setup.worker_options()
     else:
         worker += ["--nworkers", str(workers.per_node)]
+    options = job.kubernetes
     node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}
     if gpu:
-        node["nvidia.com/gpu"] = str(workers.per_node)
+        node[options.gpu_resource] = str(workers.per_node)
+    if options.rdma_resource:
+        node[options.rdma_resource] = "1"
+    small = {"cpu": str(options.scheduler_cpus), "memory": str(int(parse_bytes(options.scheduler_memory)))}
     selector = {"dask.org/cluster-name": job.run.name, "dask.org/component": "scheduler"}
     return {
         "scheduler": {
-            "spec": {**_pod(job, "scheduler", scheduler, SMALL, SCHEDULER_PORTS), **_steady(job)},
+            "spec": {**_pod(job, "scheduler", scheduler, small, SCHEDULER_PORTS), **_steady(job)},
             "service": {
                 "type": "ClusterIP",
                 "selector": selector,
@@ -183,11 +214,17 @@ def _pod(
         **dashboard_access.environment(job.run.dashboard),
         **tls.environment(places if job.run.tls != "none" else None),
     }
+    if options.endpoint:
+        environment["AWS_ENDPOINT_URL"] = options.endpoint
     if name == "worker":
         environment["DASK_DISTMM__WORKER_PORTS"] = f"{WORKER_HTTP}-{WORKER_HTTP + job.workers.per_node - 1}"
     mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+    disk = {}
+    if options.ephemeral_storage:
+        disk["sizeLimit"] = str(int(parse_bytes(options.ephemeral_storage)))
+        resources = {**resources, "ephemeral-storage": disk["sizeLimit"]}
     volumes: list[Manifest] = [
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": disk},
         {"name": "shm", "emptyDir": {"medium": "Memory"}},  # UCX inside a node; 64 MB by default
     ]
     if options.claim:
@@ -195,7 +232,7 @@ def _pod(
         volumes.append({"name": "matrices", "persistentVolumeClaim": {"claimName": options.claim}})
     if job.run.tls != "none":
         mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})  # type: ignore[dict-item]
-        volumes.append({"name": "tls", "secret": {"secretName": f"{job.run.name}-tls", "defaultMode": 0o440}})
+        volumes.append({"name": "tls", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}})
     container: Manifest = {
         "name": name,
         "image": options.image,
@@ -217,9 +254,13 @@ def _pod(
         container["startupProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 60}  # CUDA starts slowly
         container["readinessProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 3}
         container["livenessProbe"] = {**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6}
-    account = {"serviceAccountName": options.service_account} if options.service_account else {}
+    named = {"serviceAccountName": options.service_account, "priorityClassName": options.priority_class}
+    if name == "worker":
+        named["runtimeClassName"] = options.runtime_class
+    secrets = {"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}
     return {
-        **account,
+        **{key: value for key, value in named.items() if value},
+        **secrets,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "securityContext": {
@@ -250,7 +291,8 @@ def _for_workers(job: Job) -> Manifest:
     """Say on which nodes workers run."""
     found: Manifest = {"tolerations": []}
     if job.workers.device == "gpu":
-        found["tolerations"].append({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"})
+        taints = dict.fromkeys(("nvidia.com/gpu", job.kubernetes.gpu_resource))  # in this order, each once
+        found["tolerations"] += [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taints]
     if job.kubernetes.spot:
         label, value = job.kubernetes.spot.split("=")
         found["tolerations"].append({"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"})
@@ -264,25 +306,6 @@ def _for_workers(job: Job) -> Manifest:
 
 
 def _policy(job: Job) -> Manifest:
-    """Let the pods of the cluster talk to each other, to DNS, and to an object store if there is one.
-
-    Nobody else comes in, but for a Prometheus that the job file names. A Dask scheduler runs what it is sent. The
-    dashboard is reached by ``kubectl port-forward``, which needs no rule.
-    """
-    own = {"podSelector": {"matchLabels": {"dask.org/cluster-name": job.run.name}}}
-    egress: list[Manifest] = [
-        {"to": [own]},
-        {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
-    ]
-    if any("://" in path for path in (job.product.a, job.product.b, job.product.c)):
-        egress.append({"ports": [{"protocol": "TCP", "port": 443}]})
-    ingress: list[Manifest] = [{"from": [own]}]
-    last = max(_worker_ports(job).values())
-    pages = [{"protocol": "TCP", "port": DASHBOARD}, {"protocol": "TCP", "port": WORKER_HTTP, "endPort": last}]
-    if job.run.dashboard == "all":
-        ingress.append({"ports": pages})
-    elif job.kubernetes.monitoring:
-        namespace = {"matchLabels": {"kubernetes.io/metadata.name": job.kubernetes.monitoring}}
-        ingress.append({"from": [{"namespaceSelector": namespace}], "ports": pages})
-    spec = {**own, "policyTypes": ["Ingress", "Egress"], "ingress": ingress, "egress": egress}
+    ports = range(WORKER_HTTP, WORKER_HTTP + job.workers.per_node)
+    spec = network_policy.rules(job, DASHBOARD, ports)
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(job), "spec": spec}

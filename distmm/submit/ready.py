@@ -87,7 +87,7 @@ def _dashboard(port: int) -> str:
     jump = f"-J {login} " if login and login != node else ""
     return (
         f"dashboard on {node}, port {port}; from your machine: ssh -N -L 8787:127.0.0.1:{port} {jump}{node}, then "
-        f"http://localhost:8787/status"
+        f"http://localhost:8787/distmm"
     )
 
 

@@ -26,7 +26,6 @@ SCRIPT = """\
 # it again to go on.
 exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
 set -uo pipefail
-umask 077
 python={python}
 folder={folder}
 run=$folder/{name}-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}
@@ -112,7 +111,7 @@ fi
 scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo {killed})
-[ -z "$lost" ] || code={resumable}
+[ -z "$lost" ] && [ "$code" -ne {terminated} ] || code={resumable}
 [ "$SECONDS" -lt {deadline} ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
@@ -143,6 +142,10 @@ PATIENCE_SECONDS = 600
 # Exit code of a job that was stopped, or has lost its scheduler or workers, with all finished work kept (EX_TEMPFAIL of
 # sysexits.h).
 RESUMABLE = 75
+
+# Exit code of a client that SIGTERM ended before its product had begun, while Python imports, for example: nothing is
+# lost, and the job is one that was stopped.
+TERMINATED = 143
 
 # Exit code of a job whose client was killed: 128 and the number of SIGKILL, as in shells.
 KILLED = 137
@@ -197,6 +200,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
         killed=KILLED,
+        terminated=TERMINATED,
         restarts=job.run.restarts,
     )
 

@@ -16,7 +16,7 @@ from tornado.ioloop import IOLoop
 if TYPE_CHECKING:
     from bokeh.document import Document
 
-__all__ = ["Build", "add_handler", "add_pages", "dress"]
+__all__ = ["Build", "add_handler", "add_pages", "dress", "has_page"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,12 @@ def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str,
         _add_pages(scheduler, server, f"/{page}", build, plots)
     except Exception as error:
         _without(f"the page /{page}", error)
+
+
+def has_page(scheduler: Scheduler, page: str) -> bool:
+    """Whether the scheduler serves a page of Bokeh's."""
+    server = getattr(scheduler, "http_application", None)
+    return any(page in getattr(application, "app_paths", ()) for application in getattr(server, "applications", ()))
 
 
 def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:

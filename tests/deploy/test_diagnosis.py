@@ -32,6 +32,8 @@ def event(reason: str, message: str = "", about: str = "product-default-worker-1
     return {"reason": reason, "message": message, "involvedObject": {"name": about}, "lastTimestamp": time}
 
 
+GATED = pod(conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated", "message": "blocked"}])
+QUEUED = {"name": "product-default-worker-1", "labels": {"kueue.x-k8s.io/queue-name": "gpus"}}
 NO_GPUS = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 QUOTA = 'pods "product-runner" is forbidden: exceeded quota: gpus, requested: requests.nvidia.com/gpu=8, used: 8'
 
@@ -66,6 +68,9 @@ def test_a_job_that_can_never_start_is_seen(pods: list[Any], events: list[Any], 
         ([waiting("CrashLoopBackOff", restarts=1)], [], 5),
         ([unscheduled(NO_GPUS)], [], 599),  # another job may end
         ([unscheduled(NO_GPUS)], [event("TriggeredScaleUp")], 5000),  # nodes are on their way
+        ([GATED], [], 50_000),  # its queue has not admitted it
+        ([waiting("CrashLoopBackOff", restarts=9), GATED], [], 50_000),  # nor its scheduler, which workers seek in vain
+        ([{**unscheduled(NO_GPUS), "metadata": QUEUED}], [], 50_000),  # its queue has, a moment ago
         ([unscheduled(NO_GPUS)], [event("NotTriggerScaleUp", time="2026-11-22T09:59:00Z")], 5),  # of an earlier job
         ([], [event("FailedCreate", QUOTA, about="productive-runner")], 5),  # of another job
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -91,9 +92,32 @@ def test_the_check_of_manifests_sees_a_wrong_key_and_a_wrong_type() -> None:
 @pytest.mark.parametrize(
     ("name", "options"), [("job", ["--cluster", "kubernetes", "--dry-run"]), ("cluster", ["--only-cluster"])]
 )
-def test_shipped_manifests_are_what_distmm_submit_prints(name: str, options: list[str]) -> None:
-    done = CliRunner().invoke(app, ["submit", str(DEPLOY / f"{name}.toml"), *options])
-    assert (done.exit_code, done.output) == (0, (DEPLOY / f"{name}.yaml").read_text())
+def test_shipped_manifests_are_what_distmm_submit_prints(name: str, options: list[str], tmp_path: Path) -> None:
+    folder = ["--set", f"run.folder={tmp_path}"]
+    done = CliRunner().invoke(app, ["submit", str(DEPLOY / f"{name}.toml"), *options, *folder])
+    assert (done.exit_code, done.stdout) == (0, (DEPLOY / f"{name}.yaml").read_text())
+
+
+@pytest.mark.parametrize("options", [["--cluster", "kubernetes", "--dry-run"], ["--only-cluster"]])
+def test_printed_manifests_come_with_the_command_that_makes_their_secret(
+    options: list[str], job: jobfile.Job, tmp_path: Path
+) -> None:
+    done = CliRunner().invoke(app, ["submit", str(tmp_path / "job.toml"), *options])
+    assert done.exit_code == 0, done.output
+    assert "PRIVATE KEY" not in done.output
+    (command,) = [line for line in done.stderr.splitlines() if line.startswith("kubectl")]
+    for pod in _pods([part["spec"] for part in yaml.safe_load_all(done.stdout)]):
+        (volume,) = [volume for volume in pod["volumes"] if volume["name"] == "tls"]
+        assert f"create secret generic {volume['secret']['secretName']} " in command
+    files = dict(word.removeprefix("--from-file=").split("=") for word in shlex.split(command)[7:])
+    assert sorted(files) == ["ca.pem", "cert.pem", "key.pem"]
+    assert all(Path(path).read_text().startswith("-----BEGIN") for path in files.values())
+
+
+def test_a_folder_that_cannot_take_certificates_is_named(job: jobfile.Job, tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(InputError, match=r"run: .*set run.folder to a folder that you can write, for the certificates"):
+        kubernetes.secret_command(job)
 
 
 def test_workers_alone_have_gpus_and_may_run_on_spot_nodes() -> None:
@@ -145,6 +169,86 @@ def test_what_the_operator_makes_of_a_job_is_right_by_the_schemas() -> None:
     assert f"tls://{made[2]['metadata']['name']}.matrices.svc:8786" in pods[0]["spec"]["containers"][0]["command"]
 
 
+SITE = """\
+[kubernetes]
+claim = "matrices"
+labels = { team = "physics", "example.com/cost-centre" = "42" }
+annotations = { "k8s.v1.cni.cncf.io/networks" = '[{"name": "ib0"}]' }
+queue = "gpus"
+pull_secret = "registry.example.com"
+priority_class = "batch"
+runtime_class = "nvidia"
+gpu_resource = "nvidia.com/mig-3g.40gb"
+rdma_resource = "rdma/hca_shared_devices_a"
+scheduler_cpus = 4
+scheduler_memory = "16GiB"
+ephemeral_storage = "200GB"
+"""
+
+
+def test_what_a_site_asks_for_reaches_every_pod_as_the_operator_makes_them(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.replace('[kubernetes]\nclaim = "matrices"\n', SITE).replace('"cpu"', '"gpu"'))
+    policy, job = manifests.job(jobfile.load(path, ["run.tls=none", "workers.transport=ucx"]))
+    check(policy)
+    check(job)
+    (scheduler, worker, runner), objects = _made(job)
+    for made in objects:
+        labels = made["metadata"]["labels"]
+        assert {"team": "physics", "example.com/cost-centre": "42"}.items() <= labels.items()
+        assert labels["kueue.x-k8s.io/queue-name"] == "gpus"
+        assert made["metadata"]["annotations"] == {"k8s.v1.cni.cncf.io/networks": '[{"name": "ib0"}]'}
+    for pod in (scheduler, worker, runner):
+        assert pod["imagePullSecrets"] == [{"name": "registry.example.com"}]
+        assert pod["priorityClassName"] == "batch"
+        assert pod["containers"][0]["resources"]["limits"]["ephemeral-storage"] == "200000000000"
+        assert pod["volumes"][0]["emptyDir"] == {"sizeLimit": "200000000000"}
+    assert [pod.get("runtimeClassName") for pod in (scheduler, worker, runner)] == [None, "nvidia", None]
+    limits = worker["containers"][0]["resources"]["limits"]
+    assert (limits["nvidia.com/mig-3g.40gb"], limits["rdma/hca_shared_devices_a"]) == ("2", "1")
+    assert [one["key"] for one in worker["tolerations"]] == ["nvidia.com/gpu", "nvidia.com/mig-3g.40gb"]
+    assert scheduler["containers"][0]["resources"]["limits"]["cpu"] == "4"
+    assert scheduler["containers"][0]["resources"]["limits"]["memory"] == str(16 * 2**30)
+    patience = int(runner["containers"][0]["command"][5])
+    assert patience > manifests.QUEUE_SECONDS  # a queue may take days
+
+
+def _made(job: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the pods of scheduler, worker and client, and all objects that the operator makes, checked."""
+    parts = job["spec"]["cluster"]["spec"]
+    meta = {"labels": job["metadata"]["labels"], "annotations": job["metadata"].get("annotations", {})}
+    worker = controller.build_worker_deployment_spec("p-default", "m", "p", "abc", parts["worker"]["spec"], **meta)
+    scheduler = controller.build_scheduler_deployment_spec("p", parts["scheduler"]["spec"], **meta)
+    service = controller.build_scheduler_service_spec("p", parts["scheduler"]["service"], **meta)
+    runner = controller.build_job_pod_spec("p", "p", "m", job["spec"]["job"]["spec"], **meta)
+    pods = [scheduler["spec"]["template"], worker["spec"]["template"], runner]
+    for made in (scheduler, worker, service, runner):
+        check(made)
+    return [pod["spec"] for pod in pods], [scheduler, worker, service, *pods]
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "ports"),
+    [
+        ("", [443]),
+        ("https://store.example.com", [443]),
+        ("http://minio.storage.svc:9000", [443, 9000]),
+        ("http://store", [80, 443]),
+    ],
+)
+def test_an_object_store_of_ones_own_is_told_to_clients_and_let_through(
+    tmp_path: Path, endpoint: str, ports: list[int]
+) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("/data/", "s3://bucket/").replace('claim = "matrices"', ""))
+    policy, manifest = manifests.job(jobfile.load(tmp_path / "job.toml", [f"kubernetes.endpoint={endpoint}"]))
+    check(policy)
+    check(manifest)
+    assert policy["spec"]["egress"][-1] == {"ports": [{"protocol": "TCP", "port": port} for port in ports]}
+    for pod in _pods(manifest["spec"]):
+        found = [one["value"] for one in pod["containers"][0]["env"] if one["name"] == "AWS_ENDPOINT_URL"]
+        assert found == ([endpoint] if endpoint else [])
+
+
 def test_no_pod_has_root_a_token_or_a_file_system_to_write_on() -> None:
     for name in ("job.yaml", "cluster.yaml"):
         _, manifest = yaml.safe_load_all((DEPLOY / name).read_text())
@@ -162,6 +266,9 @@ def test_no_pod_has_root_a_token_or_a_file_system_to_write_on() -> None:
 
 
 def _pods(part: Any) -> Any:
+    if isinstance(part, list):
+        for value in part:
+            yield from _pods(value)
     if isinstance(part, dict):
         if "containers" in part:
             yield part
@@ -307,6 +414,7 @@ def test_prometheus_may_come_in_where_the_job_file_names_its_namespace(tmp_path:
         ("product.a=/elsewhere/A.npy", r"product.a = '/elsewhere/A.npy' is not seen by pods"),
         ("kubernetes.claim=", "C would be lost with its pod: set kubernetes.claim"),
         ("run.walltime=4h", "run.walltime = '4h': pods have no walltime.*leave it out"),
+        ("workers.interface=ib0", "workers.interface = 'ib0': pods have the networks that their cluster gives them"),
         ("run.restarts=3", "run.restarts = 3: pods have no walltime.*leave it out"),
     ],
 )
@@ -337,8 +445,8 @@ if silent.exists() and (left := int(silent.read_text())):
     sys.exit("Unable to connect to the server: dial tcp: connection refused")
 if (folder / "missing").exists() and words[:3] == ["get", *(folder / "missing").read_text().split()]:
     sys.exit(f'Error from server (NotFound): {{words[1]}}s "{{words[2]}}" not found')
-if words[0] == "apply":
-    with (folder / "applied").open("a") as file:
+if words[0] in ("apply", "create"):
+    with (folder / ("applied" if words[0] == "apply" else "created")).open("a") as file:
         file.write(sys.stdin.read() + "---\\n")
 elif words[0] == "get":
     answer = folder / (words[1] + ".json")
@@ -375,12 +483,15 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
 ) -> None:
     kubernetes.submit(job)
     found = [part for part in yaml.safe_load_all((answers / "applied").read_text()) if part]
-    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy", "Secret"]
-    for part in found[2:]:
+    assert [part["kind"] for part in found] == ["NetworkPolicy", "DaskJob", "NetworkPolicy"]
+    assert found[2]["spec"] == found[0]["spec"]
+    # What is applied is kept in an annotation: a private key must not be.
+    (secret,) = [part for part in yaml.safe_load_all((answers / "created").read_text()) if part]
+    assert secret["kind"] == "Secret"
+    assert "delete secret product-tls --ignore-not-found\ncreate " in (answers / "asked").read_text()
+    for part in (found[2], secret):
         check(part)
         assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
-    assert found[2]["spec"] == found[0]["spec"]
-    secret = found[-1]
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
     assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
 
@@ -396,7 +507,9 @@ def test_what_pods_would_wait_for_in_vain_is_refused_before_they_are_made(
     assert not (answers / "applied").exists()
 
 
-@pytest.mark.parametrize(("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75)])
+@pytest.mark.parametrize(
+    ("phase", "code", "outcome"), [("Succeeded", 0, 0), ("Failed", 1, 1), ("Failed", None, 75), ("Failed", 143, 75)]
+)
 def test_a_job_is_followed_to_the_end_of_its_pod(
     job: jobfile.Job, answers: Path, phase: str, code: int | None, outcome: int
 ) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
 import shutil
+import stat
 import subprocess
 import sys
 from contextlib import suppress
@@ -17,6 +19,7 @@ import pytest
 from distributed import Client
 from typer.testing import CliRunner
 
+import distmm
 from distmm import clusters
 from distmm.errors import InputError
 from distmm.storage import open_matrix
@@ -69,18 +72,20 @@ def stand_in(tmp_path: Path) -> Path:
     return python
 
 
-# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes.
+# It keeps the contract of distmm multiply: SIGTERM ends it with 75 and its work kept; the third start finishes. With a
+# file "starts.early" it is as distmm while Python imports: SIGTERM just ends it.
 STAND_IN = """\
 import os, signal, sys, time
-with open(sys.argv[1], "a") as file:
-    file.write("started\\n")
-if open(sys.argv[1]).read().count("started") == 3:
-    sys.exit(0)
 def stop(number, frame):
     with open(sys.argv[1], "a") as file:
         file.write("stopped\\n")
     os._exit(75)
-signal.signal(signal.SIGTERM, stop)
+if not os.path.exists(sys.argv[1] + ".early"):
+    signal.signal(signal.SIGTERM, stop)
+with open(sys.argv[1], "a") as file:
+    file.write("started\\n")
+if open(sys.argv[1]).read().count("started") == 3:
+    sys.exit(0)
 time.sleep(300)
 """
 
@@ -106,6 +111,22 @@ def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_f
     assert not WRONG.search(done.output), done.output
 
 
+def test_results_have_the_modes_of_the_users_umask_in_batch_and_elastic_mode_alike(slurm: Path, job_file: Path) -> None:
+    job = jobfile.load(job_file)
+    before = os.umask(0o007)  # a user who shares with his group
+    try:
+        assert batch.follow(job, batch.submit(job), lambda line: None) == 0
+        with clusters.connect(f"slurm:{job_file}") as client:
+            distmm.multiply(job.product.a, job.product.b, job_file.parent / "elastic.zarr", client=client)
+    finally:
+        os.umask(before)
+    for name in ("C.zarr", "elastic.zarr"):
+        made = [path for path in job_file.parent.rglob("*") if f"/{name}" in str(path)]
+        assert len(made) > 4
+        modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in made}
+        assert set(modes.values()) == {0o660, 0o770}, modes
+
+
 def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     slurm: Path, job_file: Path, stand_in: Path
 ) -> None:
@@ -117,15 +138,19 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     assert sum("requeued, to go on" in line for line in said) >= 2
 
 
-def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path) -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Path, stand_in: Path, early: bool) -> None:
     (job_file.parent / "starts").write_text("started\nstopped\n")  # so that the second start finishes
+    if early:
+        (job_file.parent / "starts.early").touch()
     job, number = _submit(job_file, stand_in, "slurm.partition=low", "workers.cpus=4")
     _until_log(job_file.parent / "starts", "stopped\nstarted")
     urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     said: list[str] = []
     assert batch.follow(job, number, said.append) == 0, said
-    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
+    stopped = [] if early else ["stopped"]
+    assert (job_file.parent / "starts").read_text().split() == ["started", "stopped", "started", *stopped, "started"]
     assert not WRONG.search(_log(job, number)), _log(job, number)
 
 

@@ -368,7 +368,7 @@ def test_the_demo_does_the_main_job_from_a_bare_start(tmp_path: Path) -> None:
     command = [*RUN, "demo", "--size", "150", "--device", "cpu", "--workers", "2", "--dir", "here"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
-    assert "dashboard http://127.0.0.1:" in done.stderr
+    assert re.search(r"Cluster with 2 workers, dashboard http://127.0.0.1:\d+/distmm$", done.stderr, re.MULTILINE)
     assert [
         word for word in ("Plan", "151 x 135 times 135 x 163", "Done", "FLOP/s", "C.zarr") if word not in done.stdout
     ] == []

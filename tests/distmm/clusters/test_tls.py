@@ -7,9 +7,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 from distributed import Client, Scheduler
 from distributed.security import Security
 
@@ -99,6 +103,43 @@ def test_certificates_in_a_folder_are_for_their_owner_only_and_join(tmp_path: Pa
     os.chmod(places["key"], 0o644)
     with pytest.raises(InputError, match=r"key.pem can be read by others; type chmod 600"):
         tls.security(str(folder))
+
+
+def _valid_for(days: int, places: tls.Certificates) -> None:
+    """Replace certificates by those of Dask as they are so many days before their end."""
+    key = serialization.load_pem_private_key(Path(places["key"]).read_bytes(), None)
+    assert isinstance(key, rsa.RSAPrivateKey)
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dask-internal")])
+    end = datetime.now(UTC) + timedelta(days=days, hours=1)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 7, end - timedelta(days=365), end)
+    text = builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+    for what in ("ca", "cert"):
+        Path(places[what]).write_bytes(text)
+
+
+@pytest.mark.parametrize(("days", "again"), [(-1, True), (29, True), (31, False)])
+def test_temporary_certificates_that_end_soon_are_made_anew(tmp_path: Path, days: int, again: bool) -> None:
+    places = tls.certificate_paths("temporary", str(tmp_path), "job")
+    assert places is not None
+    tls.create(places)
+    _valid_for(days, places)
+    before = Path(places["key"]).read_bytes()
+    tls.create(places)
+    assert (Path(places["key"]).read_bytes() != before) == again
+    tls.check(places)
+    assert [stat.S_IMODE(os.stat(path).st_mode) for path in places.values()] == [0o600] * 3
+
+
+def test_own_certificates_that_have_expired_or_are_none_are_refused(tmp_path: Path) -> None:
+    places = tls.certificate_paths("temporary", str(tmp_path), "job")
+    assert places is not None
+    tls.create(places)
+    _valid_for(-1, places)
+    with pytest.raises(InputError, match=r"ca.pem has expired on 20\d\d-\d\d-\d\d; put a new certificate there"):
+        tls.security(str(tmp_path / "job.tls"))
+    Path(places["ca"]).write_text("no certificate")
+    with pytest.raises(InputError, match=r"ca.pem is no certificate in PEM"):
+        tls.security(str(tmp_path / "job.tls"))
 
 
 def test_a_folder_without_certificates_is_refused(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm import durations
 from distmm.errors import InputError
 from distmm.submit import jobfile
 
@@ -54,9 +55,17 @@ def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_sched
     assert job.workers.memory_each == (900 - 8) * 10**9 // 8
 
 
-@pytest.mark.parametrize("walltime", ["4h", "04:00:00", "240m", "3h60m", "14400"])
+@pytest.mark.parametrize("walltime", ["4h", "04:00:00", "240m", "3h60m", "14400", "0-04:00:00"])
 def test_a_walltime_is_written_as_a_deadline_is(write, walltime: str) -> None:
     assert jobfile.load(write(PRODUCT), [f"run.walltime={walltime}"]).seconds("walltime") == 4 * 3600
+    assert durations.seconds(walltime) == 4 * 3600
+
+
+def test_days_are_written_as_slurm_writes_them() -> None:
+    assert durations.seconds("2-12:00:00") == 60 * 3600
+    for text in ("2-12:00", "2-", "-12:00:00", "2-1h"):
+        with pytest.raises(InputError, match="is no time"):
+            durations.seconds(text)
 
 
 def test_keys_can_be_set_from_outside(write) -> None:
@@ -116,6 +125,18 @@ def test_errors_name_the_line_and_what_should_be_there(write, text: str, line: i
         ("kubernetes.image", "distmm\n  privileged: true"),
         ("kubernetes.spot", "a=b=c"),
         ("kubernetes.mount", "/data/../etc"),
+        ("kubernetes.node_label", "-pool=gpu"),
+        ("kubernetes.spot", f"pool={'x' * 64}"),
+        ("kubernetes.pull_secret", "Registry"),
+        ("kubernetes.claim", "a" * 254),
+        ("kubernetes.queue", "gpus.large"),
+        ("kubernetes.gpu_resource", "gpu"),
+        ("kubernetes.gpu_resource", "kubernetes.io/gpu"),
+        ("kubernetes.rdma_resource", "rdma/hca devices"),
+        ("kubernetes.endpoint", "store:9000"),
+        ("kubernetes.endpoint", "http://key:secret@store:9000"),
+        ("kubernetes.endpoint", "http://store:65536"),
+        ("kubernetes.ephemeral_storage", "much"),
     ],
 )
 def test_hostile_values_are_refused(write, key: str, value: str) -> None:
@@ -127,6 +148,35 @@ def test_hostile_values_are_refused(write, key: str, value: str) -> None:
         text += f"[{head}]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in rows.items())
     with pytest.raises(InputError, match=rf"job.toml:\d+: {name} = .* is not "):
         jobfile.load(write(text))
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ('labels = "physics"', "labels = 'physics' is not a table such as { team = \"physics\" }"),
+        ("labels = { team = 3 }", "labels = 3 is not text in quotes"),
+        ('labels = { team = "solid state" }', "is not labels by Kubernetes' rules"),
+        ('labels = { "a/b/c" = "d" }', "is not labels by Kubernetes' rules"),
+        ('labels = { "dask.org/cluster-name" = "other" }', "none of dask.org"),
+        ('labels = { "app.kubernetes.io/instance" = "other" }', "none of dask.org, app.kubernetes.io"),
+        ('labels = { "kueue.x-k8s.io/queue-name" = "gpus" }', "the queue of Kueue as kubernetes.queue"),
+        ('annotations = { "-x" = "" }', "is not annotations by Kubernetes' rules"),
+        ('annotations = { x = "a\\nb" }', "values of one line"),
+        ('annotations = { "kubectl.kubernetes.io/x" = "" }', "which the operator leaves out"),
+    ],
+)
+def test_labels_and_annotations_that_kubernetes_or_the_operator_would_not_take_are_refused(
+    write, entry: str, said: str
+) -> None:
+    with pytest.raises(InputError) as error:
+        jobfile.load(write(PRODUCT + f"[kubernetes]\n{entry}\n"))
+    assert str(error.value).startswith(f"{write(PRODUCT + f'[kubernetes]{chr(10)}{entry}')}:6: ")
+    assert said in str(error.value)
+
+
+def test_rdma_without_ucx_is_refused(write) -> None:
+    with pytest.raises(InputError, match=r"job.toml:6: RDMA is for UCX.*workers.transport = 'ucx'"):
+        jobfile.load(write(PRODUCT + '[kubernetes]\nrdma_resource = "rdma/hca"\n'))
 
 
 @pytest.mark.parametrize(
