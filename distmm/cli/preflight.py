@@ -26,7 +26,7 @@ LACKING = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:
 
 
 def check_product(job: Job, say: Callable[[str], None]) -> None:
-    """Refuse a product of which this machine sees that it cannot be computed; `say` takes what was not checked.
+    """Refuse a product if this machine can tell that it cannot be computed; `say` is told what was not checked.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
 
 
 def check_packages(job: Job, python: str | None) -> None:
-    """Refuse a job whose workers would lack a package; a Python that is not here is not asked.
+    """Refuse a job whose workers would lack a package. This is not checked if their Python is not on this machine.
 
     Raises
     ------

@@ -107,7 +107,7 @@ def install(client: Client) -> None:
 
 
 def _register_on_workers(client: Client, plugin: WorkerPlugin) -> None:
-    """Register a plugin of workers again if Dask, which asks them all, has met one that died at this moment."""
+    """Register a worker plugin. Dask asks all workers, and raises an error if one dies meanwhile: try again then."""
     for _ in range(REGISTRATIONS - 1):
         try:
             client.register_plugin(plugin)
@@ -241,7 +241,7 @@ def _measure(client: Client | None, workers: frozenset[str], choice: tasks.Kerne
 
 
 def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
-    """Put together what workers have told: of figures that differ, the least; and choose one kernel for all of them.
+    """Combine what the workers reported, and choose one kernel for all. Where figures differ, the least counts.
 
     Raises
     ------
