@@ -228,7 +228,7 @@ def _here(
 
 
 def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
-    """Have each worker measure the kernels for a type, if nobody has on such a GPU; once for these workers."""
+    """Have each worker measure the kernels for a type, unless that was done for its GPU; once for these workers."""
 
     def done() -> float:
         if client is None:
@@ -271,7 +271,7 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
 
 
 def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) -> str:
-    """Choose the kernel that takes the slowest worker the least time, of those that all workers have.
+    """Choose, among the kernels that all workers have, the one with which the slowest worker takes least time.
 
     Workers with other rates would choose differently, and the bits of a block would depend on who multiplies it.
     """

@@ -31,7 +31,7 @@ LONG_SECONDS = 1800.0
 
 
 def largest_share(schedule: Schedule, by_rows: bool) -> float:
-    """Share of C's blocks that are finished together: a wave, or with `by_rows` all waves of the same rows."""
+    """Largest share of C's blocks that are finished together: a wave, or with `by_rows` all waves of the same rows."""
     blocks: Counter[Hashable] = Counter()
     for wave in schedule.waves:
         blocks[wave.rows if by_rows else wave.index] += wave.c_blocks
