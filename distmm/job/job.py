@@ -260,7 +260,7 @@ class Job:
         )
 
     def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:
-        """Remove the C that is replaced from the place of the new blocks, its certificate and its name first.
+        """Remove what lies where blocks are to go: a C that is replaced, first of all its certificate and its name.
 
         An object store has no names that could be changed at the end.
         """

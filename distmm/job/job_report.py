@@ -1,4 +1,4 @@
-"""The report of a run: a page with what telemetry has recorded. It is written beside C, complete or not.
+"""The report of a run, a page that telemetry makes of what it has seen: beside C, whether C is complete or not.
 
 Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
 """

@@ -62,7 +62,7 @@ def request(
 
 
 def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
-    """Plan a job. A long one gets short waves, so that a run that is stopped early loses little work."""
+    """Plan a job: one that takes long in short waves, so that a run that ends early loses little of its work."""
     made = _planned(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made

@@ -156,7 +156,7 @@ class Target(ABC):
         return {}
 
     def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk replaces what is there
-        """Remove what is in the place of a block, after writing it has raised FileExistsError."""
+        """Make room for a block, where writing it has raised FileExistsError."""
 
     @abstractmethod
     def sync(self, rows: slice, cols: slice) -> None:

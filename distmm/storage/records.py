@@ -1,7 +1,7 @@
 """Stores of a job's records (manifest, lock, markers, certificate): files on a disk, or objects in an object store.
 
-A record has a few kilobytes. Readers see all of it or nothing. `records(path)` returns the store for a path, `Disk` or
-`Objects`; both make the same promises. Names of folders and records are paths or URLs.
+A record is a few kilobytes, and whole or not there. `records(path)` returns the store of a path: `Disk` or `Objects`,
+which make the same promises by other means. Names of folders and records are paths, or URLs.
 """
 
 from __future__ import annotations
