@@ -11,7 +11,7 @@ column ``i % columns``, as its transpose; a worker that needs it as both gets it
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
@@ -104,15 +104,19 @@ class Layout:
 
     def chains(self, wave: Wave) -> Ints:
         """Blocks of C of a wave that each rank multiplies."""
-        return self._of_single_elements.c_bytes(wave, 1, self.layers)
-
-    @cached_property
-    def _of_single_elements(self) -> Layout:
-        """The layout if each block of C had one element: its elements are blocks."""
-        blocking = self.blocking
-        m, n, *batch = ((1,) * len(edges) for edges in (blocking.m, blocking.n, *blocking.batch))
-        single = replace(blocking, m=m, n=n, batch=tuple(batch))
-        return Layout(self.problem, replace(self.schedule, blocking=single))
+        counts = np.zeros(self._shape, np.int64)
+        if wave.triangle:
+            counts[: self.layers] = self._triangle(wave, np.ones(len(wave.rows), np.int64))
+        else:
+            rows, columns = (
+                np.bincount(np.arange(at.start, at.stop) % lines, minlength=lines)
+                for at, lines in ((wave.rows, self.grid.rows), (wave.columns, self.grid.columns))
+            )
+            counts[: self.layers] = np.outer(rows, columns)
+        by_rank: Ints = counts.ravel()
+        for blocks in self.blocking.wave_batches(wave):
+            by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
+        return by_rank
 
     @cached_property
     def busiest(self) -> int:
@@ -248,12 +252,15 @@ class Layout:
 
     def _areas(self, wave: Wave) -> Ints:
         """Elements of the blocks of C of a wave that each cell of the grid multiplies."""
-        rows, columns = self.grid.rows, self.grid.columns
         if not wave.triangle:
             area: Ints = np.outer(*self._sums(wave))
             return area
+        return self._triangle(wave, self._edges[0][wave.rows.start : wave.rows.stop])
+
+    def _triangle(self, wave: Wave, edges: Ints) -> Ints:
+        """Sum of ``edges[i] * edges[j]`` over the blocks of a triangle, for each cell of the grid."""
+        rows, columns = self.grid.rows, self.grid.columns
         at = np.arange(wave.rows.start, wave.rows.stop)
-        edges = self._edges[0][at]
         widths = np.zeros((len(at), columns), np.int64)
         widths[np.arange(len(at)), at % columns] = edges
         areas = np.zeros((rows, columns), np.int64)
