@@ -14,7 +14,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.api.array_types import package_of
 
-__all__ = ["coincide", "overlap", "repeats", "store_of"]
+__all__ = ["coincide", "overlap", "repeats"]
 
 Part = tuple[Hashable, float, float]  # the file or store that holds elements, and their first byte and end in it
 
@@ -96,18 +96,10 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
         base = getattr(base, "base", None)
 
 
-def store_of(array: Any) -> Any:
-    """Return the store of a Zarr array, without its wrappers."""
-    import zarr
-
-    store: Any = array.store
-    while isinstance(store, zarr.storage.WrapperStore):
-        store = store._store
-    return store
-
-
 def _zarr(array: Any) -> Hashable:
     import zarr
+
+    from distmm.storage.zarr_internals import dictionary_of, store_of
 
     store = store_of(array)
     if isinstance(store, zarr.storage.LocalStore):
@@ -116,7 +108,7 @@ def _zarr(array: Any) -> Hashable:
         return _file(os.path.join(store.fs.unstrip_protocol(store.path), array.path).rstrip("/"))
     if isinstance(store, zarr.storage.ZipStore):
         return _file(os.fspath(store.path)), array.path
-    return id(getattr(store, "_store_dict", store)), array.path  # views of a memory store share their dictionary
+    return id(dictionary_of(store)), array.path
 
 
 def _file(path: str) -> Hashable:

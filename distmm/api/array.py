@@ -1,4 +1,4 @@
-"""What users call: `matmul`, `gemm` and `gram`, on Dask, NumPy, CuPy and Zarr arrays and what is like them."""
+"""The public functions `matmul`, `gemm` and `gram`, for Dask, NumPy, CuPy, Zarr and similar arrays."""
 
 from __future__ import annotations
 

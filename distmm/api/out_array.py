@@ -33,7 +33,7 @@ from dask.array.core import handle_out
 from dask.base import get_scheduler
 from distributed import Client, Future, futures_of
 
-from distmm.api.aliasing import overlap, repeats, store_of
+from distmm.api.aliasing import overlap, repeats
 from distmm.api.array_types import package_of
 from distmm.api.operands import kind_of
 from distmm.api.waves import Graph, Waves
@@ -147,6 +147,8 @@ def _is_shared(out: Any) -> bool:
     """Whether several processes may write to different chunks (or shards) of an array at the same time."""
     if package_of(out) == "zarr":
         import zarr
+
+        from distmm.storage.zarr_internals import store_of
 
         store = store_of(out)
         in_memory = isinstance(store, zarr.storage.FsspecStore) and "memory" in store.fs.protocol

@@ -1,4 +1,4 @@
-"""What users call to see how a product would be computed: `plan`."""
+"""The public function `plan`: how a product would be computed, without computing it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def plan(
 
 
 def _check_absent(hardware: Any, client: Any, device: str | None) -> None:
-    """Refuse what is no description of a cluster, and a client or device beside one."""
+    """Refuse a `cluster` that is not a description of one, and a client or device given together with it."""
     if hardware is None:
         return
     if not isinstance(hardware, Hardware):

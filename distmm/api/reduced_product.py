@@ -68,7 +68,7 @@ def check_ordered(product: Gemm, wanted: str) -> None:
 
 
 def check_metric(metric: Any, *operands: Operand) -> None:
-    """Refuse what is no metric, and integers, whose products may wrap around.
+    """Refuse unknown metrics, and integer operands, whose products may wrap around.
 
     Raises
     ------

@@ -154,7 +154,7 @@ def threshold(
 
 
 def check_threshold(t: Any, most: Any, metric: str | None) -> None:
-    """Refuse a threshold that is no real number, or no distance, and a limit that is no number of elements.
+    """Refuse a threshold that is not a real number, a negative distance, and a limit that is not a count of elements.
 
     Raises
     ------
@@ -192,7 +192,7 @@ def _compute(
     """Compute the product wave by wave, and collect what is kept of each block."""
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
     norms: tuple[da.Array, ...] = ()
-    if reduction.metric not in (None, "inner"):  # once, and not for each wave anew
+    if reduction.metric not in (None, "inner"):  # once here, not once for each wave
         lazy = norms_of(product, plan, client)
         norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
     names = (norms[0].name, norms[1].name) if norms else None

@@ -17,8 +17,9 @@ def users_blocking(
 ) -> Blocking | None:
     """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
 
-    An operand without chunks is cut like the other along k, and elsewhere like C, if C is to have chunks, or at
-    multiples of the other's largest edge; where C is written in units that are smaller, at multiples of these.
+    An operand without chunks is cut like the other along k. Along its other axis it is cut like C, if C is to have
+    chunks; else at multiples of the other operand's largest edge, or of the unit in which C is written if that is
+    smaller.
     """
     given = a.chunks or b.chunks
     if given is None:

@@ -1,4 +1,4 @@
-"""How a product is to be made, as far as the caller says."""
+"""The caller's choices of how a product is computed; what the caller leaves open comes from the configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Wishes"]
 
 @dataclass(frozen=True)
 class Wishes:
-    """How a product is to be made, as far as the caller says: see `distmm.matmul` and, for `absent`, `distmm.plan`."""
+    """The caller's choices: arguments of `distmm.matmul`, and as `absent` the argument `cluster` of `distmm.plan`."""
 
     precision: Precision = "highest"
     kernel: str | None = None
@@ -37,7 +37,7 @@ class Wishes:
         absent: Hardware | None = None,
         reproducible: bool | None = None,
     ) -> Wishes:
-        """Take a caller's arguments; for None the configured default.
+        """Take a caller's arguments; None stands for the configured default.
 
         Raises
         ------

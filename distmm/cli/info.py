@@ -66,7 +66,7 @@ def _described(device: object) -> str:
 
 
 def _rates() -> list[tuple[str, str]]:
-    """Return for each model here, and what was measured on it, the rates of large products and their date."""
+    """Return rows for each device model here: where its rates come from, what was measured on it, and when."""
     from distmm_kernels import device, measured, rates
 
     found = []

@@ -21,12 +21,12 @@ __all__ = ["check_packages", "check_product"]
 # What the workers' command needs.
 NEEDED = {"gpu": ("distmm", "dask_cuda", "cupy", "rmm"), "cpu": ("distmm",)}
 
-# Prints which packages a Python lacks; none of them is imported, which takes CUDA's libraries seconds.
+# Prints which packages a Python lacks. It imports none of them: to import CUDA's libraries takes seconds.
 LACKING = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
 
 
 def check_product(job: Job, say: Callable[[str], None]) -> None:
-    """Refuse a product of which this machine sees that it cannot be computed; `say` takes what was not checked.
+    """Refuse a product if this machine can tell that it cannot be computed; `say` is told what was not checked.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
 
 
 def check_packages(job: Job, python: str | None) -> None:
-    """Refuse a job whose workers would lack a package; a Python that is not here is not asked.
+    """Refuse a job whose workers would lack a package. This is not checked if their Python is not on this machine.
 
     Raises
     ------
@@ -76,7 +76,7 @@ def check_packages(job: Job, python: str | None) -> None:
 
 
 def _machines(job: Job) -> Hardware | None:
-    """Return the workers that the job file asks for; None for GPUs of which it does not say the model."""
+    """Return the workers that the job file asks for; None if it asks for GPUs and does not name their model."""
     from dataclasses import replace
 
     from distmm.clusters.gpu_models import MODELS

@@ -158,7 +158,7 @@ def _name(metric: Metric | None) -> Any:
 
 @dataclass(frozen=True)
 class _Command:
-    """What both commands are asked for; the fields are named as their options."""
+    """The options that both commands have; the fields have the options' names."""
 
     a: str
     b: str | None
@@ -188,7 +188,7 @@ class _Command:
         edges = options.edges(self.blocks) if self.blocks else None
         on, stop = options.device_name(self.device), options.stop(self.deadline)
         with stop.on_signals():
-            with interrupts.while_started():  # what is refused is not worth the start of a cluster
+            with interrupts.while_started():  # before a cluster is started, whatever can be refused is refused
                 b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
                 session.pair(self.a, b, self.transa, transb)
                 spec = Spec.of(self.a, b, None, transa=self.transa, transb=transb, reduction=reduction)

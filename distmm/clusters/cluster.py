@@ -107,7 +107,7 @@ def install(client: Client) -> None:
 
 
 def _register_on_workers(client: Client, plugin: WorkerPlugin) -> None:
-    """Register a plugin of workers again if Dask, which asks them all, has met one that died at this moment."""
+    """Register a worker plugin. Dask asks all workers, and raises an error if one dies meanwhile: try again then."""
     for _ in range(REGISTRATIONS - 1):
         try:
             client.register_plugin(plugin)
@@ -228,7 +228,7 @@ def _here(
 
 
 def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
-    """Have each worker measure the kernels for a type, if nobody has on such a GPU; once for these workers."""
+    """Have each worker measure the kernels for a type, unless that was done for its GPU; once for these workers."""
 
     def done() -> float:
         if client is None:
@@ -241,7 +241,7 @@ def _measure(client: Client | None, workers: frozenset[str], choice: tasks.Kerne
 
 
 def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
-    """Put together what workers have told: of figures that differ, the least; and choose one kernel for all of them.
+    """Combine what the workers reported, and choose one kernel for all. Where figures differ, the least counts.
 
     Raises
     ------
@@ -271,7 +271,7 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
 
 
 def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) -> str:
-    """Choose the kernel that takes the slowest worker the least time, of those that all workers have.
+    """Choose, among the kernels that all workers have, the one with which the slowest worker takes least time.
 
     Workers with other rates would choose differently, and the bits of a block would depend on who multiplies it.
     """

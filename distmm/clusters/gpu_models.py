@@ -61,9 +61,9 @@ MODELS = {
 MEASURED = MODELS["H200"]
 
 # The share of a Hopper GPU's peak that mma.sync reaches; wgmma reaches all of it (Luo et al., arXiv 2402.13499; our
-# kernel by mma.sync has 0.46 on an H200). Ampere and Ada have no faster instruction: their share is 1. Blackwell has
-# one (tcgen05). Nobody has published what mma.sync reaches there, so plans take the rate of a Hopper GPU with as many
-# multiprocessors and the same clock.
+# mma.sync kernel reaches 0.46 on an H200). On Ampere and Ada mma.sync is the fastest instruction: the share is 1.
+# Blackwell has a faster one (tcgen05). No figure for mma.sync has been published for it, so plans assume the rate of a
+# Hopper GPU with as many multiprocessors and the same clock.
 MMA_SYNC_ON_HOPPER = 0.63
 
 

@@ -23,8 +23,8 @@ from distmm.checking import sketch
 from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
+from distmm.job.folded_checksums import Order
 from distmm.job.folder import Folder, Json, write_json
-from distmm.job.input_checksums import Order
 from distmm.job.lock import Lock
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan

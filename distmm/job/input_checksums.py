@@ -18,7 +18,6 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import numpy as np
 from distributed import Client
@@ -26,35 +25,15 @@ from distributed import Client
 from distmm.api.operands import Operand
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
+from distmm.job.folded_checksums import Order, fold, folded
 from distmm.job.folder import Json
+from distmm.job.spec import Spec
 from distmm.planning.blocks import Blocking, slices
 from distmm.storage import Matrix
 
-if TYPE_CHECKING:
-    from distmm.job.spec import Spec
-
-__all__ = ["Order", "Seen", "fold", "folded", "misread", "orders", "stamps", "unchanged"]
-
-# Each sum is multiplied by this, modulo 2**64, before the next one is added: an odd number whose bits are mixed.
-FOLD = np.uint64(0x9E3779B97F4A7C15)
+__all__ = ["Seen", "misread", "orders", "stamps", "unchanged"]
 
 Region = tuple[slice, slice]
-Order = tuple[bool, bool]  # how a checksum is made: from sums of rows, column by column
-
-
-def fold(before: np.ndarray | None, sums: Sequence[int]) -> np.ndarray:
-    """Add checksums of the blocks of one more panel to those of the panels before."""
-    new = np.array(sums, np.uint64)
-    return new if before is None else before * FOLD + new
-
-
-def folded(sums: Sequence[str]) -> str:
-    """Fold the checksums of several columns of B, as markers have them, to one; that of a single column stays."""
-    total: np.ndarray | None = None
-    for one in sums:
-        total = fold(total, [int(one, 16)])
-    assert total is not None
-    return f"{total[0]:016x}"
 
 
 class Seen:

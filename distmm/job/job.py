@@ -248,7 +248,7 @@ class Job:
         return [run.get("kept") for run in manifest["runs"][-2:]] == [len(self.folder.markers())] * 2
 
     def _standstill(self, stopped: Stopped, plan: Plan) -> InputError:
-        """Return the error of the second run in a row, each up to a deadline, that has finished no block of C.
+        """Return the error for a second run in a row that met its deadline and has finished no block of C.
 
         A batch system would begin such a run again and again. The exit code 2 of this error ends that.
         """

@@ -1,4 +1,4 @@
-"""What can be refused of a job before there is a cluster: before a batch system is asked for machines, for example."""
+"""Checks of a job that need no cluster, for example before a batch system is asked for machines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def preflight(
     machines: Hardware | None = None,
     run_seconds: float | None = None,
 ) -> Iterator[str]:
-    """Refuse a product that would be refused when it begins; nothing is written.
+    """Refuse now what `distmm.multiply` would refuse when the job begins; nothing is written.
 
     What lies behind a URL is not looked at: others may have the right to read it.
 

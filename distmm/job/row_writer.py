@@ -23,8 +23,8 @@ from distmm.errors import InputError
 from distmm.graph.placement import Placement
 from distmm.job.block_rows import RowFolder, sum_of
 from distmm.job.block_writer import WRITERS, Left, Writer
+from distmm.job.folded_checksums import folded
 from distmm.job.folder import Json, write_json
-from distmm.job.input_checksums import folded
 from distmm.job.lock import Lock
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks.reductions import on_host

@@ -30,7 +30,7 @@ from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Placement
 from distmm.job.block_writer import Left, Writer, write
-from distmm.job.input_checksums import Order, fold
+from distmm.job.folded_checksums import Order, fold
 from distmm.job.row_writer import RowWriter, gather, reduce
 from distmm.planning.blocks import Wave
 from distmm.worker import tasks

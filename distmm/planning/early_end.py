@@ -1,7 +1,7 @@
-"""What a run loses that ends before C is complete, and how short waves must be so that it is little.
+"""How much work a run loses when it is stopped before C is complete, and how short waves must be to limit that.
 
 The blocks of a wave are finished at the end of their chains, nearly all at once. A run that is stopped, at its walltime
-for example, loses the wave that it was at. So a run of T seconds is planned in waves of T / 7 at most.
+for example, loses the wave that is under way. So a run of T seconds is planned in waves of at most T / 7.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from distmm.planning.schedule import Schedule
 
 __all__ = ["LONG_SECONDS", "doublings_too_long", "largest_share", "refuse", "short_enough"]
 
-# Share of a run that a wave may take. At most a fifth of a run is to be lost, and waves may take 1.4 times as long as
-# predicted.
+# Share of a run that a wave may take: a run should lose at most a fifth of its work, and a wave may take 1.4 times as
+# long as predicted.
 WAVE_SHARE = 1 / 7
 
-# A plan is refused where its first blocks are predicted to take so many times as long as a run: predictions have been
-# up to twice too long.
+# A plan is refused if its first wave is predicted to take more than this many runs. It is not 1, because predictions
+# have been up to twice too long.
 CERTAINLY_TOO_LONG = 2.0
 
-# Predicted seconds from which on a product is made in such waves, too, where nobody has said how long a run may take:
-# a node may fail. Waves read A and B several times, which a shorter product is not worth.
+# Jobs that are predicted to take at least this long are cut into short waves even if no time limit is given, because a
+# node may fail. Shorter jobs are not, because more waves read A and B more often.
 LONG_SECONDS = 1800.0
 
 
 def largest_share(schedule: Schedule, by_rows: bool) -> float:
-    """Part of C's blocks that is finished together: those of the largest wave, or with `by_rows` of all its rows."""
+    """Largest share of C's blocks that are finished together: a wave, or with `by_rows` all waves of the same rows."""
     blocks: Counter[Hashable] = Counter()
     for wave in schedule.waves:
         blocks[wave.rows if by_rows else wave.index] += wave.c_blocks
@@ -48,9 +48,9 @@ def doublings_too_long(wave_seconds: float, run_seconds: float | None) -> int:
 def short_enough(
     waves: Iterable[tuple[int, int]], problem: Problem, cluster: ClusterSpec, run_seconds: float | None
 ) -> Iterator[tuple[int, int]]:
-    """Leave out numbers of waves, down and across, with which the arithmetic of one wave alone takes too long.
+    """Leave out numbers of waves, down and across, for which the arithmetic of one wave alone takes too long.
 
-    The last one is kept, to say what is missing.
+    The last number is kept in any case, so that there is a plan whose error can say what is missing.
     """
     tried = list(waves)
     seconds = problem.flops / cluster.rate / cluster.workers

@@ -206,7 +206,7 @@ class Layout:
         every = np.arange(len(line))
         # C[i, j] of block row i are in columns of the grid from wave.columns.start on: as many as there are, or up to
         # the diagonal. Likewise C[r, i] of block column i, from the diagonal on.
-        is_row, is_column = (np.isin(line, np.array(at)) for at in (wave.rows, wave.columns))
+        is_row, is_column = ((at.start <= line) & (line < at.stop) for at in (wave.rows, wave.columns))
         across = np.where(is_row, (line + 1 if wave.triangle else wave.columns.stop) - wave.columns.start, 0)
         first = line if wave.triangle else np.full_like(line, wave.rows.start)
         down = np.where(is_column, wave.rows.stop - first, 0)

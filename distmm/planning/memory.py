@@ -12,7 +12,7 @@ An upper bound of what the runtime holds by construction:
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -20,17 +20,20 @@ import numpy as np
 from distmm.planning.blocks import Wave, are_even
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.layout import Ints, Layout, Traffic
-from distmm.planning.time_model import paces
+from distmm.planning.time_model import TimeModel
 
-__all__ = ["Peak", "peak"]
+__all__ = ["MemoryModel", "Peak"]
 
 # Time until a block is freed after its last use. On CPU clusters 6 ms, and 25 where processes starve for CPU; on one
 # and two H200 up to 10 ms: products of 1.6, 5, 13 and 20 ms left 6, 3, 2 and 2 blocks of C that were not freed yet.
 RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 
-# Time in which GPUs load blocks of the next step before those of the last one are freed: the release of those takes
-# 12 ms, and the scheduler has heard of the step's end 6 ms before.
+# Time in which GPUs load blocks of the next step before those of the last step are freed: it takes 12 ms to free them,
+# and the loads begin 6 ms after the end of the step, when the scheduler has heard of it.
 LOADS_BEFORE_RELEASE_SECONDS = 6e-3
+
+# Operands whose blocks are loaded step by step.
+BY_STEP = ("streamed", "kept")
 
 # Elements of a byte in a line of the second-level cache of GPUs.
 LINE = 128
@@ -62,91 +65,159 @@ class Peak(NamedTuple):
     prepared: int
 
 
-def peak(
-    layout: Layout,
-    cluster: ClusterSpec,
-    operands: tuple[Residence, Residence],
-    result: Result,
-    streamed: bool = False,
-) -> Peak:
-    """Predict the peak of a product on `cluster`, with A and B where `operands` says and C where `result` says.
+@dataclass(frozen=True)
+class MemoryModel:
+    """Predicts memory, for a schedule on `cluster` with A and B where `operands` says and C where `result` says.
 
     With `streamed`, blocks of C leave when the tasks that read them are done.
     """
-    blocking, waves = layout.blocking, layout.schedule.waves
-    if layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
-        fullest = [max(waves, key=lambda wave: wave.c_blocks)]
-    else:  # Chunks of any sizes: the wave with the most blocks need not be the largest. A rectangle needs more of A.
-        fullest = [wave for wave, _ in layout.schedule.kinds_of_waves]
-    peaks = [_peak_of(wave, layout, cluster, operands, result, streamed) for wave in fullest]
-    slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
-    worker, prepared = max(each.worker for each in peaks), max(each.prepared for each in peaks)
-    slot = peaks[0].slot
-    staying = 0
-    if result == "host":
-        staying = int(_finished(layout, layout.blocking.whole).max()) if slots is None else slots * slot
-    return Peak(worker, _on_host(layout, cluster, operands, result) + staying, slots, slot, prepared)
 
+    layout: Layout
+    cluster: ClusterSpec
+    operands: tuple[Residence, Residence]
+    result: Result
+    streamed: bool = False
 
-def _peak_of(
-    largest: Wave,
-    layout: Layout,
-    cluster: ClusterSpec,
-    operands: tuple[Residence, Residence],
-    result: Result,
-    streamed: bool,
-) -> Peak:
-    """Predict the peak while one wave is computed; without host memory."""
-    problem, schedule = layout.problem, layout.schedule
-    several, item = len(schedule.waves) > 1, problem.dtype.itemsize
-    of_operands = _of_operands(layout, largest, operands, schedule.lookahead)
-    if several and result != "out":
-        of_operands = np.maximum(of_operands, _of_kept_operands(layout, largest, operands, streamed))
-    held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
-    if several and result == "workers" and not streamed:
-        held += _finished(layout, layout.blocking.whole) - _finished(layout, largest)
-    held += of_operands
-    prepared, slots = 0, None
-    if cluster.device == "cuda":
-        step = layout.operand_bytes(largest, layout.deepest_step)
-        prepared = _prepared_elements(layout, step, several)
-        held += math.ceil(prepared * item * cluster.prepared * _padding(layout.blocking.k))
-        held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
-        if schedule.steps > 1:
-            held += _loaded_early(step, cluster, operands)
-    slot = _block_bytes(layout, item)[2] * (1 + (problem.symmetry == "hermitian"))
-    if several and (result in ("out", "reduced") or streamed):
-        own = layout.chains(largest)
-        most = int(own.max())
-        # A block that is reduced leaves when it is finished.
-        slots = most + (0 if result == "reduced" else _blocks_leaving_late(layout, cluster, most))
-        held += (slots - own) * slot
-    writing = _blocks_written(layout, cluster) * _block_bytes(layout, problem.accumulator_bytes)[2]
-    return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
+    def peak(self) -> Peak:
+        """Return the peak of one worker and of one host, and the limits that keep to it."""
+        blocking, schedule = self.layout.blocking, self.layout.schedule
+        if self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
+            fullest = [max(schedule.waves, key=lambda wave: wave.c_blocks)]
+        else:  # of chunks of any sizes, the wave with the most blocks may not be the largest; rectangles need more of A
+            fullest = [wave for wave, _ in schedule.kinds_of_waves]
+        peaks = [self._peak_of(wave) for wave in fullest]
+        slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
+        worker, prepared = max(each.worker for each in peaks), max(each.prepared for each in peaks)
+        slot = peaks[0].slot
+        staying = 0
+        if self.result == "host":
+            staying = int(self._finished(blocking.whole).max()) if slots is None else slots * slot
+        return Peak(worker, self._on_host() + staying, slots, slot, prepared)
 
+    def _peak_of(self, largest: Wave) -> Peak:
+        """Predict the peak while one wave is computed; without host memory."""
+        layout, cluster, result, streamed = self.layout, self.cluster, self.result, self.streamed
+        problem, schedule = layout.problem, layout.schedule
+        several, item = len(schedule.waves) > 1, problem.dtype.itemsize
+        of_operands = self._of_operands(largest, self.operands, schedule.lookahead)
+        if several and result != "out":
+            of_operands = np.maximum(of_operands, self._of_kept_operands(largest))
+        held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
+        if several and result == "workers" and not streamed:
+            held += self._finished(layout.blocking.whole) - self._finished(largest)
+        held += of_operands
+        prepared, slots = 0, None
+        if cluster.device == "cuda":
+            step = layout.operand_bytes(largest, layout.deepest_step)
+            prepared = self._prepared_elements(step)
+            held += math.ceil(prepared * item * cluster.prepared * _padding(layout.blocking.k))
+            held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
+            if schedule.steps > 1:
+                held += self._loaded_early(step)
+        slot = self._block_bytes(item)[2] * (1 + (problem.symmetry == "hermitian"))
+        if several and (result in ("out", "reduced") or streamed):
+            own = layout.chains(largest)
+            most = int(own.max())
+            # A block that is reduced leaves when it is finished.
+            slots = most + (0 if result == "reduced" else self._blocks_leaving_late(most))
+            held += (slots - own) * slot
+        writing = self._blocks_written() * self._block_bytes(problem.accumulator_bytes)[2]
+        return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
 
-def _prepared_elements(layout: Layout, step: Traffic, several: bool) -> int:
-    """Elements of A and B that a worker keeps in the kernel's own format: those of a step, and of one task of the next.
+    def _prepared_elements(self, step: Traffic) -> int:
+        """Elements of A and B that a worker keeps in the kernel's own format: of a step, and of one task of the next.
 
-    Tasks of the next step begin while the last ones of a step run.
-    """
-    item = layout.problem.dtype.itemsize
-    of_step = int((step.received + step.both + sum(step.homes)).max())
-    a, b, _ = _block_bytes(layout, item)
-    of_task = layout.blocking.panels * (a + b) if several or layout.schedule.steps > 1 else 0
-    return (of_step + of_task) // item
+        Tasks of the next step begin while the last ones of a step run.
+        """
+        schedule, item = self.layout.schedule, self.layout.problem.dtype.itemsize
+        of_step = int((step.received + step.both + sum(step.homes)).max())
+        a, b, _ = self._block_bytes(item)
+        of_task = schedule.blocking.panels * (a + b) if len(schedule.waves) > 1 or schedule.steps > 1 else 0
+        return (of_step + of_task) // item
 
+    def _blocks_leaving_late(self, chains: int) -> int:
+        """Count the finished blocks that need a slot beside the at most `chains` blocks of the next wave.
 
-def _blocks_leaving_late(layout: Layout, cluster: ClusterSpec, chains: int) -> int:
-    """Count the finished blocks that need a slot beside the at most `chains` blocks of the next wave.
+        Extra slots let the next wave start without waiting for copies of C. The first block leaves when one product is
+        done, and the last chain of the next wave begins ``2 * chains - 2`` products after that. One more block is being
+        copied.
+        """
+        product, block = TimeModel(self.layout, self.cluster, self.operands, "out").paces()
+        left = math.floor((2 * chains - 2) * product / block) if block else chains
+        return min(chains, 1 + max(0, chains - left))
 
-    Extra slots let the next wave start without waiting for copies of C. The first block leaves when one product is
-    done, and the last chain of the next wave begins ``2 * chains - 2`` products after that. One more block is being
-    copied.
-    """
-    product, block = paces(layout.problem, layout.schedule, cluster, "out")
-    left = math.floor((2 * chains - 2) * product / block) if block else chains
-    return min(chains, 1 + max(0, chains - left))
+    def _finished(self, wave: Wave) -> Ints:
+        """Bytes of the finished blocks of C of a wave, and their mirror images, by rank."""
+        item = self.layout.problem.dtype.itemsize
+        return self.layout.c_bytes(wave, item, 1) + self.layout.mirror_bytes(wave, item)
+
+    def _of_kept_operands(self, largest: Wave) -> Ints:
+        """Bytes of A and B by rank where waves read what earlier ones have loaded: all of it, or what is kept.
+
+        All waves of a row read the same rows of A. Each row of waves reads all of B.
+        """
+        schedule, whole = self.layout.schedule, self.layout.blocking.whole
+        waves = schedule.waves
+        rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
+        again = (True, True) if whole.triangle else (columns, rows)
+        stays = {"kept"} if self.streamed else {"kept", "streamed"}
+        a, b = ("whole" if at in stays and needed else at for at, needed in zip(self.operands, again, strict=True))
+        read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
+        if not self.streamed:
+            return self._of_operands(read, (a, b), schedule.steps)
+        return self._of_operands(largest, (a, b), schedule.lookahead, read)
+
+    def _of_operands(
+        self, largest: Wave, operands: tuple[Residence, Residence], lookahead: int, read: Wave | None = None
+    ) -> Ints:
+        """Bytes of A and B by rank: of `lookahead` steps of a wave; of what is there as a whole, all `read` needs."""
+        held, kept = [], np.zeros(self.layout.grid.size, np.int64)
+        for steps in self.layout.windows(lookahead):
+            window = self.layout.operand_bytes(largest, steps)
+            held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at in BY_STEP))
+        if "whole" in operands:
+            homes = self.layout.operand_bytes(read or largest).homes
+            kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
+        most: Ints = np.max(held, axis=0) + kept
+        return most
+
+    def _loaded_early(self, step: Traffic) -> Ints:
+        """Bytes of A and B by rank that GPUs load before the blocks of the step before are freed."""
+        loaded = sum(home for home, where in zip(step.homes, self.operands, strict=True) if where in BY_STEP)
+        early: Ints = np.minimum(loaded, self.cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
+        return early
+
+    def _blocks_written(self) -> int:
+        """Count the blocks of C that a worker writes beside those it holds.
+
+        A task continues the sum D of the task before. The scheduler frees that D some time later; meanwhile short tasks
+        write more of them.
+        """
+        layout, schedule, cluster = self.layout, self.layout.schedule, self.cluster
+        flops = layout.problem.element_flops * layout.blocking.c_elements
+        seconds = flops / cluster.rate / max(1, schedule.tasks)
+        freed_late = math.ceil(RELEASE_SECONDS[cluster.device] / max(seconds, 1e-9)) if schedule.steps > 1 else 0
+        chains, on_gpu = max(1, layout.busiest), cluster.device == "cuda"
+        # On one and two H200 one block more was there than the time explains, with products of 13 and of 44 ms. A task
+        # with several panels also holds the sum of all but its last panel, until the product of that one is queued.
+        writing = min(cluster.threads + freed_late + (on_gpu and freed_late > 0), chains)
+        return writing + (on_gpu and layout.blocking.panels > 1)
+
+    def _on_host(self) -> int:
+        """Bytes of host memory for each GPU: a block on its way for each thread, and one being written."""
+        if self.cluster.device != "cuda":
+            return 0
+        a, b, c = self._block_bytes(self.layout.problem.dtype.itemsize)
+        travels = (*(where in BY_STEP for where in self.operands), self.result not in ("workers", "reduced"))
+        on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
+        written = c if self.result == "out" else 0
+        return (on_the_way + written) * self.cluster.threads
+
+    def _block_bytes(self, itemsize: int) -> tuple[int, int, int]:
+        """Bytes of the largest blocks of A, B and C, for elements of `itemsize` bytes."""
+        m, k, n = self.layout.blocking.largest
+        item = math.prod(map(max, self.layout.blocking.batch)) * itemsize
+        return m * k * item, k * n * item, m * n * item
 
 
 def _padding(edges: tuple[int, ...]) -> float:
@@ -157,86 +228,3 @@ def _padding(edges: tuple[int, ...]) -> float:
     if all(edge % LINE == 0 for edge in edges):
         return 1.0
     return 1 + min((LINE - 1) / max(edges), 0.062)
-
-
-def _finished(layout: Layout, wave: Wave) -> Ints:
-    """Bytes of the finished blocks of C of a wave, and their mirror images, by rank."""
-    item = layout.problem.dtype.itemsize
-    return layout.c_bytes(wave, item, 1) + layout.mirror_bytes(wave, item)
-
-
-def _of_kept_operands(layout: Layout, largest: Wave, operands: tuple[Residence, Residence], streamed: bool) -> Ints:
-    """Bytes of A and B by rank where waves read what earlier ones have loaded: all of it, or what is kept.
-
-    All waves of a row read the same rows of A. Each row of waves reads all of B.
-    """
-    waves, whole = layout.schedule.waves, layout.blocking.whole
-    rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
-    again = (True, True) if whole.triangle else (columns, rows)
-    stays = {"kept"} if streamed else {"kept", "streamed"}
-    a, b = ("whole" if at in stays and needed else at for at, needed in zip(operands, again, strict=True))
-    read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
-    if not streamed:
-        return _of_operands(layout, read, (a, b), layout.schedule.steps)
-    return _of_operands(layout, largest, (a, b), layout.schedule.lookahead, read)
-
-
-def _of_operands(
-    layout: Layout,
-    largest: Wave,
-    operands: tuple[Residence, Residence],
-    lookahead: int,
-    read: Wave | None = None,
-) -> Ints:
-    """Bytes of A and B by rank: of `lookahead` steps of a wave; of what is there as a whole, all that `read` needs."""
-    held, kept = [], np.zeros(layout.grid.size, np.int64)
-    by_step = ("streamed", "kept")
-    for steps in layout.windows(lookahead):
-        window = layout.operand_bytes(largest, steps)
-        held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at in by_step))
-    if "whole" in operands:
-        homes = layout.operand_bytes(read or largest).homes
-        kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
-    most: Ints = np.max(held, axis=0) + kept
-    return most
-
-
-def _loaded_early(step: Traffic, cluster: ClusterSpec, operands: tuple[Residence, Residence]) -> Ints:
-    """Bytes of A and B by rank that GPUs load before the blocks of the step before are freed."""
-    loaded = sum(home for home, where in zip(step.homes, operands, strict=True) if where in ("streamed", "kept"))
-    early: Ints = np.minimum(loaded, cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
-    return early
-
-
-def _blocks_written(layout: Layout, cluster: ClusterSpec) -> int:
-    """Count the blocks of C that a worker writes beside those it holds.
-
-    A task continues the sum D of the task before. The scheduler frees that D some time later; meanwhile short tasks
-    write more of them.
-    """
-    blocking, schedule = layout.blocking, layout.schedule
-    seconds = layout.problem.element_flops * blocking.c_elements / cluster.rate / max(1, schedule.tasks)
-    freed_late = math.ceil(RELEASE_SECONDS[cluster.device] / max(seconds, 1e-9)) if schedule.steps > 1 else 0
-    chains, on_gpu = max(1, layout.busiest), cluster.device == "cuda"
-    # On one and two H200 one block more was there than the time explains, with products of 13 and of 44 ms. A task with
-    # several panels also holds the sum of all but its last panel, until the product of that one is queued.
-    writing = min(cluster.threads + freed_late + (on_gpu and freed_late > 0), chains)
-    return writing + (on_gpu and blocking.panels > 1)
-
-
-def _on_host(layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result) -> int:
-    """Bytes of host memory for each GPU: a block on its way for each thread, and one being written."""
-    if cluster.device != "cuda":
-        return 0
-    a, b, c = _block_bytes(layout, layout.problem.dtype.itemsize)
-    travels = (*(where in ("streamed", "kept") for where in operands), result not in ("workers", "reduced"))
-    on_the_way = max(size * does for size, does in zip((a, b, c), travels, strict=True))
-    written = c if result == "out" else 0
-    return (on_the_way + written) * cluster.threads
-
-
-def _block_bytes(layout: Layout, itemsize: int) -> tuple[int, int, int]:
-    """Bytes of the largest blocks of A, B and C, for elements of `itemsize` bytes."""
-    m, k, n = layout.blocking.largest
-    item = math.prod(map(max, layout.blocking.batch)) * itemsize
-    return m * k * item, k * n * item, m * n * item

@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.errors import DoesNotFitError
-from distmm.planning import early_end, memory, picture, time_model
+from distmm.planning import early_end, picture
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
-from distmm.planning.memory import Peak
+from distmm.planning.memory import MemoryModel, Peak
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
-from distmm.planning.time_model import Cost
+from distmm.planning.time_model import Cost, TimeModel
 
 __all__ = ["Plan"]
 
@@ -98,12 +98,12 @@ class Plan:
     @cached_property
     def peak(self) -> Peak:
         """Bytes at the peak, and limits for the runtime: part of `cost`, and much sooner known."""
-        return memory.peak(self.layout, self.cluster, self.operands, self.result, self.streamed)
+        return MemoryModel(self.layout, self.cluster, self.operands, self.result, self.streamed).peak()
 
     @cached_property
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
-        moved, seconds, bound_by = time_model.predict(self.layout, self.cluster, self.operands, self.result)
+        moved, seconds, bound_by = self._time_model.predict()
         p, grid = self.problem, self.grid
         a, b = p.m * p.k * math.prod(p.a_batch), p.k * p.n * math.prod(p.b_batch)
         summed = (self.layout.layers - 1) * self.blocking.c_elements * p.accumulator_bytes
@@ -113,7 +113,11 @@ class Plan:
     @property
     def least_seconds(self) -> float:
         """A lower bound of the predicted seconds, from a few numbers."""
-        return time_model.least_seconds(self.problem, self.schedule, self.cluster, self.operands, self.result)
+        return self._time_model.least_seconds()
+
+    @property
+    def _time_model(self) -> TimeModel:
+        return TimeModel(self.layout, self.cluster, self.operands, self.result)
 
     @property
     def bytes_moved(self) -> int:
@@ -185,7 +189,7 @@ class Plan:
         DoesNotFitError
             If a worker would hold more than it may: says how much is short and how many workers would do.
         """
-        self.validate_streamed(int(self.layout.chains(self.blocking.whole).max()) if self.streamed else 0)
+        self.validate_streamed(self.layout.busiest if self.streamed else 0)
 
     def validate_run(self) -> None:
         """Refuse a plan that finishes no block of C in `run_seconds`.

@@ -1,4 +1,4 @@
-"""Names of the least accuracy of products, as PyTorch and JAX have them, and "ieee".
+"""The precisions of products: the names that PyTorch and JAX use, and "ieee".
 
 This module is the one place in distmm that lists them. The kernels package stands alone and has its own list
 (`distmm_kernels.config.PRECISIONS`); a test compares the two.
@@ -12,9 +12,9 @@ from distmm.errors import InputError
 
 __all__ = ["PRECISIONS", "Precision", "check_precision"]
 
-# Of float32 products: "highest": an error no worse than that of IEEE arithmetic; "high": of the class of TF32;
-# "medium": of the class of bfloat16. Of float products of any type, "ieee": a plain chain of fused multiply-adds, to
-# the bit.
+# For float32 products, "highest" has an error no worse than that of IEEE arithmetic, "high" one like that of TF32, and
+# "medium" one like that of bfloat16. "ieee" gives products of any float type the bits of a plain chain of fused
+# multiply-adds.
 Precision = Literal["highest", "high", "medium", "ieee"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)

@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.layout import Layout
-from distmm.planning.problem import Problem
-from distmm.planning.schedule import Schedule
 
-__all__ = ["Cost", "Resource", "least_seconds", "paces", "predict"]
+__all__ = ["Cost", "Resource", "TimeModel"]
 
 # What a product may be bound by; "storing" is the copy of C from the GPUs to their hosts.
 Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
 
-# Time that the scheduler takes to make a task of a new graph, before it hands out the first one: 60 to 90 us for making
-# and ordering them, and our plugin's part.
+# Time that the scheduler takes for each task of a new graph before it hands out the first one: 60 to 90 us to make and
+# order the task, the rest in our plugin.
 INSERT_SECONDS = 0.15e-3
 
 # On GPU clusters, from the call to the first product, beside the making of the tasks: 36 ms in all were measured on two
@@ -34,8 +33,8 @@ START_SECONDS = 20e-3
 # The same, in addition, where blocks come from the client's memory or go there.
 HOST_START_SECONDS = 15e-3
 
-# Idle time of a GPU after each task of a worker that runs one at a time; and the least time from one task to the next
-# of a worker that has others ready, whose GPU idles only if they are shorter.
+# For a worker that runs one task at a time: idle time of its GPU after each task. For all workers: the least time from
+# the start of one task to the start of the next, however short the tasks are.
 ALONE_GAP_SECONDS, TASK_SECONDS = 3.4e-3, 1.4e-3
 
 # On GPU clusters, time from the end of one step to the start of the next in a single chain (the round trip to the
@@ -81,148 +80,136 @@ class Cost:
     bound_by: Resource
 
 
-def predict(
-    layout: Layout, cluster: ClusterSpec, operands: tuple[Residence, Residence], result: Result
-) -> tuple[int, float, Resource]:
-    """Return bytes moved between workers, seconds, and the resource that is busy longest."""
-    problem, schedule, grid = layout.problem, layout.schedule, layout.grid
-    waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
-    arithmetic = transfers = loading = storing = 0.0
-    moved = (layout.layers - 1) * layout.blocking.c_elements * problem.accumulator_bytes
-    per_element = layout.depth * problem.element_flops / max(1, problem.k) / cluster.rate
-    copied = _copied(schedule, result)
-    # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
-    ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
-    for wave, count in schedule.kinds_of_waves:
-        elements = float(layout.c_bytes(wave, 1, layout.layers).max())
-        if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
-            chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
-            elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
-        arithmetic += count * elements * per_element
-        traffic = layout.operand_bytes(wave)
-        moved += count * int(traffic.received.sum())
-        received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
-        transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
-        loaded = sum(x for x, where in zip(traffic.homes, operands, strict=True) if where != "resident")
-        loading += count * float(np.max(loaded)) / cluster.load
-        if on_gpu and copied:
-            storing += count * copied * float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max()) / cluster.load
-    if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
-        one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
-        tasks = layout.busiest * steps
-        alone = arithmetic + tasks * ALONE_GAP_SECONDS if cluster.threads == 1 else 0.0
-        arithmetic = max(arithmetic, tasks * TASK_SECONDS, alone, one_chain)
-    busy: dict[Resource, float] = {
-        "arithmetic": arithmetic,
-        "transfers": transfers,
-        "loading": loading,
-        "storing": storing,
-        "scheduler": _graph_tasks(schedule) * SCHEDULER_SECONDS,
-    }
-    reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
-    seconds = _overlapped(problem, schedule, cluster, result, len(waves), busy, reads)
-    return moved, seconds, max(busy, key=lambda name: busy[name])
+@dataclass(frozen=True)
+class TimeModel:
+    """Predicts seconds, for a schedule on `cluster` with A and B where `operands` says and C where `result` says."""
 
+    layout: Layout
+    cluster: ClusterSpec
+    operands: tuple[Residence, Residence]
+    result: Result
 
-def least_seconds(
-    problem: Problem,
-    schedule: Schedule,
-    cluster: ClusterSpec,
-    operands: tuple[Residence, Residence],
-    result: Result,
-) -> float:
-    """Return a lower bound of the seconds that `predict` returns, from numbers of blocks alone.
+    def predict(self) -> tuple[int, float, Resource]:
+        """Return bytes moved between workers, seconds, and the resource that is busy longest."""
+        layout, cluster, problem, schedule = self.layout, self.cluster, self.layout.problem, self.layout.schedule
+        grid, waves, steps, on_gpu = layout.grid, schedule.waves, schedule.steps, cluster.device == "cuda"
+        arithmetic = transfers = loading = storing = 0.0
+        moved = (layout.layers - 1) * layout.blocking.c_elements * problem.accumulator_bytes
+        per_element = layout.depth * problem.element_flops / max(1, problem.k) / cluster.rate
+        # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
+        ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
+        for wave, count in schedule.kinds_of_waves:
+            elements = float(layout.c_bytes(wave, 1, layout.layers).max())
+            if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
+                chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
+                elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
+            arithmetic += count * elements * per_element
+            traffic = layout.operand_bytes(wave)
+            moved += count * int(traffic.received.sum())
+            received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
+            transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
+            loaded = sum(x for x, where in zip(traffic.homes, self.operands, strict=True) if where != "resident")
+            loading += count * float(np.max(loaded)) / cluster.load
+            if on_gpu and self.copied:
+                stored = float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max())
+                storing += count * self.copied * stored / cluster.load
+        if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
+            one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
+            tasks = layout.busiest * steps
+            alone = arithmetic + tasks * ALONE_GAP_SECONDS if cluster.threads == 1 else 0.0
+            arithmetic = max(arithmetic, tasks * TASK_SECONDS, alone, one_chain)
+        busy: dict[Resource, float] = {
+            "arithmetic": arithmetic,
+            "transfers": transfers,
+            "loading": loading,
+            "storing": storing,
+            "scheduler": self.graph_tasks * SCHEDULER_SECONDS,
+        }
+        reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
+        return moved, self._overlapped(busy, len(waves), reads), max(busy, key=lambda name: busy[name])
 
-    Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all the
-    time.
-    """
-    blocking, grid = schedule.blocking, schedule.grid
-    workers = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
-    lines = problem.m * math.prod(problem.a_batch), (problem.symmetry is None) * problem.n * math.prod(problem.b_batch)
-    loaded = sum(size for size, where in zip(lines, operands, strict=True) if where != "resident") * problem.k
-    item, load = problem.dtype.itemsize, grid.size * cluster.load
-    copied = _copied(schedule, result) if cluster.device == "cuda" else 0
-    busy: dict[Resource, float] = {
-        "arithmetic": problem.element_flops * blocking.c_elements / cluster.rate / workers,
-        "transfers": 0.0,
-        "loading": loaded * item / load,
-        "storing": copied * blocking.c_elements * item / load,
-        "scheduler": _graph_tasks(schedule) * SCHEDULER_SECONDS,
-    }
-    rounded = 1 - 1e-9
-    return _overlapped(problem, schedule, cluster, result, schedule.wave_count, busy, blocking.loads) * rounded
+    def least_seconds(self) -> float:
+        """Return a lower bound of the seconds that `predict` returns, from numbers of blocks alone.
 
+        Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all
+        the time.
+        """
+        problem, schedule, cluster = self.layout.problem, self.layout.schedule, self.cluster
+        blocking, grid = schedule.blocking, schedule.grid
+        workers = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
+        a = problem.m * math.prod(problem.a_batch)
+        b = 0 if problem.symmetry is not None else problem.n * math.prod(problem.b_batch)
+        lines = sum(size for size, where in zip((a, b), self.operands, strict=True) if where != "resident")
+        item, load = problem.dtype.itemsize, grid.size * cluster.load
+        copied = self.copied if cluster.device == "cuda" else 0
+        busy: dict[Resource, float] = {
+            "arithmetic": problem.element_flops * blocking.c_elements / cluster.rate / workers,
+            "transfers": 0.0,
+            "loading": lines * problem.k * item / load,
+            "storing": copied * blocking.c_elements * item / load,
+            "scheduler": self.graph_tasks * SCHEDULER_SECONDS,
+        }
+        rounded = 1 - 1e-9
+        return self._overlapped(busy, schedule.wave_count, blocking.loads) * rounded
 
-def _overlapped(
-    problem: Problem,
-    schedule: Schedule,
-    cluster: ClusterSpec,
-    result: Result,
-    waves: int,
-    busy: dict[Resource, float],
-    reads: int,
-) -> float:
-    """Seconds of a product whose resources are busy for `busy` seconds each.
+    def paces(self) -> tuple[float, float]:
+        """Seconds of one step of the largest block of C, and of its copy to the host when finished."""
+        problem, blocking = self.layout.problem, self.layout.blocking
+        m, k, n = blocking.largest
+        elements = m * n * math.prod(map(max, blocking.batch))
+        panels = min(blocking.panels, len(blocking.k))
+        product = elements * panels * k * problem.element_flops / max(1, problem.k) / self.cluster.rate
+        return product, self.copied * elements * problem.dtype.itemsize / self.cluster.load
 
-    Nothing overlaps with the making of the first wave's tasks and the transfers of the first step. On CPU clusters the
-    cores that multiply also load, send and receive, and run Dask: there all adds up.
-    """
-    tasks = _graph_tasks(schedule) + schedule.blocking.loads
-    exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves
-    if cluster.device == "cpu":
-        of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
-        return sum(busy.values()) + of_dask + exposed
-    exposed += START_SECONDS + HOST_START_SECONDS * (busy["loading"] + busy["storing"] > 0)
-    return _on_gpus(problem, schedule, cluster, result, waves, busy) + exposed
+    @cached_property
+    def copied(self) -> float:
+        """Blocks of C that a GPU copies to its host for each one that it makes; `out` takes mirror images too."""
+        if self.result in ("workers", "reduced"):
+            return 0.0
+        blocking = self.layout.blocking
+        images = blocking.mirrored(blocking.whole) if self.result == "out" else 0
+        return 1 + images / max(1, blocking.whole.c_blocks)
 
+    @cached_property
+    def graph_tasks(self) -> int:
+        """Tasks of all products, and of the mirror images of a symmetric one."""
+        blocking = self.layout.blocking
+        return self.layout.schedule.tasks + blocking.mirrored(blocking.whole)
 
-def _on_gpus(
-    problem: Problem,
-    schedule: Schedule,
-    cluster: ClusterSpec,
-    result: Result,
-    waves: int,
-    busy: dict[Resource, float],
-) -> float:
-    """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.
+    def _overlapped(self, busy: dict[Resource, float], waves: int, reads: int) -> float:
+        """Seconds of a product whose resources are busy for `busy` seconds each.
 
-    The last step of a wave finishes a worker's blocks one after the other, and they are copied one after the other.
-    Where a copy takes longer than a product, the copies of the last wave end later than its products; those of earlier
-    waves overlap with products of the next (`distmm.worker.worker_slots`). With layers, the last sums are taken to
-    follow one another like the last products.
+        Nothing overlaps with the making of the first wave's tasks and the transfers of the first step. On CPU clusters
+        the cores that multiply also load, send and receive, and run Dask: there all adds up.
+        """
+        schedule, cluster = self.layout.schedule, self.cluster
+        tasks = self.graph_tasks + schedule.blocking.loads
+        exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves
+        if cluster.device == "cpu":
+            of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
+            return sum(busy.values()) + of_dask + exposed
+        exposed += START_SECONDS + HOST_START_SECONDS * (busy["loading"] + busy["storing"] > 0)
+        return self._on_gpus(busy, waves) + exposed
 
-    Products begin when the blocks of the first step are loaded, and go on for a step when those of the last one are.
-    """
-    loading, arithmetic, steps = busy["loading"], busy["arithmetic"], schedule.steps * waves
-    first = loading / steps
-    longest = max(arithmetic + first, loading + arithmetic / steps, busy["transfers"] + first, busy["scheduler"])
-    if result in ("workers", "reduced"):
-        return longest
-    product, copy = paces(problem, schedule, cluster, result)
-    blocks = schedule.blocking.whole.c_blocks
-    chains = max(1, math.ceil(blocks / schedule.grid.rows / schedule.grid.columns / waves))
-    late = (chains - 1) * max(0.0, copy - product)
-    return max(longest + copy + late, busy["storing"])
+    def _on_gpus(self, busy: dict[Resource, float], waves: int) -> float:
+        """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.
 
+        The last step of a wave finishes a worker's blocks one after the other, and they are copied one after the other.
+        Where a copy takes longer than a product, the copies of the last wave end later than its products; those of
+        earlier waves overlap with products of the next (`distmm.worker.worker_slots`). With layers, the last sums are
+        taken to follow one another like the last products.
 
-def paces(problem: Problem, schedule: Schedule, cluster: ClusterSpec, result: Result) -> tuple[float, float]:
-    """Seconds of one step of the largest block of C, and of its copy to the host when finished."""
-    blocking = schedule.blocking
-    m, k, n = blocking.largest
-    elements = m * n * math.prod(map(max, blocking.batch))
-    panels = min(blocking.panels, len(blocking.k))
-    product = elements * panels * k * problem.element_flops / max(1, problem.k) / cluster.rate
-    return product, _copied(schedule, result) * elements * problem.dtype.itemsize / cluster.load
-
-
-def _copied(schedule: Schedule, result: Result) -> float:
-    """Blocks of C that a GPU copies to its host for each one that it makes; `out` takes mirror images too."""
-    if result in ("workers", "reduced"):
-        return 0.0
-    whole = schedule.blocking.whole
-    return 1 + (schedule.blocking.mirrored(whole) / max(1, whole.c_blocks) if result == "out" else 0)
-
-
-def _graph_tasks(schedule: Schedule) -> int:
-    """Count the tasks of all products, and of the mirror images of a symmetric one."""
-    return schedule.tasks + schedule.blocking.mirrored(schedule.blocking.whole)
+        Products begin when the blocks of the first step are loaded, and go on for a step when those of the last one
+        are.
+        """
+        schedule, loading, arithmetic = self.layout.schedule, busy["loading"], busy["arithmetic"]
+        steps = schedule.steps * waves
+        first = loading / steps
+        longest = max(arithmetic + first, loading + arithmetic / steps, busy["transfers"] + first, busy["scheduler"])
+        if not self.copied:
+            return longest
+        product, copy = self.paces()
+        blocks = schedule.blocking.whole.c_blocks
+        chains = max(1, math.ceil(blocks / schedule.grid.rows / schedule.grid.columns / waves))
+        late = (chains - 1) * max(0.0, copy - product)
+        return max(longest + copy + late, busy["storing"])

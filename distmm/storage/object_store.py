@@ -5,8 +5,8 @@ What makes a job safe on a disk has these forms here:
 - *On the disk* (fsync): an object is whole, and will outlive a loss of power, when its put has returned.
 - *Made by one only* (``O_EXCL``): a put that fails where the object exists (``If-None-Match: *`` in S3 and Azure,
   ``ifGenerationMatch=0`` in Google's store). All three packages call it ``mode="create"``.
-- *Renamed*: there is no such thing. The last object that is put makes the difference (`distmm.storage.zarr_objects`).
-- *Unchanged*: objects have a tag (ETag), which is another one after each put of another content.
+- *Renamed*: stores have no rename. An array appears when its last object is put (`distmm.storage.zarr_objects`).
+- *Unchanged*: each object has a tag (ETag), which changes when other content is put.
 
 Listings are never kept: another process may have put objects a moment ago.
 """
@@ -82,7 +82,7 @@ def located(url: str) -> str:
 
 
 def within(url: str, other: str) -> bool:
-    """Whether a URL is another one, or lies in it; ``s3a`` is another word for ``s3``, for example."""
+    """Whether a URL is the same as another one, or lies in it; ``s3a`` counts as ``s3``, for example."""
     (scheme, inside), (scheme_of_other, outside) = (one.split("://", 1) for one in (url, other))
     parts, above = ([part for part in rest.split("/") if part] for rest in (inside, outside))
     same = PACKAGES.get(scheme.lower(), scheme) == PACKAGES.get(scheme_of_other.lower(), scheme_of_other)
@@ -174,7 +174,7 @@ class ObjectFolder:
         return {self._inside(name): facts for name, facts in found.items() if self._inside(name)}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, many with one request; one that is not there is none to remove."""
+        """Remove objects, many with one request; names without an object are ignored."""
         keys = [self._at(name) for name in names]
         if keys:
             with self._explained(""):

@@ -145,14 +145,14 @@ class Target(ABC):
         """Describe, as JSON, what of the draft does not change while blocks are written."""
 
     def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Blocks, by their row and column, that are not there in full size; none where the format has no chunks.
+        """Return the blocks (row, column) that are missing or too small; none if the format has no chunks.
 
         `markers` are those of the blocks that were written, with the `evidence` of each.
         """
         return []
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
-        """Return what the store says of a block that was written, as JSON for its marker; a disk says nothing."""
+        """Return the store's evidence of a written block (tags of objects) for its marker; a disk has none."""
         return {}
 
     def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk replaces what is there

@@ -1,4 +1,4 @@
-"""Where the records of a job are kept: manifest, lock, markers, certificate, as files of a disk or as objects.
+"""Stores of a job's records (manifest, lock, markers, certificate): files on a disk, or objects in an object store.
 
 A record is a few kilobytes, and whole or not there. `records(path)` returns the store of a path: `Disk` or `Objects`,
 which make the same promises by other means. Names of folders and records are paths, or URLs.
@@ -37,7 +37,7 @@ class Records(Protocol):
         """Yield all records of a folder with their names, or the error of one that cannot be read."""
 
     def write(self, path: str, content: bytes, draft: str | None = None) -> None:
-        """Write a record, which outlives a loss of power then; `draft` is where a disk keeps it until it is whole."""
+        """Write a record and sync it. On a disk it has the name `draft` until it is whole."""
 
     def create(self, path: str, content: bytes) -> None:
         """Write a record; raise FileExistsError if there is one. Of several processes one succeeds."""
@@ -58,10 +58,10 @@ class Records(Protocol):
         """Remove a folder with all that is in it, or a record."""
 
     def sync(self, folder: str) -> None:
-        """Return once what was removed or renamed in a folder will stay so after a loss of power."""
+        """Sync a folder: what was removed or renamed in it stays so after a loss of power."""
 
     def make_folder(self, folder: str) -> None:
-        """Have a folder, whose name outlives a loss of power then."""
+        """Make a folder, unless it exists, and sync its name."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder, if it is empty."""

@@ -1,8 +1,8 @@
-"""The parts of Zarr that are not its public interface: codecs around others, names of chunks, a data type of its own.
+"""The parts of Zarr that are not its public interface: wrapped codecs and stores, names of chunks, a data type of ours.
 
 Seen with Zarr 3.1.6; `tests/distmm/storage/test_zarr_internals.py` fails first where another version differs. Then
-chunks are unpacked by Zarr alone, without a bound on their memory, and bfloat16 arrays are unknown; each is said by a
-warning, and everything else goes on.
+chunks are unpacked by Zarr alone, without a bound on their memory, and bfloat16 arrays are unknown: a warning says so.
+An array behind a wrapper is not recognised as one that a product reads or writes under another name.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ShardingCodec
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, WrapperStore
 
 from distmm.storage.regular_files import check_regular
 from distmm.storage.unpacking import PACKED, unpacked
@@ -32,7 +32,7 @@ try:
 except ImportError as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
-__all__ = ["bounded", "chunk_names", "open_zarr", "register_bfloat16"]
+__all__ = ["bounded", "chunk_names", "dictionary_of", "open_zarr", "register_bfloat16", "store_of"]
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -40,6 +40,19 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 def open_zarr(path: str) -> Any:
     """Open an array or a group for reading; of a local one, only regular files are read."""
     return zarr.open(path if "://" in path else _RegularFiles(path, read_only=True), mode="r")
+
+
+def store_of(array: Any) -> Any:
+    """Return the store of an array, without its wrappers."""
+    store: Any = array.store
+    while isinstance(store, WrapperStore) and hasattr(store, "_store"):
+        store = store._store
+    return store
+
+
+def dictionary_of(store: Any) -> Any:
+    """Return the dictionary of a memory store, which its read-only views share; any other store as it is."""
+    return getattr(store, "_store_dict", store)
 
 
 def chunk_names(array: Any) -> str:

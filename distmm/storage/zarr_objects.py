@@ -1,4 +1,4 @@
-"""A Zarr array that is written to an object store: C has no draft there, but is an array from its last object on.
+"""A Zarr array that is written to an object store. It has no draft: it becomes an array with its last object.
 
 Objects cannot be renamed. So the chunks of C are put under their final names, ``C.zarr/c/0/0``. The metadata that make
 an array of them wait in the job's folder. They are put as ``C.zarr/zarr.json`` when C is complete: until then every
@@ -37,7 +37,7 @@ CHUNK_BYTES = 64 << 20
 # Puts at the same time, a process. One connection to S3 carries some 100 MB/s.
 UPLOADS = 8
 
-# More stripes than this times what would be enough are not made: of 16411 rows, a prime, each would be one.
+# At most so many times as many stripes as would be enough: 16411 rows, a prime, have equal stripes of one row only.
 MOST_STRIPES = 4
 
 # Objects of a two-dimensional Zarr array of version 2 or 3, whatever its chunks are called.
@@ -167,7 +167,7 @@ class ObjectTarget(Target):
         metadata = [name for name in others if name in ("zarr.json", ".zarray")]
         if metadata and not self.output.overwrite:
             raise InputError(f"{self.output.path}: appeared while the product was computed; it is not replaced")
-        folder.remove(metadata)  # from now on it is no array
+        folder.remove(metadata)  # from now on readers find no array
         folder.remove([name for name in others if name not in metadata])
 
     def _region(self, i: int, j: int) -> tuple[slice, slice]:
@@ -191,7 +191,7 @@ class ObjectDraft(Matrix):
 
     @classmethod
     def open(cls, path: str, draft: str) -> Self:
-        """Take shape and type from the metadata in the job's folder; chunks are at `path`."""
+        """Read shape and type from the metadata in the job's folder; the chunks are at `path`."""
         stored = ZarrMatrix.open(draft)
         return cls(path, stored.shape, stored.dtype, stored.chunks)
 

@@ -12,57 +12,59 @@ from distmm_kernels.tiles.tiling import Tiling
 
 __all__ = ["ALL", "AMPERE", "FAST_FLOAT64", "FAST_TENSOR_CORES", "FLOATS", "HOPPER", "Candidate", "Unit", "tile_loads"]
 
-# What a kernel's multiply-adds run on: float32 or float64 units, by the accumulator ("plain"); tensor cores of float64;
-# those of other types, as `wgmma` and its like reach them ("tensor"), or as `mma.sync` does.
+# The hardware units that do a kernel's multiply-adds. "plain": the float32 or float64 units, by the accumulator.
+# "fp64_tensor": the float64 tensor cores. The other tensor cores have two peak rates: that of `wgmma` and later
+# instructions ("tensor"), and that of `mma.sync`.
 Unit = Literal["plain", "fp64_tensor", "tensor", "mma_sync"]
 
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iub")
 HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
 AMPERE = ((8, 0), (99, 0))  # and later: asynchronous copies to shared memory
-# A100, H100 and H200, B200: float64 tensor cores at full rate. Other GPUs since then have the instruction, and do it at
-# the rate of a few float64 units, which multiply-adds reach as well.
+# A100, H100 and H200, B200: these have float64 tensor cores at full rate. Other GPUs since A100 have the instruction
+# too, but it is no faster there than their few float64 units.
 FAST_FLOAT64 = frozenset({(8, 0), (9, 0), (10, 0)})
-# The same have float16 tensor cores 15 times as fast as float32 units, and more; other GPUs 2 to 4 times, so that three
-# products and a split gain nothing.
+# The float16 tensor cores of the same GPUs are at least 15 times as fast as their float32 units. On other GPUs they are
+# 2 to 4 times as fast, so that three products and a split gain nothing.
 FAST_TENSOR_CORES = FAST_FLOAT64
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One row of the table. The file of a kernel has those of its classes, as ``TABLE``.
+    """One row of the table. Each file of kernels lists the rows of its classes in ``TABLE``.
 
     Attributes
     ----------
     kernel
-        The class. Name, kind of device and granule are its own.
+        The class, which has the name, the kind of device and the granule.
     idea
-        In a few words.
+        How the kernel works, in a few words.
     dtypes
         Operands that it multiplies, by name.
     precision
         The strictest of ``PRECISIONS`` that float products meet; integer products are exact in every kernel.
     tile
-        Rows and columns of C that one thread block owns; the part of a tile beyond C is computed in vain.
+        Rows and columns of C that one thread block owns. A tile that reaches beyond C takes as long as a whole one.
     loads
         Loads from global memory for one element of C; None for a kernel whose threads load nothing themselves.
     capabilities
-        The least and the greatest compute capability.
+        The lowest and the highest compute capability on which it runs.
     worth_it
-        Compute capabilities where it is chosen unasked, of those that it runs on; None: all.
+        Compute capabilities on which `select` may choose it; None: all on which it runs. Elsewhere it must be named.
     unit
-        What its rate follows from one GPU model to another; a mapping where that depends on the operands' type.
+        The hardware unit whose peak rate scales the kernel's rate from one GPU model to another; a mapping if that
+        depends on the operands' type.
     prepared
-        Bytes that its own format of a block takes beside the block, for each byte of it; 0 where it uses the block.
+        Extra bytes for each byte of a block, for the block in the kernel's own format; 0 if it uses the block itself.
     workspace
-        Bytes that it takes of a GPU for each product at work, beside operands and results, at most.
+        Most bytes of GPU memory that each running product takes, in addition to operands and results.
     passes
-        Bytes that are read and written beside the tiles, for each element of A and B and for each of C. Cubes have
-        them in their measured rates; thin products have more of them for an operation.
+        Bytes read and written outside the tiled product: for each element of A and B, and for each element of C. The
+        measured rates of cubes include them. Thin products have more of these bytes for each operation.
     side_by_side
-        Whether it works on the matrices of a batch at the same time; else each takes as long as it does alone.
+        Whether it multiplies the matrices of a batch at the same time; if not, one after the other.
     sizes_below
-        Sizes that its coordinates can count; None: any.
+        Each size must be less than this, which its coordinates can count; None: any size.
     """
 
     kernel: type[Kernel]

@@ -23,11 +23,11 @@ from distmm_kernels.select import promises_bits, ranked
 
 __all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "worth_measuring"]
 
-EDGE = 4096  # of the cubes that are measured: enough work for any GPU of today, in a second at 0.14 TFLOP/s
-SECONDS = 0.1  # of products of each kernel
+EDGE = 4096  # edge of the cubes that are measured: enough work for any GPU of today; a second at 0.14 TFLOP/s
+SECONDS = 0.1  # each kernel multiplies for so long
 MOST_PRODUCTS = 50
-# A kernel whose expected time is more than so many times the best one's is not measured. Rates of one model tell the
-# order of kernels on another within a factor of about two.
+# A kernel is not measured if it is expected to take more than this many times as long as the best one. The
+# expectations come from the rates of another model, and are right within a factor of about two.
 HOPELESS = 3.0
 
 

@@ -1,7 +1,7 @@
-"""NVIDIA's cuBLAS, through CuPy's bindings: each type by its own path, without a promise of bits.
+"""NVIDIA's cuBLAS, through CuPy's bindings. It promises no bits.
 
-The library chooses tiles, and cuts of k, by the sizes and by the GPU. It is what the ladder is measured against, and is
-chosen where it is faster than a kernel of ours.
+The library chooses tiles and cuts of k by the sizes and by the GPU. The ladder of kernels is measured against it, and
+`select` takes it where it is faster than a kernel of ours.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float
 COMPUTE_32F_FAST_TF32 = 77
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
-FOURS = 4  # of k in int8 products, and of the elements from a row of their int32 results to the next
+FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
 
@@ -71,7 +71,7 @@ class CublasKernel(CudaKernel):
         """Return an operand as the library can read it: one axis contiguous, the other one with a pitch."""
         if _layout(x) is not None:
             return x
-        # numpy's function hands CuPy arrays on to CuPy
+        # for CuPy arrays, NumPy's function calls CuPy's
         return np.broadcast_to(self._module.ascontiguousarray(distinct(x)), x.shape)
 
     def _layout(self, x: Array) -> tuple[int, int]:
@@ -214,7 +214,7 @@ TABLE = (
         "ieee",
         tile=(64, 64),
         capabilities=AMPERE,
-        worth_it=frozenset(),  # by name: what it does with a k that is no multiple of 4 has not been seen on a GPU
+        worth_it=frozenset(),  # by name only: a k that is no multiple of 4 has not been tried on a GPU
         unit="tensor",
         prepared=1.0,  # B in C order
         workspace=WORKSPACE,

@@ -304,7 +304,7 @@ def _halves_place(lane):  # type: ignore[no-untyped-def]
 
 
 def pairs_place(lane):  # type: ignore[no-untyped-def]
-    """Say as `box_place` where a lane reads two neighbours of 16 bits: 8 rows of 8 columns, one unit each."""
+    """Like `box_place`, for a lane that reads two neighbours of 16 bits: 8 rows of 8 columns, one unit each."""
     row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
     return row * uint32(SPAN) + pair * uint32(4), row * uint32(16)
 

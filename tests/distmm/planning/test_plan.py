@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning import candidates, time_model
+from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
@@ -20,7 +20,7 @@ from distmm.planning.precision import PRECISIONS
 from distmm.planning.problem import Problem, operand_batch
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import TILE, make_plan
-from distmm.planning.time_model import predict
+from distmm.planning.time_model import TimeModel
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
@@ -181,7 +181,8 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
 
 def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
     costed = []
-    monkeypatch.setattr(time_model, "predict", lambda *args: costed.append(1) or predict(*args))
+    predict = TimeModel.predict
+    monkeypatch.setattr(TimeModel, "predict", lambda model: costed.append(1) or predict(model))
     plan = make_plan(Problem(512, 2**24, 512, F4), replace(CPU, workers=4096))
     assert plan.grid.layers > 8
     assert len(costed) < 200  # of 1,600 that there are

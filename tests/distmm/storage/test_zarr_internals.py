@@ -16,7 +16,7 @@ import pytest
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import GzipCodec, ShardingCodec
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 from distmm.storage import open_matrix, zarr_internals
 from tests.distmm.storage.samples import sample
@@ -30,6 +30,10 @@ def test_zarr_has_the_parts_that_are_used() -> None:
     assert zarr_internals.NO_TYPES == ""
     declared = {name for kind in zarr_internals.BaseFloat.__mro__ for name in inspect.get_annotations(kind)}
     assert {"dtype_cls", "_zarr_v3_name", "endianness"} <= declared
+    memory = MemoryStore()
+    array = zarr.create_array(LoggingStore(memory), shape=(2,), dtype="f4")
+    assert zarr_internals.store_of(array) is memory
+    assert zarr_internals.dictionary_of(memory.with_read_only()) is zarr_internals.dictionary_of(memory) is not memory
 
 
 @pytest.mark.parametrize("version", [2, 3])

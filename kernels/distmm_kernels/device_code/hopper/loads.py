@@ -71,7 +71,7 @@ def _load_k(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _load_panels(tile: HopperTile) -> Callable[..., Any]:
-    """Make what `_load_k` makes, for panels, one after the other."""
+    """Make the same function as `_load_k`, for panels that are loaded one after the other."""
     load_k, map_bytes = _load_k(tile), uint64(128)
 
     def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):

@@ -137,7 +137,7 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _stretches(tile: HopperTile) -> Callable[..., Any]:
-    """Make what `_one_product` makes, for deep k: the sum of each `STRETCH` steps is added to ``totals``."""
+    """Make the same function as `_one_product`, for deep k: it adds the sum of each `STRETCH` steps to ``totals``."""
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
     stretch = uint32(STRETCH)
 
@@ -155,10 +155,11 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _panels(tile: HopperTile) -> Callable[..., Any]:
-    """Make what `_one_product` makes, for panels: ``k`` is that of all but the last, their number, and the last one's.
+    """Make the same function as `_one_product`, for panels. ``k`` is a triple.
 
-    The sum of floats of each panel is added to ``totals``, as if each had a launch. Sums of integers stay: there, what
-    panels are is known to the loads alone.
+    It has the k of all panels but the last, their number, and the k of the last one. The float sum of each panel is
+    added to ``totals``, as if each panel had a launch of its own. Integer sums stay in the accumulators from panel to
+    panel, so only the loads treat panels of integers differently.
     """
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
     below = uint32(tile.depth - 1)
@@ -184,7 +185,7 @@ def _panels(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
-    """Make what `_one_product` makes, for operands in two parts: three products a stage, added to ``totals`` at once.
+    """Make the same function as `_one_product`, for operands in two parts: three products a stage, added to ``totals``.
 
     The tensor cores truncate their sum, so it is taken out after each stage. The warpgroups take turns: one multiplies
     while the other adds. Without turns both add at the same time now and then, and the tensor cores idle: 191 TFLOP/s
@@ -283,7 +284,7 @@ def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
 
 
 def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, some of them a stage.
+    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, several from each stage.
 
     ``at`` is where the thread reads in a box, ``permuted`` its place in that row. ``reader`` makes what reads so many
     boxes, from the first one's number on. Returns the next stage and parity.
