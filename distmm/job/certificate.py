@@ -17,7 +17,7 @@ from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
-from distmm.job.manifest import FORMAT
+from distmm.job.manifest import FORMAT, completed
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
@@ -132,9 +132,10 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     Raises
     ------
     InputError
-        If there is no certificate, or C is not there.
+        If there is no certificate, or C is not there; if its job was killed before the certificate came beside C.
     """
     folder = Folder.of(path)
+    _refuse_unended(folder)
     if not folder.store.exists(folder.certificate):
         raise InputError(
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
@@ -170,6 +171,20 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
                 transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
             )  # fmt: skip
     return Verdict(verdict.outcome, verdict.residual, f"{kept}; {verdict.message}")
+
+
+def _refuse_unended(folder: Folder) -> None:
+    """Refuse a C that has its name, while its certificate still lies in the folder of the job: it would look wrong."""
+    job = completed(folder, anew=True)
+    if job is None:
+        return
+    content = read_json(job.pending_certificate, CERTIFICATE)
+    beside = read_json(folder.certificate) if folder.store.exists(folder.certificate) else None
+    if beside != content and holds(folder.target, content):
+        raise InputError(
+            f"{folder.target}: is the result of a job that was killed, or lost its power, before it put the "
+            f"certificate beside C; end it with distmm resume {folder.target}, and verify then"
+        )
 
 
 def _judged(content: Json) -> str:

@@ -20,7 +20,7 @@ from distmm.errors import InputError
 from distmm.job.certificate import holds
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.lock import Lock, locked
-from distmm.job.manifest import read_manifest
+from distmm.job.manifest import completed
 from distmm.job.result import described
 from distmm.job.spec import Spec, differences, lies_in
 from distmm.storage import fsync, is_url, output_of, reopen_output
@@ -51,33 +51,20 @@ def settle(folder: Folder, anew: bool) -> Json | None:
     dict or None
         The certificate of a job that was ended now; None where there is none, or where blocks are still missing.
     """
-    if not _begun(folder) or (folder.exists() and _complete(folder, anew) is None):
+    if not _begun(folder) or (folder.exists() and completed(folder, anew) is None):
         return None
     try:
         with locked(folder.path) as lock:
             if not folder.exists():
                 folder.clear()
                 return None
-            job = _complete(folder, anew)
+            job = completed(folder, anew)
             return None if job is None else _go_on(job, lock, anew)
     except OSError as error:
         raise InputError(
             f"{error.filename or folder.path}: {error.strerror}: what an earlier job has left there cannot be "
             f"brought to its end; call again, once the cause is gone"
         ) from error
-
-
-def _complete(folder: Folder, anew: bool) -> Folder | None:
-    """Return the names of a job that has all its blocks and its certificate; None if there is none."""
-    if not folder.exists():
-        return None
-    try:
-        job = folder.of_job(read_manifest(folder)["id"])
-    except InputError:
-        if anew:
-            return None
-        raise
-    return job if job.store.exists(job.pending_certificate) else None
 
 
 def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:

@@ -24,7 +24,7 @@ from distmm.storage import locate
 from distmm.versions import installed
 from distmm.worker import gpu
 
-__all__ = ["FORMAT", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
+__all__ = ["FORMAT", "completed", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
 # Of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no checksums of the inputs.
 FORMAT = 2
@@ -94,6 +94,22 @@ def read_manifest(folder: Folder) -> Json:
             f"--overwrite"
         )
     return manifest
+
+
+def completed(folder: Folder, anew: bool) -> Folder | None:
+    """Return the names of a job that has all its blocks and its certificate, and was not ended; None if there is none.
+
+    With `anew` a manifest that cannot be read is no job.
+    """
+    if not folder.exists():
+        return None
+    try:
+        job = folder.of_job(read_manifest(folder)["id"])
+    except InputError:
+        if anew:
+            return None
+        raise
+    return job if job.store.exists(job.pending_certificate) else None
 
 
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:

@@ -69,6 +69,34 @@ def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
     assert "all 16 blocks are what was written" in job.recheck(out).message
 
 
+def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
+    client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed_at(step: str) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(commit, step, die)
+            with pytest.raises(Killed):
+                multiply(client, alpha=2, overwrite=True)
+
+    ended = "is the result of a job that .* distmm resume .*C.zarr"
+    killed_at("_clean")
+    with pytest.raises(InputError, match=ended):
+        job.recheck("C.zarr")
+    job.resume("C.zarr", client=client)
+    assert job.recheck("C.zarr").outcome == "right"
+
+    multiply(client, overwrite=True)
+    killed_at("output_of")
+    np.testing.assert_allclose(values(), product)
+    assert job.recheck("C.zarr").outcome == "right"  # the C before, by its own certificate
+    killed_at("_clean")
+    with pytest.raises(InputError, match=ended):
+        job.recheck("C.zarr")
+    job.resume("C.zarr", client=client)
+    np.testing.assert_allclose(values(), 2 * product)
+    assert job.recheck("C.zarr").outcome == "right"
+
+
 def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
