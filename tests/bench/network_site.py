@@ -180,7 +180,7 @@ class Site:
     def launch(self, name: str, target: Callable[..., None], *arguments: str) -> BaseProcess:
         network = self.network
         where = network.namespaces[name], network.addresses[name], self.file
-        process = SPAWN.Process(target=target, args=(*where, *arguments), name=name)
+        process = SPAWN.Process(target=target, args=(*where, *arguments), name=name, daemon=True)
         process.start()
         self.running[name] = process
         return process
