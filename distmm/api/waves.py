@@ -11,7 +11,7 @@ it wakes by itself: the caller then looks at what sends no message, such as a de
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler
 
+from distmm.clusters.silence import unless_silent
 from distmm.transfer.counted_writes import CountedRun
 
 __all__ = ["Graph", "Sent", "Waves"]
@@ -96,7 +97,10 @@ class Waves:
         If it ends early, by an error, a stop or Ctrl-C, the tasks are cancelled, and none of them writes any more when
         this method returns (`CountedRun.end`).
         """
-        coming = iter(waves)
+        with unless_silent(self.client):
+            self._run(iter(waves))
+
+    def _run(self, coming: Iterator[Graph]) -> None:
         graph = next(coming, None)
         try:
             while graph is not None or self.sent:

@@ -8,7 +8,7 @@ array. When all block rows are there, their arrays are put one after another int
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from distmm.job.folder import Folder, Json
 from distmm.job.json_forms import ROW, wrong
 from distmm.job.reduction import Arrays, Reduction
 from distmm.storage import fsync
-from distmm.storage.durability import fsync_tree, remove
+from distmm.storage.durability import fsync_tree, published, remove
 
 __all__ = ["InDraft", "InResult", "RowFolder", "assemble", "sum_of", "whole_chunks"]
 
@@ -62,12 +62,8 @@ class RowFolder:
     def write(self, i: int, arrays: dict[str, np.ndarray]) -> dict[str, int]:
         """Write a block row, bring it to the disk, and return the checksums of its arrays."""
         for name, values in arrays.items():
-            # No truncation before the write: a task may run twice, and the file must be right at every moment.
-            descriptor = os.open(self.file(i, name), os.O_CREAT | os.O_WRONLY, 0o666)
-            with open(descriptor, "wb", buffering=0) as file:
+            with published(self.file(i, name), self.path) as file:
                 _write_all(file, values)
-                os.ftruncate(descriptor, values.nbytes)
-                os.fsync(descriptor)
         fsync(self.path)
         return {name: checksum(values) for name, values in arrays.items()}
 
@@ -96,6 +92,15 @@ class RowFolder:
     def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
         """Return no chunks: that block rows are there is seen when they are read."""
         return []
+
+    def detach(self) -> None:
+        """Do nothing: a block row that is not whole has no name."""
+
+    def make_room(self, done: Collection[tuple[int, int]]) -> None:
+        """Remove block rows that are not `done`, and drafts."""
+        kept = {f"{i}.{name}" for i, _ in done for name in self.arrays}
+        for name in set(os.listdir(self.path)) - kept:
+            os.unlink(os.path.join(self.path, name))
 
 
 def _write_all(file: Any, values: np.ndarray) -> None:

@@ -11,7 +11,9 @@ import math
 import pickle
 import socket
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -24,7 +26,8 @@ from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
 from distmm.job.folded_checksums import Order
-from distmm.job.folder import Folder, Json, write_json
+from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.json_forms import MARKER
 from distmm.job.lock import Lock
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
@@ -131,7 +134,7 @@ class Writer:
         record, on_host = self.judged(where, block, left, position, added, weights)
         accepted = record.pop("right")
         if accepted:
-            self._store(on_host, record)
+            record = self._store(on_host, record)
         return {**record, "written": accepted}
 
     def judged(
@@ -188,16 +191,30 @@ class Writer:
         """Return the record of a block in the attempt before, if it was rejected then."""
         return self.before
 
-    def _store(self, block: np.ndarray, record: Json) -> None:
+    def marked(self, i: int, j: int) -> Json | None:
+        """Return the record of a unit that another worker has written, and marked, in this run; None if none has."""
+        marker = self.folder.marker(i, j)
+        return read_json(marker, MARKER) if self.folder.store.exists(marker) else None
+
+    def _store(self, block: np.ndarray, record: Json) -> Json:
         """Write a block, and its marker once it is on the disk, as long as this run goes on and has the lock.
 
         The client tells its workers when a run has ended. The lock says it also to a worker that the client cannot
         reach. Both are asked again before the marker: the disk may take long, and a process may have been stopped.
+        What that may do nevertheless when it goes on, after either look, is said in `distmm.job.lock`.
+
+        Returns
+        -------
+        dict
+            The record of the block that is written: that of another worker, if the scheduler has lost one of the two
+            meanwhile and the other one was first.
         """
         i, j = record["i"], record["j"]
         rows, columns = self.region(i, j)
-        with self.run.writing():
+        with self.run.writing(), self.while_owned(), self.target.writing(rows, columns):
             Lock.check(self.folder.path, self.run.id)
+            if (marked := self.marked(i, j)) is not None:
+                return marked
             try:
                 self.target[rows, columns] = block
             except FileExistsError:  # in an object store: this task runs again, or belongs to a run that is over
@@ -210,6 +227,16 @@ class Writer:
             record["time"] = time.time()
             self._check()
             write_json(self.folder.marker(i, j), record)
+        return record
+
+    @contextmanager
+    def while_owned(self) -> Iterator[None]:
+        """Say that another job has taken over, where that is why a file is not found."""
+        try:
+            yield
+        except FileNotFoundError:
+            Lock.check(self.folder.path, self.run.id)
+            raise
 
     def _check(self) -> None:
         """Raise if this run is over."""

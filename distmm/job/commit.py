@@ -55,10 +55,11 @@ def settle(folder: Folder, anew: bool) -> Json | None:
         return None
     try:
         with locked(folder.path) as lock:
+            owned = folder.owned(lock.token)
             if not folder.exists():
-                folder.clear()
+                owned.clear()
                 return None
-            job = completed(folder, anew)
+            job = completed(owned, anew)
             return None if job is None else _go_on(job, lock, anew)
     except OSError as error:
         raise InputError(
@@ -76,7 +77,7 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
         if anew and os.path.lexists(folder.target):
             return None  # what was there before C is still there
         if not holds(folder.draft, content):
-            os.unlink(folder.pending_certificate)  # a run that goes on looks at each block
+            folder.store.remove(folder.pending_certificate)  # a run that goes on looks at each block
             return None
         Lock.check(folder.path, lock.token)
         described(content["spec"]).refuse(content["output"]["name"], content["output"]["overwrite"])
@@ -135,7 +136,7 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     if spec["check"] != "none" or spec["beta"] != 0:
         write_json(folder.certificate, content, os.path.join(folder.work, "certificate.draft"))
     elif folder.store.exists(folder.certificate):  # of the C that has been replaced
-        folder.store.remove(folder.certificate)
+        folder.store.discard(folder.certificate, folder.work)
         folder.store.sync(os.path.dirname(folder.certificate))
     if folder.store.exists(folder.pending_report):
         folder.store.move(folder.pending_report, folder.report)

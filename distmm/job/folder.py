@@ -2,21 +2,22 @@
 
     C.zarr.job/manifest.json          what is computed, from what, how it is cut; one entry for each run
     C.zarr.job/lock.3                 who works on it (see `distmm.job.lock`)
-    C.zarr.job/ID/C.zarr              C as far as it is written
-    C.zarr.job/ID/rows/2.values       where C is reduced: one array of block row 2
-    C.zarr.job/ID/done/2.5.json       block C[2, 5] (or block row 2, as 2.0) is written, on the disk, and right
-    C.zarr.job/ID/certificate.json    C is complete, and gets its name
+    C.zarr.job/OWNER/ID/C.zarr              C as far as it is written
+    C.zarr.job/OWNER/ID/rows/2.values       where C is reduced: one array of block row 2
+    C.zarr.job/OWNER/ID/done/2.5.json       block C[2, 5] (or block row 2, as 2.0) is written, on the disk, and right
+    C.zarr.job/OWNER/ID/certificate.json    C is complete, and gets its name
     C.zarr.certificate.json           what is left when C has its name
     C.zarr.report.html                who worked when in the last run, at which rate
 
-ID is random and made when a job is begun. The manifest, each marker and the certificate contain it. A worker of an
-earlier job, which was suspended for example, finds no folder to write to.
+ID is random and made when a job is begun. The manifest, each marker and the certificate contain it. OWNER is the token
+of the lock under which the job is worked on, or was last. Who takes the job over renames its folder, so a process that
+was suspended meanwhile finds no folder to write to (`distmm.storage.records`).
 
 All files are JSON, so reading them cannot run code. Each file appears under its name only when it is whole and on the
 disk.
 
-In an object store the names are the same, and the files are objects. Only the draft is none: blocks are put under
-C's own name, and ``ID/C.zarr`` has the metadata that make an array of them (`distmm.storage.zarr_objects`).
+In an object store the names are the same, without OWNER, and the files are objects. Only the draft is none: blocks are
+put under C's own name, and ``ID/C.zarr`` has the metadata that make an array of them (`distmm.storage.zarr_objects`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from typing import Any, Self
 from distmm.errors import InputError
 from distmm.job.json_forms import MARKER, wrong
 from distmm.storage import is_url, locate
-from distmm.storage.records import Records, records
+from distmm.storage.records import OWNER, Records, records
 
 __all__ = ["Folder", "Json", "read_json", "write_json"]
 
@@ -49,10 +50,13 @@ class Folder:
         Absolute path of the file or folder that C will be.
     id : str
         Of the job; empty as long as it is not known, where only names that all jobs of an output share are asked for.
+    owner : str
+        Folder, inside that of the output, of the owner who works on the job or was the last to do so.
     """
 
     target: str
     id: str = ""
+    owner: str = ""
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
@@ -60,8 +64,13 @@ class Folder:
         return cls(locate(path)[0])
 
     def of_job(self, id: str) -> Self:  # noqa: A002
-        """Return the names of one job on this output."""
-        return replace(self, id=id)
+        """Return the names of one job on this output, as its owner has them, or as they are found."""
+        found = self.owner or is_url(self.target)
+        return replace(self, id=id, owner=self.owner if found else _owner(self.path, id) or "")
+
+    def owned(self, token: str) -> Self:
+        """Return the names of the job for the owner of the lock with this token."""
+        return replace(self, owner="" if is_url(self.target) else token)
 
     @property
     def _stem(self) -> str:
@@ -102,7 +111,7 @@ class Folder:
         """The folder in which this job alone writes."""
         if not self.id:
             raise ValueError(f"{self.path}: the id of the job is not known yet")
-        return os.path.join(self.path, self.id)
+        return os.path.join(self.path, self.owner, self.id)
 
     @property
     def pending_certificate(self) -> str:
@@ -135,18 +144,20 @@ class Folder:
 
     def make(self) -> None:
         """Make the folders of a new job, under the lock, on the disk."""
+        self.store.make_folder(self.work)
         self.store.make_folder(self.done)
         self.store.sync(self.path)
 
     def clear(self) -> None:
         """Remove all that jobs have left but the lock, under it; the manifest first, so that half of a job is none."""
+        owner = os.path.join(self.path, self.owner)
         if self.exists():
-            self.store.remove(self.manifest)
+            self.store.discard(self.manifest, owner)
             self.store.sync(self.path)
-        for name in self.store.names(self.path):
-            if not re.fullmatch(r"lock\.\d+(\.beat)?", name):
-                with suppress(FileNotFoundError):  # another one that looks for the lock makes a file, and removes it
-                    self.store.remove_all(os.path.join(self.path, name))
+        names = [name for name in self.store.names(self.path) if not re.fullmatch(r"lock\.\d+(\.beat)?", name)]
+        inside = [os.path.join(self.owner, name) for name in self.store.names(owner)] if self.owner else []
+        for name in {*names, *inside} - {self.owner}:
+            self.store.discard(os.path.join(self.path, name), owner)
 
     def marker(self, i: int, j: int) -> str:
         """Path of the marker of one block."""
@@ -176,6 +187,21 @@ class Folder:
             else:
                 strays.append(path)
         return markers, strays
+
+
+def _owner(folder: str, job: str) -> str | None:
+    """Return the owner's folder, inside `folder`, in which a job is; None if it is in none.
+
+    An owner who was killed while it took over may have left it in its predecessor's folder, inside its own.
+    """
+    with suppress(FileNotFoundError):
+        names = os.listdir(folder)
+        if job in names:
+            return ""
+        for name in filter(OWNER.fullmatch, names):
+            if (inside := _owner(os.path.join(folder, name), job)) is not None:
+                return os.path.join(name, inside) if inside else name
+    return None
 
 
 def write_json(path: str, content: Json, draft: str | None = None) -> None:

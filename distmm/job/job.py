@@ -20,6 +20,7 @@ from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
+from distmm.clusters.silence import unless_silent
 from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import job_report, planning
 from distmm.job.block_rows import RowFolder, assemble
@@ -41,7 +42,6 @@ from distmm.job.summary import Made, Summary
 from distmm.planning.plan import Plan
 from distmm.storage import Target, is_url, open_matrix, reserve_output
 from distmm.storage.output import Output
-from distmm.storage.zarr_objects import ObjectTarget
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.record import Figures
 from distmm.transfer.counted_writes import CountedRun
@@ -90,6 +90,7 @@ class Job:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
             client = cluster.usable(client) or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
+            held.enter_context(unless_silent(client))  # waves look after themselves; the rest waits for workers, too
             begun = read_manifest(folder) if folder.exists() and not anew else None
             plan = self._plan(client, device, begun, stop.deadline or None)
             plan.validate()
@@ -97,14 +98,20 @@ class Job:
             if begun is None:
                 reserve_output(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
             job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
+            lock: Lock | None = None
             try:
                 lock = held.enter_context(locked(folder.path))
+                job = replace(job, folder=job.folder.owned(lock.token))
                 self._refuse_meanwhile(begun, anew)
                 manifest = job._begin(plan, client, begun)
-                job = replace(self, folder=folder.of_job(manifest["id"]))
+                job = replace(job, folder=job.folder.of_job(manifest["id"]))
                 return job._go_on(client, plan, manifest, lock, stop, announce, progress)
-            except OSError as error:
-                raise job._explained(error, len(self._units(plan))) from error
+            except (InputError, OSError) as error:
+                if lock is not None:
+                    lock.refuse_if_lost()  # which is why files are gone, or changed
+                if isinstance(error, OSError):
+                    raise job._explained(error, len(self._units(plan))) from error
+                raise
 
     def _refuse_meanwhile(self, begun: Json | None, anew: bool) -> None:
         """Raise `InputError`, under the lock, if something has changed since this call looked without it."""
@@ -151,7 +158,7 @@ class Job:
                 target = self.spec.result.create(self.out, folder, plan, self.overwrite)
             except BaseException:
                 with suppress(OSError):  # of a job that has not begun nothing is left; the next one clears up too
-                    folder.store.remove_all(folder.work)
+                    folder.store.discard(folder.work, os.path.dirname(folder.work))
                 raise
             manifest = new_manifest(
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
@@ -168,6 +175,7 @@ class Job:
         """Make the missing blocks, and end the job."""
         target = self.spec.result.reopen(self.out, self.folder, self.overwrite)
         refuse_another_draft(self.folder, manifest, target)
+        target.detach()
         made = self._compute(client, plan, manifest, lock, target, stop, announce, progress)
         try:
             return self._finish(client, plan, manifest, lock, target, made)
@@ -196,8 +204,7 @@ class Job:
         telemetry.install(client)
         finished = FinishedBlocks(client, folder, spec, plan)
         done = finished.trusted(target)
-        if is_url(folder.target):
-            self._make_room(target, done, lock)
+        self._make_room(target, done, lock)
         writer = spec.result.writer(
             folder, CountedRun(lock.token), target, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
@@ -260,14 +267,15 @@ class Job:
         )
 
     def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:
-        """Remove what lies where blocks are to go: a C that is replaced, first of all its certificate and its name.
+        """Remove what lies where blocks are to go, and has no marker.
 
-        An object store has no names that could be changed at the end.
+        An object store has no names that could be changed at the end. So there it is also the C that is replaced, and
+        before it its certificate and its name.
         """
-        assert isinstance(target, ObjectTarget)
-        Lock.check(self.folder.path, lock.token)
-        if self.folder.store.exists(self.folder.certificate):
-            self.folder.store.remove(self.folder.certificate)
+        folder = self.folder
+        Lock.check(folder.path, lock.token)
+        if is_url(folder.target) and folder.store.exists(folder.certificate):
+            folder.store.remove(folder.certificate)
         target.make_room(done)
 
     def _units(self, plan: Plan) -> set[tuple[int, int]]:

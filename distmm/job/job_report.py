@@ -5,6 +5,7 @@ Where the scheduler is lost there is nobody to ask; where the disk is full the j
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 
 from distributed import Client
@@ -51,5 +52,5 @@ def _write(client: Client, folder: Folder, path: str, job: str, rows: list[tuple
             return
         if is_url(folder.path):
             folder.store.write(path, report.html(record, title=folder.target, certificate=rows).encode())
-        else:
+        elif os.path.isdir(os.path.dirname(path)):  # or another job has taken over
             report.write(path, record, title=folder.target, certificate=rows)

@@ -13,6 +13,21 @@ after a lock was released. Each file holds a random token that is never used aga
 suspended while another one took over, its client and its workers find another token, and stop. Workers check the token
 before they write a block and before they mark it. The client checks it before C gets its name.
 
+A process may be suspended between such a look and the write that follows. So on a disk the token is also the name of a
+folder through which its owner makes every change, and which is renamed by whoever takes over
+(`distmm.storage.records`): of the former owner, client or worker, each later open, link, rename and removal fails.
+What was open already belongs to no name any more (chunks of Zarr arrays, block rows, JSON: they get their name when
+they are whole), or was locked (``.npy``, HDF5: `distmm.storage.flat`). This holds for a client and its workers on any
+machine whose view of the folder is that of the others. It does not where
+
+- a network file system shows a machine names for some seconds after another one has changed them (NFS: ``acdirmax``, up
+  to a minute): a process that wakes up within this time may still write. A lock is stale after a minute only, so it has
+  to wake up just then;
+- the file system has no locks of byte ranges: a process that was suspended in the middle of a write to a ``.npy`` or
+  HDF5 file ends that write, of a block that was right, when it wakes up;
+- the thread that keeps a lock fresh was suspended between its look and its touch, and the number has been used again:
+  it touches the new lock once, which is younger by that.
+
 In an object store ``lock.N`` is an object, made by a put that fails where there is one. Its owner puts an empty
 ``lock.N.beat`` instead of touching it, and the store's clock says how old the later one of the two is.
 """
@@ -89,6 +104,7 @@ class Lock:
 
     def __init__(self, folder: str, number: int, token: str) -> None:
         self.folder, self.number, self.token = folder, number, token
+        self._device = _device(folder)
         self._released = threading.Event()
         self._beat = threading.Thread(target=self._keep_fresh, name="distmm-lock", daemon=True)
 
@@ -107,22 +123,30 @@ class Lock:
                 f"{folder}: another job works on this output: process {found.pid} on {found.host}, last seen "
                 f"{found.age:.0f} s ago; wait for it, or stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
             )
-        number = 0 if found is None else found.number + 1
+        number, token, store = 0 if found is None else found.number + 1, uuid.uuid4().hex, records(folder)
         content = {
             "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": start_time(os.getpid()),
-            "token": uuid.uuid4().hex,
+            "token": token,
         }  # fmt: skip
         try:
-            records(folder).create(_path(folder, number), json.dumps(content).encode())
+            owner = store.own(folder, token)
+            try:
+                store.create(_path(folder, number), json.dumps(content).encode())
+            except BaseException:
+                store.remove_folder(owner)
+                raise
         except FileExistsError:
             raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
         except FileNotFoundError:  # that job had nothing to do, or has ended, and has removed the folder
             raise InputError(f"{folder}: another job has left this output at this moment; call again") from None
-        for old in _numbers(folder):
-            if old < number:
-                with suppress(IsADirectoryError):
-                    records(folder).remove(_path(folder, old))
-        lock = cls(folder, number, str(content["token"]))
+        try:
+            for old in _numbers(folder):
+                if old < number:
+                    store.discard(_path(folder, old), owner)
+            store.take_over(folder, token)
+        except FileNotFoundError:
+            raise _lost(folder) from None
+        lock = cls(folder, number, token)
         cls.held.add(lock.token)
         lock._beat.start()
         return lock
@@ -132,19 +156,34 @@ class Lock:
         """Raise if another job has taken over the lock with this token. Called before anything is written."""
         numbers = _numbers(folder)
         if not numbers or not _is(_path(folder, max(numbers)), token):
-            raise InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
+            raise _lost(folder)
+
+    def refuse_if_lost(self) -> None:
+        """Raise `InputError` if another job has taken over, which may have ended since; not if the disk is gone."""
+        try:
+            Lock.check(self.folder, self.token)
+        except FileNotFoundError:
+            if self._device is not None and _device(self.folder) == self._device:
+                raise _lost(self.folder) from None
+        except OSError:
+            return
 
     def release(self) -> None:
         """Release the lock; another job may take it at once."""
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
-        path = _path(self.folder, self.number)
-        # The folder is gone if the job is complete. If the disk is gone or read-only, another call has already raised
-        # an error. A lock file that stays is stale, because its token is no longer in `held`.
+        path, store, owner = (
+            _path(self.folder, self.number),
+            records(self.folder),
+            os.path.join(self.folder, self.token),
+        )
+        # The folder is gone if another job has taken over. If the disk is gone or read-only, another call has already
+        # raised an error. A lock file that stays is stale, because its token is no longer in `held`.
         with suppress(OSError):
             if _is(path, self.token):
-                records(path).remove(path)
+                store.discard(path, owner)
+        store.remove_folder(owner)  # unless there is work in it
 
     def _keep_fresh(self) -> None:
         while not self._released.wait(BEAT_SECONDS):
@@ -175,6 +214,18 @@ def locked(folder: str) -> Iterator[Lock]:
     finally:
         lock.release()
         records(folder).remove_folder(folder)
+
+
+def _lost(folder: str) -> InputError:
+    return InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
+
+
+def _device(folder: str) -> int | None:
+    """Return the device of the folder that a job's folder is in; None if that is none of a disk, or is gone."""
+    try:
+        return os.stat(os.path.dirname(os.path.abspath(folder))).st_dev
+    except OSError:
+        return None
 
 
 def _content(path: str) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def run_of(plan: Plan, client: Client) -> Json:
 def write_manifest(folder: Folder, manifest: Json) -> None:
     """Write the manifest, with its own hash."""
     manifest["sha256"] = _digest(manifest)
-    write_json(folder.manifest, manifest)
+    write_json(folder.manifest, manifest, os.path.join(folder.path, folder.owner, "manifest.draft"))
 
 
 def read_manifest(folder: Folder) -> Json:

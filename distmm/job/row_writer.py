@@ -117,16 +117,21 @@ class RowWriter(Writer):
             return {**common, "too_many": part[0], "written": False}
         rows, _ = self.region(i, 0)
         arrays = self.target.reduction.on_disk(self.reduction.finish(part), rows.start, self.target.dtype)
-        with self.run.writing():
+        with self.run.writing(), self.while_owned():
             Lock.check(self.folder.path, self.run.id)
-            sums = self.target.write(i, arrays)
-            count = len(next(iter(arrays.values())))
-            record = {**common, "count": count, "sums": sums, "crc32c": sum_of(sums), "time": time.time()}
-            self.run.check()
-            Lock.check(self.folder.path, self.run.id)
-            write_json(self.folder.marker(i, 0), record)
+            record = self.marked(i, 0) or self._written(i, arrays, common)
         again = [record for record in records if self.previous(i, record["j"]) is not None]
         return {**record, "again": again, "written": True}
+
+    def _written(self, i: int, arrays: dict[str, np.ndarray], common: Json) -> Json:
+        """Write and mark a block row; return its record."""
+        sums = self.target.write(i, arrays)
+        count = len(next(iter(arrays.values())))
+        record = {**common, "count": count, "sums": sums, "crc32c": sum_of(sums), "time": time.time()}
+        self.run.check()
+        Lock.check(self.folder.path, self.run.id)
+        write_json(self.folder.marker(i, 0), record)
+        return record
 
 
 def reduce(where: Placement, writer: RowWriter, block: Any, *about: Any) -> Made:

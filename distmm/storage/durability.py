@@ -1,18 +1,27 @@
-"""Writes that outlive a loss of power (fsync), and the atomic exchange of two names."""
+"""Writes that outlive a loss of power (fsync), names that appear with all that they stand for, and their exchange."""
 
 from __future__ import annotations
 
 import ctypes
 import errno
+import filecmp
 import os
 import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
-from typing import Any
+from typing import Any, BinaryIO
 
-__all__ = ["exchange", "fsync", "fsync_tree", "remove"]
+from distmm.errors import InputError
+
+__all__ = ["exchange", "fsync", "fsync_tree", "published", "remove"]
 
 # From Linux' <fcntl.h> and <linux/fs.h>.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
+
+# What file systems without hard links say to a link.
+NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def fsync(path: str) -> None:
@@ -33,6 +42,51 @@ def fsync_tree(path: str) -> None:
             fsync(folder)
     else:
         fsync(path)
+
+
+@contextmanager
+def published(path: str, drafts: str) -> Iterator[BinaryIO]:
+    """Write a file that gets its name when it is whole and on the disk; what has the name already is not replaced.
+
+    Two processes may make the same, if one of them was held to be lost. The first one that is ready gives the name.
+
+    Parameters
+    ----------
+    path : str
+        Final name; its folder has to be synced.
+    drafts : str
+        Folder of what is not whole, on the same file system.
+
+    Yields
+    ------
+    file
+        Open for writing.
+
+    Raises
+    ------
+    InputError
+        If another process has given the name to something else.
+    """
+    draft = os.path.join(drafts, f"{uuid.uuid4().hex}.draft")
+    try:
+        with open(draft, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(draft, path)
+        except FileExistsError:
+            if not filecmp.cmp(draft, path, shallow=False):
+                raise InputError(
+                    f"{path}: another worker, which was held to be lost, has written other bits and has not said so yet"
+                ) from None
+        except OSError as error:
+            if error.errno not in NO_LINKS:
+                raise
+            os.rename(draft, path)
+    finally:
+        if os.path.exists(draft):
+            os.unlink(draft)
 
 
 def exchange(one: str, other: str) -> bool:

@@ -1,14 +1,26 @@
 """Matrices that are plain bytes at an offset of a file: raw binary, and what ``.npy`` and HDF5 files hold.
 
 Many processes write to one such file. Each writes its own blocks, so that no two write the same byte.
+
+Parts of a file have no names that could be changed. So whoever writes a block locks the block's first byte, and then
+looks whether the file still has its name. The lock belongs to the open file: the system gives it up when the process
+dies, and keeps it while the process is suspended. A job that takes over a file which is locked after `ENDING_SECONDS`
+goes on with a copy.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import re
+import shutil
+import struct
+import time
 from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any, BinaryIO, Literal, Self
@@ -24,6 +36,13 @@ from distmm.storage.output import Target
 from distmm.storage.regular_files import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
+
+# Seconds that a block which another process is writing gets to be written.
+ENDING_SECONDS = 60.0
+PAUSE_SECONDS = 0.1
+
+# What file systems without locks of byte ranges say.
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 # Buffers that one system call fills (IOV_MAX of Linux and macOS).
 MOST_BUFFERS = 1024
@@ -174,6 +193,46 @@ class FlatTarget(Target):
 
     offset: int
 
+    @contextmanager
+    def writing(self, rows: slice, cols: slice) -> Iterator[None]:
+        """Keep a block from all others, until it is written and has its marker."""
+        first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
+        with open(self.output.draft, "r+b", buffering=0) as file:
+            if not _locks(file, first, 1):
+                raise InputError(
+                    f"{self.output.draft}: the block at rows {rows.start} and columns {cols.start} is being written by "
+                    f"a worker that was held to be lost, and has stopped in the middle of it"
+                )
+            if not os.path.samestat(os.fstat(file.fileno()), os.stat(self.output.draft)):
+                raise FileNotFoundError(errno.ENOENT, "the draft was replaced", self.output.draft)
+            yield
+
+    def detach(self) -> None:
+        """Go on with a copy, if a process that has not ended is in the middle of writing a block."""
+        with open(self.output.draft, "r+b", buffering=0) as file:
+            if _locks(file, 0, 0):
+                return
+        copy = f"{self.output.draft}.copy"
+        try:
+            shutil.copyfile(self.output.draft, copy)
+            fsync(copy)
+            os.replace(copy, self.output.draft)
+        except OSError as error:
+            with suppress(FileNotFoundError):
+                os.unlink(copy)
+            if error.errno != errno.ENOSPC:
+                raise
+            raise InputError(
+                f"{self.output.draft}: a process of an earlier run has stopped in the middle of writing a block, and "
+                f"there is no room for a copy to go on with: end that process, or free {self.nbytes / 1e9:.3g} GB"
+            ) from error
+        fsync(os.path.dirname(self.output.draft))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return self.shape[0] * self.shape[1] * self.dtype.itemsize
+
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         with open(self.output.draft, "r+b") as file:
             write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
@@ -188,3 +247,22 @@ class FlatTarget(Target):
     def sync(self, rows: slice, cols: slice) -> None:
         """Return once what was written is on the disk."""
         fsync(self.output.draft)
+
+
+def _locks(file: FileIO, first: int, length: int) -> bool:
+    """Lock some bytes of a file until it is closed, all for a `length` of 0; False if another one does not let go."""
+    wanted = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, first, length, 0)
+    deadline = time.monotonic() + ENDING_SECONDS
+    while True:
+        try:
+            fcntl.fcntl(file, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return True
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(PAUSE_SECONDS)
+        else:
+            return True

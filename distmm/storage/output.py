@@ -6,7 +6,8 @@ import os
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -155,8 +156,18 @@ class Target(ABC):
         """Return the store's evidence of a written block (tags of objects) for its marker; a disk has none."""
         return {}
 
-    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk replaces what is there
+    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk has no FileExistsError
         """Make room for a block, where writing it has raised FileExistsError."""
+
+    def detach(self) -> None:  # noqa: B027 - nobody has to, where what is not whole has no name
+        """Keep processes of earlier runs from ending a write that they are in the middle of."""
+
+    def make_room(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - see `detach`
+        """Remove blocks that are not `done`, by their row and column."""
+
+    def writing(self, rows: slice, cols: slice) -> AbstractContextManager[None]:
+        """Keep a block from all others, until it is written and has its marker."""
+        return nullcontext()
 
     @abstractmethod
     def sync(self, rows: slice, cols: slice) -> None:

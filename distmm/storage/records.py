@@ -2,12 +2,18 @@
 
 A record is a few kilobytes, and whole or not there. `records(path)` returns the store of a path: `Disk` or `Objects`,
 which make the same promises by other means. Names of folders and records are paths, or URLs.
+
+Of the processes that change what lies in one folder, one at a time is its *owner*. On a disk each owner has a folder of
+its own inside, which it makes once, before it is the owner. All that it makes goes there first, and names outside
+change only by a rename from there or to there. Who becomes the owner after it renames that folder (`take_over`). From
+then on the system finds no path of the former owner any more, whenever that one had looked whether it is the owner.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import re
 import time
 import uuid
 from collections.abc import Iterator
@@ -18,7 +24,10 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync, remove
 from distmm.storage.object_store import ObjectFolder, is_url
 
-__all__ = ["Records", "records"]
+__all__ = ["OWNER", "Records", "records"]
+
+# Name of an owner's folder: a token of `distmm.job.lock`.
+OWNER = re.compile("[0-9a-f]{32}")
 
 
 class Records(Protocol):
@@ -54,8 +63,14 @@ class Records(Protocol):
     def remove(self, path: str) -> None:
         """Remove a record."""
 
-    def remove_all(self, folder: str) -> None:
-        """Remove a folder with all that is in it, or a record."""
+    def discard(self, path: str, owner: str) -> None:
+        """Remove a record, or a folder with all that is in it, unless the folder `owner` is no longer an owner's."""
+
+    def own(self, folder: str, token: str) -> str:
+        """Make the folder through which one process will change what is in `folder`, and return its path."""
+
+    def take_over(self, folder: str, token: str) -> None:
+        """Move the work of former owners to that of `token`, and keep them from changing anything."""
 
     def sync(self, folder: str) -> None:
         """Sync a folder: what was removed or renamed in it stays so after a loss of power."""
@@ -125,14 +140,43 @@ class Disk:
     def remove(self, path: str) -> None:
         os.unlink(path)
 
-    def remove_all(self, folder: str) -> None:
-        remove(folder)
+    def discard(self, path: str, owner: str) -> None:
+        aside = os.path.join(owner, f"removed.{uuid.uuid4().hex}")
+        try:
+            os.rename(path, aside)
+        except FileNotFoundError:
+            os.stat(owner)  # it is gone if somebody has taken over
+            return
+        with suppress(FileNotFoundError):
+            remove(aside)
+
+    def own(self, folder: str, token: str) -> str:
+        path = os.path.join(folder, token)
+        os.mkdir(path)
+        return path
+
+    def take_over(self, folder: str, token: str) -> None:
+        mine = os.path.join(folder, token)
+        for name in os.listdir(folder):
+            before = os.path.join(mine, name)
+            if name == token or not os.path.isdir(os.path.join(folder, name)) or name.startswith("lock."):
+                continue
+            # One rename of the whole. Where its work is, is seen afterwards, when nobody changes it any more.
+            os.rename(os.path.join(folder, name), before)
+            if OWNER.fullmatch(name):
+                for work in list(_work(before)):
+                    os.rename(work, os.path.join(mine, os.path.basename(work)))
+                with suppress(FileNotFoundError):
+                    remove(before)
+        fsync(mine)
+        fsync(folder)
 
     def sync(self, folder: str) -> None:
         fsync(folder)
 
     def make_folder(self, folder: str) -> None:
-        os.makedirs(folder, exist_ok=True)
+        with suppress(FileExistsError):
+            os.mkdir(folder)  # no folder above it: that of an owner is made once
         fsync(os.path.dirname(folder))
 
     def remove_folder(self, folder: str) -> None:
@@ -222,10 +266,15 @@ class Objects:
         folder, name = _split(path)
         folder.remove([name, f"{name}.beat"])
 
-    def remove_all(self, folder: str) -> None:
-        above, name = _split(folder)
-        inside = [f"{name}/{each}" for each in ObjectFolder(folder).everything()]
-        above.remove([*inside, *([name] if above.facts(name) else [])])
+    def discard(self, path: str, owner: str) -> None:
+        above, name = _split(path)
+        above.remove([*(f"{name}/{each}" for each in ObjectFolder(path).everything()), name, f"{name}.beat"])
+
+    def own(self, folder: str, token: str) -> str:
+        return f"{folder}/{token}"
+
+    def take_over(self, folder: str, token: str) -> None:
+        return
 
     def sync(self, folder: str) -> None:
         return
@@ -240,6 +289,16 @@ class Objects:
 def records(path: str) -> Records:
     """Return the store that a path, or a URL, is in."""
     return OBJECTS if is_url(path) else DISK
+
+
+def _work(folder: str) -> Iterator[str]:
+    """Yield the folders in which owners have worked: in that of an owner, or of one that it was taking over from."""
+    for name in os.listdir(folder):
+        path = os.path.join(folder, name)
+        if OWNER.fullmatch(name):
+            yield from _work(path)
+        elif os.path.isdir(path) and not name.startswith("removed."):
+            yield path
 
 
 def _split(path: str) -> tuple[ObjectFolder, str]:

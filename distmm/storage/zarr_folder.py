@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -17,7 +17,7 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage.durability import fsync
+from distmm.storage.durability import fsync, published
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
 from distmm.storage.output import Output, Target
@@ -255,25 +255,28 @@ class ZarrTarget(Target):
         for name in (chunks, folder):  # not the draft: without its mount, C would go to the disk below
             with suppress(FileExistsError):
                 os.mkdir(name)
-        # No truncation: a task may run twice, and its chunk must be right at every moment of the second write.
-        descriptor = os.open(os.path.join(folder, str(cols.start // width)), os.O_CREAT | os.O_WRONLY, 0o666)
-        with open(descriptor, "wb") as file:
-            os.ftruncate(descriptor, height * width * self.dtype.itemsize)
+        with published(os.path.join(folder, str(cols.start // width)), os.path.dirname(self.output.draft)) as file:
+            os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
             write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return once the chunks written are on the disk, and all names on the way to them.
+        """Return once all names on the way to chunks that were written are on the disk, as their elements are already.
 
         That includes the names of `c` and of its folders: another worker may have made them and not synced them yet.
         """
         chunks = os.path.join(self.output.draft, "c")
         for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
-            folder = os.path.join(chunks, str(i))
-            for j in range(cols.start // self.chunks[1], -(-cols.stop // self.chunks[1])):
-                fsync(os.path.join(folder, str(j)))
-            fsync(folder)
+            fsync(os.path.join(chunks, str(i)))
         fsync(chunks)
         fsync(self.output.draft)
+
+    def make_room(self, done: Collection[tuple[int, int]]) -> None:
+        """Remove chunks that are not `done`."""
+        chunks = os.path.join(self.output.draft, "c")
+        kept = {os.path.join(chunks, str(i), str(j)) for i, j in done}
+        for folder, _, names in os.walk(chunks):
+            for path in {os.path.join(folder, name) for name in names} - kept:
+                os.unlink(path)
 
     def description(self) -> dict[str, Any]:
         """Describe the array by the hash of its metadata."""

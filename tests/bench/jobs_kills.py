@@ -165,7 +165,7 @@ def markers(folder: Path, out: str) -> dict[str, int]:
     """Markers of finished blocks, and when each was written."""
     found = {}
     with suppress(FileNotFoundError):  # the job is complete, and removes its folder
-        for path in (folder / f"{out}.job").glob("*/done/*.json"):
+        for path in (folder / f"{out}.job").glob("*/*/done/*.json"):
             found[path.name] = path.stat().st_mtime_ns
     return found
 

@@ -217,7 +217,7 @@ def _more(folder: Path, than: int) -> bool:
 
 def _finished(folder: Path) -> dict[str, tuple[int, str]]:
     """Markers of the blocks that are finished: when each was written, and what it says."""
-    markers = (folder / "C.zarr.job").glob("*/done/*.json")
+    markers = (folder / "C.zarr.job").glob("*/*/done/*.json")
     return {path.name: (path.stat().st_mtime_ns, path.read_text()) for path in markers}
 
 

@@ -114,7 +114,7 @@ def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
             command = ["multiply", "A.npy", "A.npy", "-o", "C.zarr", *plan, "--cluster", "s.json"]
             with start(tmp_path, "-c", HALF_WAY, *command) as process:
                 folder = tmp_path / "C.zarr.job"
-                until(lambda: list(folder.glob("*/done/*.json")) or process.poll() is not None)
+                until(lambda: list(folder.glob("*/*/done/*.json")) or process.poll() is not None)
                 scheduler.kill()
                 _, err = process.communicate(timeout=120)
         finally:

@@ -44,7 +44,7 @@ def values(out: str = "C.zarr") -> np.ndarray:
 
 def marked(out: str = "C.zarr") -> dict[str, int]:
     """Markers of finished blocks, and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/done/*.json")}
+    return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/*/done/*.json")}
 
 
 class HalfWay(job.Stop):

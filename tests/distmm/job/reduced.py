@@ -53,7 +53,7 @@ def threshold(client: Client, out: str = "out.zarr", t: float = 6, **options: An
 
 def marked(out: str = "out.zarr") -> dict[str, int]:
     """Markers of finished block rows, and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/done/*.json")}
+    return {path.name: path.stat().st_mtime_ns for path in Path(f"{out}.job").glob("*/*/done/*.json")}
 
 
 class HalfWay(job.Stop):

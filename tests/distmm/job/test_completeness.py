@@ -70,7 +70,7 @@ def other_shape(work: Path) -> None:
 
 
 def other_manifest(work: Path) -> None:
-    edit(work.parent / "manifest.json", seed=5)
+    edit(work.parent.parent / "manifest.json", seed=5)
 
 
 def long_file(work: Path) -> None:
@@ -141,7 +141,7 @@ def damaged_at_the_end(damage: Callable[[Path], None], out: str) -> Callable[...
 
     def damaged(self: Computation, missing: Any) -> None:
         run(self, missing)
-        (done,) = Path(f"{out}.job").glob("*/done")
+        (done,) = Path(f"{out}.job").glob("*/*/done")
         damage(done.parent)
 
     return damaged
@@ -152,7 +152,7 @@ def test_a_block_of_zeros_whose_chunk_is_lost_is_made_again(client: Client, prod
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())
     i, j, _ = next(iter(marked())).split(".")
-    (chunk,) = Path("C.zarr.job").glob(f"*/C.zarr/c/{i}/{j}")
+    (chunk,) = Path("C.zarr.job").glob(f"*/*/C.zarr/c/{i}/{j}")
     before = len(marked())
     chunk.unlink()
     assert job.resume("C.zarr", client=client).kept == before - 1

@@ -89,8 +89,8 @@ def test_an_owner_that_sleeps_for_a_whole_job_does_not_take_the_next_one_for_its
 
 def test_a_locks_folder_is_made_and_goes_with_it_unless_something_is_in_it(tmp_path: Path) -> None:
     folder = tmp_path / "C.job"
-    with lock.locked(str(folder)):
-        assert os.listdir(folder) == ["lock.0"]
+    with lock.locked(str(folder)) as held:
+        assert sorted(os.listdir(folder)) == sorted(["lock.0", held.token])
     assert not folder.exists()
     with lock.locked(str(folder)):
         (folder / "manifest.json").touch()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock
-from distmm.storage import create_output
+from distmm.storage import create_output, open_matrix
 from distmm.transfer import counted_writes
 from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, marked, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
@@ -227,10 +228,10 @@ def test_a_write_task_of_a_run_that_has_ended_writes_nothing_although_its_lock_i
 def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, product: np.ndarray) -> None:
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())
-    (old,) = (path.parent for path in Path("C.zarr.job").glob("*/done"))
+    (old,) = (path.parent for path in Path("C.zarr.job").glob("*/*/done"))
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay(), overwrite=True)
-    (new,) = (path.parent for path in Path("C.zarr.job").glob("*/done"))
+    (new,) = (path.parent for path in Path("C.zarr.job").glob("*/*/done"))
     assert new != old
 
 
@@ -238,8 +239,10 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = Folder(str(tmp_path / "C.npy"), "id")
-    os.makedirs(folder.done)
+    os.makedirs(folder.path)
     mine, others = Lock.take(folder.path), []
+    folder = folder.owned(mine.token)
+    folder.make()
     target: Any = create_output(folder.target, (2, 2), "f8", (2, 2), draft=folder.draft)
     sync = type(target).sync
 
@@ -254,7 +257,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     writer = Writer(folder, counted_writes.CountedRun(mine.token), target, plan, None, 0, 1, 0, {})
     with pytest.raises(InputError, match="taken over"):
         writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
-    assert os.listdir(folder.done) == []
+    assert os.listdir(folder.owned(others[0].token).done) == []
     for lock in (mine, *others):
         lock.release()
 
@@ -278,3 +281,38 @@ def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
     others[0].release()
     assert job.resume("C.zarr", client=client).kept == 16
     np.testing.assert_allclose(values(), product)
+
+
+@pytest.fixture
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+    """What a worker has that writes the only block of a C, under a lock."""
+    folder = Folder(str(tmp_path / "C.zarr"), "id")
+    os.makedirs(folder.path)
+    lock = Lock.take(folder.path)
+    folder = folder.owned(lock.token)
+    folder.make()
+    target: Any = create_output(folder.target, (2, 2), "f8", (2, 2), draft=folder.draft)
+    monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
+    plan: Any = None
+    yield Writer(folder, counted_writes.CountedRun(lock.token), target, plan, None, 0, 1, 0, {})
+    lock.release()
+
+
+RECORD = {"i": 0, "j": 0, "crc32c": 1, "inputs": {"A": "", "B": ""}}
+
+
+def test_of_two_workers_that_make_a_block_the_first_one_counts(writer: Writer) -> None:
+    """The scheduler had lost one of them."""
+    first = writer._store(np.ones((2, 2)), {**RECORD, "worker": "first"})
+    assert writer._store(np.zeros((2, 2)), {**RECORD, "worker": "second"}) == first
+    assert open_matrix(writer.folder.draft)[...].min() == 1
+
+
+def test_a_block_that_another_worker_has_written_and_not_marked_stays_and_is_marked_if_it_is_the_same(
+    writer: Writer,
+) -> None:
+    writer.target[:, :] = np.ones((2, 2))
+    with pytest.raises(InputError, match="has written other bits"):
+        writer._store(np.zeros((2, 2)), {**RECORD})
+    assert writer.marked(0, 0) is None
+    assert writer._store(np.ones((2, 2)), {**RECORD}) == writer.marked(0, 0)

@@ -188,7 +188,7 @@ def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
         topk(client, stop=HalfWay())
     before = marked()
     i = min(before).split(".")[0]
-    (path,) = Path("out.zarr.job").glob(f"*/done/{i}.0.json" if damage == "the marker" else f"*/rows/{i}.values")
+    (path,) = Path("out.zarr.job").glob(f"*/*/done/{i}.0.json" if damage == "the marker" else f"*/*/rows/{i}.values")
     content = path.read_bytes()
     path.unlink()
     if damage == "a bit":

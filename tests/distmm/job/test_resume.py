@@ -157,7 +157,7 @@ def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np
 def test_a_finished_block_that_was_damaged_meanwhile_is_made_again(client: Client, here: np.ndarray) -> None:
     before = stopped(client)
     i, j, _ = next(iter(before)).split(".")
-    (chunk,) = Path("C.zarr.job").glob(f"*/C.zarr/c/{i}/{j}")
+    (chunk,) = Path("C.zarr.job").glob(f"*/*/C.zarr/c/{i}/{j}")
     content = bytearray(chunk.read_bytes())
     content[17] ^= 8
     chunk.write_bytes(content)

@@ -42,7 +42,7 @@ class Job(NamedTuple):
 
     @property
     def finished(self) -> int:
-        return len(list((self.folder / "C.zarr.job").glob("*/done/*.json")))
+        return len(list((self.folder / "C.zarr.job").glob("*/*/done/*.json")))
 
     def ended(self, client: Client) -> str:
         """Check that the job has ended as one that can be gone on with, and goes on; return what it said."""

@@ -186,7 +186,7 @@ def truncated(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 def unwritable(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
     def announce(*_: object) -> None:  # when all is there, and before any block is made
-        for draft in folder.glob("C.zarr.job/*/*.zarr*"):
+        for draft in folder.glob("C.zarr.job/*/*/*.zarr*"):
             shutil.rmtree(draft)
             draft.write_text("not a folder")
 
