@@ -129,12 +129,16 @@ def _weights(block: Block, work: np.dtype) -> Weights:
     xp = gpu.namespace(block)
     if work.kind == "u" or not block.size:
         return None
-    largest = np.zeros(block.shape[1])
-    with gpu.working("product") if xp is not np else nullcontext():
-        for _, part in _pieces(xp, block, work):
-            found = abs(part).max(axis=0)
-            largest = np.maximum(largest, found if xp is np else found.get())
-    found = exponents(largest)
+
+    def largest() -> np.ndarray:
+        size = np.zeros(block.shape[1])
+        with gpu.working("product") if xp is not np else nullcontext():
+            for _, part in _pieces(xp, block, work):
+                found = abs(part).max(axis=0)
+                size = np.maximum(size, found if xp is np else found.get())
+        return size
+
+    found = exponents(largest() if xp is np else gpu.retrying(largest, "the weights of a block"))
     if not graded(found) and not extreme(found):
         return None
     own = weights(found)

@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
 from distmm.api.waves import Graph, Waves
-from distmm.errors import DistmmError, Stopped, WrongResultError
+from distmm.errors import DeviceMemoryError, DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
@@ -66,6 +66,8 @@ class Computation:
         Called with how far the job is, twice a second.
     kept : Entries, optional
         Counts what a threshold keeps, and ends a job that keeps too much.
+    note : str
+        An incident before the first task, for the report.
 
     Attributes
     ----------
@@ -90,9 +92,10 @@ class Computation:
         stop: Stop,
         progress: Callable[[Figures], None],
         kept: Entries | None = None,
+        note: str = "",
     ) -> None:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
-        self.progress = progress
+        self.progress, self.note = progress, note
         self.kept = kept or Entries(plan)
         self.seen = Seen()
         self.written, self.residual = 0, None
@@ -128,7 +131,7 @@ class Computation:
         missing = set(missing)
         unit = self.spec.result.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
-        self._event("begin", path=self.writer.folder.target, kept=kept)
+        self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
         topic = None if self._reads_users_tasks else self.writer.topic
         if topic is not None:
             # A weak reference, for Dask's client keeps the handler for ever, even if it unsubscribes.
@@ -140,6 +143,10 @@ class Computation:
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
             raise
+        except MemoryError as error:  # of NumPy, or where Dask receives blocks
+            full = DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
+            tell_failure(self.client, self.job, full)
+            raise full from error
         finally:
             if topic is not None and self.client.status == "running":
                 self.client.unsubscribe_topic(topic)

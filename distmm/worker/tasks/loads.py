@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from distmm.transfer import ClientArray
-from distmm.worker import files_to_gpu, gpu_copies
+from distmm.worker import files_to_gpu, gpu, gpu_copies
 from distmm.worker.worker_slots import slot_released
 
 __all__ = ["load", "to_device"]
@@ -23,8 +24,9 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) 
     if device == "cuda" and isinstance(source, (ClientArray, files_to_gpu.Source)):
         with slot_released("load"), _copying:
             if isinstance(source, ClientArray):
-                return gpu_copies.upload(source.part(index))
-            return files_to_gpu.upload(source, index)
+                part = source.part(index)
+                return gpu.retrying(partial(gpu_copies.upload, part), "a block that is loaded", part.nbytes)
+            return gpu.retrying(partial(files_to_gpu.upload, source, index), "a block that is read")
     block = np.asarray(source[index])
     return to_device(block) if device == "cuda" else block
 
@@ -33,4 +35,4 @@ def to_device(block: Any) -> Any:
     """Return a CuPy copy of a NumPy block: uploaded once, then used by every product and sent between GPUs."""
     import cupy
 
-    return cupy.asarray(block)
+    return gpu.retrying(partial(cupy.asarray, block), "a block that is loaded", block.nbytes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_worker
+from distributed import Client, get_worker
 
 from distmm import job
 from distmm.job.faulty_workers import MOST
@@ -23,23 +22,6 @@ Cluster = Callable[[int], Client]
 Run = Callable[[Client], tuple[job.Summary, dict[str, Any]]]
 
 PLAN = "g3x1x1 b10x100x20 p1 w1 l2"
-
-
-@pytest.fixture
-def cluster() -> Iterator[Cluster]:
-    """Clusters of workers in this process."""
-    opened: list[Any] = []
-
-    def start(workers: int) -> Client:
-        with dask.config.set({"distributed.scheduler.work-stealing": False}):
-            local = LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0")
-        client = Client(local, set_as_default=False)
-        opened.extend((local, client))
-        return client
-
-    yield start
-    for one in reversed(opened):
-        one.close()
 
 
 @pytest.fixture
