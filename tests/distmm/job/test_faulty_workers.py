@@ -23,19 +23,22 @@ Run = Callable[[Client], tuple[job.Summary, dict[str, Any]]]
 
 PLAN = "g3x1x1 b10x100x20 p1 w1 l2"
 
+# Blocks of worker 1: not all in one row of C, and not all in one column.
+BLOCKS = [(1, 0), (1, 1), (4, 0)]
+
 
 @pytest.fixture
-def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tuple[int, int]]], None]:
     """A and B in the current folder, and a way to have some of worker 1's products come out wrong, each otherwise."""
     monkeypatch.chdir(tmp_path)
     for name, values in zip("AB", matrices("float32")[:2], strict=True):
         np.save(f"{name}.npy", values)
     real, made = tasks.multiply, []
 
-    def spoil(blocks: int) -> None:
+    def spoil(blocks: list[tuple[int, int]]) -> None:
         def multiply(where: Any, *rest: Any, **how: Any) -> Any:
             out = real(where, *rest, **how)
-            if str(get_worker().name) != "1" or len(made) >= blocks or where.step != 2:
+            if str(get_worker().name) != "1" or (where.i, where.j) not in blocks or where.step != 2:
                 return out
             made.append(where)
             out = np.array(out)
@@ -65,10 +68,10 @@ def reduced(client: Client) -> tuple[job.Summary, dict[str, Any]]:
 
 @pytest.mark.parametrize("run", [whole, reduced])
 def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
-    run: Run, cluster: Cluster, faulty: Callable[[int], None], caplog: pytest.LogCaptureFixture
+    run: Run, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = cluster(3)
-    faulty(MOST)
+    faulty(BLOCKS)
     with caplog.at_level(logging.WARNING, "distmm.job"):
         summary, certificate = run(client)
     assert summary.recomputed == certificate["rejected"] > 0
@@ -79,10 +82,14 @@ def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
     assert f"worker 1 of {retired['host']}, {MOST} of whose blocks were wrong" in Path(summary.report or "").read_text()
 
 
+@pytest.mark.parametrize("blocks", [BLOCKS[: MOST - 1], [(1, j) for j in range(4)], [(1, 0), (4, 0)]])
 @pytest.mark.parametrize("run", [whole, reduced])
-def test_a_worker_that_is_wrong_less_often_stays(run: Run, cluster: Cluster, faulty: Callable[[int], None]) -> None:
+def test_a_worker_stays_that_is_wrong_less_often_or_in_one_row_or_column(
+    run: Run, blocks: list[tuple[int, int]], cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None]
+) -> None:
+    """One bad block of A or B, which another worker may have sent, spoils a whole row or column."""
     client = cluster(3)
-    faulty(MOST - 1)
+    faulty(blocks)
     summary, certificate = run(client)
     assert summary.recomputed > 0
     assert certificate["retired"] == []
@@ -91,7 +98,7 @@ def test_a_worker_that_is_wrong_less_often_stays(run: Run, cluster: Cluster, fau
 
 @pytest.mark.parametrize("run", ["whole", "reduced"])
 def test_blocks_that_cannot_be_compared_are_nobodys_fault(
-    run: str, cluster: Cluster, faulty: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+    run: str, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An infinite element of A makes NaN of each block; their bits are not the same on each worker, as on real ones."""
     real = tasks.multiply

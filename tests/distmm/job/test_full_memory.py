@@ -92,6 +92,15 @@ def test_a_job_for_which_memory_stays_full_ends_with_the_figures_and_keeps_what_
     assert job.status("C.npy").state == "stopped"
 
 
+def test_a_job_whose_k_is_split_keeps_its_plan(cluster: Cluster, room: Callable[..., list[int]]) -> None:
+    """The bits of C depend on the whole plan then."""
+    a, b = operands()
+    waves = room(0, DeviceMemoryError("the GPU's memory is full: a block of C found no room"))
+    with pytest.raises(DeviceMemoryError, match=r"no plan with blocks 60x30x60 has a lower peak: begin anew"):
+        job.multiply(a, b, "C.npy", client=cluster(2), plan="g1x1x2 b60x30x60 p1 w1 l2")
+    assert len(waves) == 1
+
+
 def test_a_task_that_was_made_when_it_was_tried_again_is_an_incident_of_the_report(
     cluster: Cluster,
     tmp_path: Path,
