@@ -11,7 +11,7 @@ import math
 import pickle
 import socket
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -29,7 +29,9 @@ from distmm.job.lock import Lock
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
+from distmm.transfer import loaded_blocks
 from distmm.transfer.counted_writes import CountedRun
+from distmm.worker import gpu
 from distmm.worker.tasks import to_host
 from distmm.worker.worker_slots import slot_released
 
@@ -39,9 +41,18 @@ __all__ = ["Writer", "write"]
 # disk that hung had 2,505 threads waiting for it; with it, products wait.
 WRITERS = 32
 
-# S[i]; the folded checksums of A[i, :] and of each B[:, j]; and, where a reduction asks for them, the squared norms of
-# the rows of A[i, :] and of the columns of each B[:, j].
-Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None]
+# S[i]; the folded checksums of A[i, :] and of each B[:, j]; where a reduction asks for them, the squared norms of the
+# rows of A[i, :] and of the columns of each B[:, j]; and what has changed in memory: of B by column, of A by None.
+Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None, dict[int | None, Json]]
+
+
+def changed(name: str, block: Any, since: str = "loaded") -> Json | None:
+    """Say where a block has changed in memory since this worker loaded it; None if it has not."""
+    return _here(name, since) if loaded_blocks.has_changed(block) else None
+
+
+def _here(name: str, since: str) -> Json:
+    return {"block": name, "worker": str(get_worker().name), "host": socket.gethostname(), "since": since}
 
 
 @dataclass(frozen=True)
@@ -129,10 +140,8 @@ class Writer:
             What the certificate says of the block; ``"written"`` is whether it was right and has been written.
         """
         record, on_host = self.judged(where, block, left, position, added, weights)
-        accepted = record.pop("right")
-        if accepted:
-            self._store(on_host, record)
-        return {**record, "written": accepted}
+        written = record.pop("right") and self._store(on_host, record)
+        return {**record, "written": written}
 
     def judged(
         self,
@@ -145,13 +154,15 @@ class Writer:
         norms: Any = None,
     ) -> tuple[Json, Any]:
         """Judge one block; return its record, where ``"right"`` says the outcome, and what is kept of the block."""
-        sketches, sums, _ = left
+        sketches, sums, _, spoilt = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
         if added is not None:
             order = self.orders["C0"]
             inputs["C0"] = f"{checksum_of_input(added, *order):016x}"
         with ThreadPoolExecutor(1) as copying:
             copied = copying.submit(self.kept, where, block, norms)
+            if gpu.namespace(block) is np:
+                wait([copied])  # it is the same memory: what changes between the checksum and the test, the test finds
             judged = None
             if self.tolerance is not None and sketches is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
@@ -177,6 +188,10 @@ class Writer:
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
             record["how"] = "sketch" if judged.ok else _same_bits(before, record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
+        found = spoilt.get(None) or spoilt.get(where.j) or changed(f"C0[{where.i}, {where.j}]", added)
+        if found is not None:  # block and sketches agree, for both were made from what is wrong
+            right = False
+            record |= {"residual": None, "how": "rejected", "row": 0, "changed": found}
         return {**record, "right": right}, kept
 
     def kept(self, where: Placement, block: Any, norms: Any) -> tuple[Any, int]:
@@ -188,8 +203,11 @@ class Writer:
         """Return the record of a block in the attempt before, if it was rejected then."""
         return self.before
 
-    def _store(self, block: np.ndarray, record: Json) -> None:
+    def _store(self, block: np.ndarray, record: Json) -> bool:
         """Write a block, and its marker once it is on the disk, as long as this run goes on and has the lock.
+
+        A block that has waited for a slow disk is summed up again after it was written. If it has changed since it was
+        judged, it gets no marker, and False is returned.
 
         The client tells its workers when a run has ended. The lock says it also to a worker that the client cannot
         reach. Both are asked again before the marker: the disk may take long, and a process may have been stopped.
@@ -207,9 +225,14 @@ class Writer:
             if block.size:
                 self.target.sync(rows, columns)
                 record.update(self.target.evidence(rows, columns))
+            if (now := checksum(block)) != record["crc32c"]:
+                record |= {"residual": None, "how": "rejected", "row": 0, "crc32c": now}
+                record["changed"] = _here(f"C[{i}, {j}]", "judged")
+                return False
             record["time"] = time.time()
             self._check()
             write_json(self.folder.marker(i, j), record)
+        return True
 
     def _check(self) -> None:
         """Raise if this run is over."""
