@@ -31,7 +31,7 @@ def draw(rng: np.random.Generator, name: str, shape: tuple[int, int], part: int)
         half = exponents // 2
         scaled = (values * np.exp2(half) * np.exp2(exponents - half)).astype(element(name))
         scaled[~np.isfinite(scaled)] = 1
-    return scaled
+    return np.asarray(scaled)
 
 
 @pytest.mark.parametrize("name", EXPONENTS)
