@@ -26,7 +26,7 @@ class DoesNotFitError(InputError, MemoryError):
 
 
 class DeviceMemoryError(MemoryError, DistmmError):  # in this order, or it cannot be restored where Dask sends it
-    """A GPU whose memory was full when a task needed some (exit code 1)."""
+    """A GPU, or a CPU worker of a job, whose memory was full when a task needed some (exit code 1)."""
 
 
 class WrongResultError(DistmmError, ArithmeticError):

@@ -99,12 +99,16 @@ class Operand:
         return self
 
     def blocked(
-        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None = None
+        self,
+        chunks: tuple[tuple[int, ...], ...],
+        device: Literal["cpu", "cuda"],
+        client: Client | None = None,
+        noted: bool = False,
     ) -> da.Array:
         """Return it as a Dask array with exactly these chunks, its blocks on the device that uses them.
 
         Workers of `client` that run on this machine read a NumPy array in the client's memory. An array whose rows and
-        columns both have gaps is copied first.
+        columns both have gaps is copied first. With `noted`, loads note checksums (`distmm.transfer.loaded_blocks`).
         """
         if isinstance(self.source, np.ndarray) and self.file is None:
             # Whatever the size and the cluster: they must not decide when the array is read.
@@ -113,23 +117,23 @@ class Operand:
             source = source.swapaxes(-1, -2) if self.transposed else source
             shared = share(source, client, name) if client is not None else None
             if shared is not None:
-                return _loaded(shared, chunks, device, name)
+                return _loaded(shared, chunks, device, name, noted)
             return inline_array(source, chunks, device, name)
-        array = self._blocked(_swapped(chunks, self.transposed), device)
+        array = self._blocked(_swapped(chunks, self.transposed), device, noted)
         return array.swapaxes(-1, -2) if self.transposed else array
 
-    def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"]) -> da.Array:
+    def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], noted: bool) -> da.Array:
         source = self.source
         # A new name each time: a token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
         if self.file is not None:
-            return _loaded(self.file, chunks, device, name)
+            return _loaded(self.file, chunks, device, name, noted)
         if isinstance(source, da.Array):
             array = source if source.chunks == chunks else source.rechunk(chunks)
         elif self.kind == "cupy":
             array = da.from_array(source, chunks=chunks, name=name, asarray=False)
         else:
-            return _loaded(source, chunks, device, name)
+            return _loaded(source, chunks, device, name, noted)
         return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
 
 
@@ -137,13 +141,15 @@ def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
     return (*values[:-2], values[-1], values[-2]) if transposed else values
 
 
-def _loaded(source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str) -> da.Array:
+def _loaded(
+    source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str, noted: bool
+) -> da.Array:
     """Let tasks read the blocks of an array-like, each when it is needed."""
     return da.from_array(
         source,
         chunks=chunks,
         name=name,
-        getitem=partial(tasks.load, device=device),
+        getitem=partial(tasks.load, device=device, noted=noted),
         inline_array=True,
         meta=np.empty((0,) * len(source.shape), source.dtype),
     )

@@ -84,6 +84,8 @@ class PlanRequest:
         Whether other tasks read the blocks of A and B, too, if they are Dask arrays.
     run_seconds : float, optional
         How long a run of a job takes before it may be stopped.
+    most : int, optional
+        Bytes that blocks may take on each worker, where that is less than what is free there.
     """
 
     problem: Problem
@@ -97,6 +99,7 @@ class PlanRequest:
     kept: int | None = None
     shared: bool = False
     run_seconds: float | None = None
+    most: int | None = None
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -191,7 +194,8 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
-        spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+        memory = int(spec.memory * (1 - job.spare))
+        spec = replace(spec, memory=memory if request.most is None else min(memory, request.most), load=load)
         return spec if request.kept is None else _with_room_for_parts(spec, request.kept)
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)

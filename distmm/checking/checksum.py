@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
-import importlib
-from collections.abc import Callable, Iterator
-from functools import cache
+from collections.abc import Iterator
 from typing import Any
 
-import google_crc32c
 import numpy as np
 
+from distmm.transfer.crc32c import crc32c
 from distmm.worker import gpu
 
 __all__ = ["checksum", "checksum_of_input", "row_sums"]
@@ -22,7 +19,7 @@ CPU_PIECE, GPU_PIECE = 2**20, 2**26
 
 def checksum(block: np.ndarray) -> int:
     """CRC-32C of the elements in C order."""
-    return _crc32c()(0, np.ascontiguousarray(block).reshape(-1).view(np.uint8))
+    return crc32c(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
 
 
 def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = False) -> int:
@@ -41,13 +38,17 @@ def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = F
     if not block.size:
         return 0
     if gpu.namespace(block) is not np:
-        with gpu.working("product"):
-            return checksum(row_sums(block).get())
+
+        def on_gpu() -> np.ndarray:
+            with gpu.working("product"):
+                return np.asarray(row_sums(block).get())
+
+        return checksum(gpu.retrying(on_gpu, "the checksum of a block"))
     if by_rows:
         return checksum(row_sums(block))
     crc = 0
     for _, rows in _pieces(block, block.nbytes if block.flags.c_contiguous else CPU_PIECE):
-        crc = _crc32c()(crc, rows.reshape(-1).view(np.uint8))
+        crc = crc32c(rows.reshape(-1).view(np.uint8), crc)
     return crc
 
 
@@ -72,19 +73,3 @@ def _pieces(block: Any, most: int) -> Iterator[tuple[int, Any]]:
     height = max(1, most // (block.shape[1] * block.itemsize))
     for first in range(0, len(block), height):
         yield first, gpu.namespace(block).ascontiguousarray(block[first : first + height])
-
-
-@cache
-def _crc32c() -> Callable[[int, np.ndarray], int]:
-    """Return the function of the C library that google_crc32c contains.
-
-    The package itself keeps Python's global lock while it computes: 0.6 s for a block of 5 GB, in which no other task
-    of the worker runs.
-    """
-    try:
-        library = ctypes.CDLL(str(importlib.import_module("google_crc32c._crc32c").__file__))
-        extend = library.crc32c_extend
-    except (ImportError, OSError, AttributeError):  # another build of the package, or the one in Python
-        return lambda crc, data: int(google_crc32c.extend(crc, data))
-    extend.argtypes, extend.restype = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint32
-    return lambda crc, data: int(extend(crc, data.ctypes.data, data.nbytes))

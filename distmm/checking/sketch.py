@@ -1,20 +1,22 @@
 r"""The certificate of one block of C: Freivalds' test on sketches that are made while the blocks are in memory.
 
-X_j are random vectors, two columns for each block column of C. Each block is multiplied by vectors once, on the worker
-that has it in memory anyway::
+X_j are random vectors, two columns (for integers 16) for each block column of C. Each block is multiplied by vectors
+once, on the worker that has it in memory anyway::
 
     Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
 
 Each block of A is read once for all block columns of a wave, so the test costs O(n^2) and the product O(n^3). The sums
-are in float64 (of integers: modulo 2**64) and share no code with the kernels. A block in GPU memory is multiplied by
-that GPU, and only the products with vectors and some norms are copied to the host.
+are in float64 (of integers: modulo 2**32 or 2**64) and share no code with the kernels. A block in GPU memory is
+multiplied by that GPU, and only the products with vectors and some norms are copied to the host.
 
 The vectors are +-U(1, 2). They are never near zero, so each single error shows. They are continuous, so errors in one
 row cancel with probability zero; with +-1 it would be one half. Errors of integers may be multiples of a power of two.
-For integers the elements of the first vector are odd, so each single error shows, and those of the other are any
-residues.
+For integers the elements of the first vector are odd, so each single error shows, and those of the others are any
+residues. A wrong element of A or B makes a whole row or column wrong. If all of these errors are multiples of
+2**(w - t) in integers of w bits, one vector misses them with a probability of 2**-t: where the highest bit of an
+element was flipped, every other time. So there are 16 vectors. That all of them miss it has a probability below 2**-14.
 
 Where the columns of B differ much in size, the second vector is divided by weights that bring them to one size; the
 first vector never is (`weigh`). The weights follow from the first panel, B_0j, because a sum over panels needs the same
@@ -46,7 +48,7 @@ from distmm.worker import gpu, gpu_copies
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 
-VECTORS = 2
+VECTORS, VECTORS_OF_INTEGERS = 2, 16
 
 # Root mean square of +-U(1, 2).
 RMS = math.sqrt(7 / 3)
@@ -71,7 +73,7 @@ class Sketch:
         Of the block's rows, times the weights.
     exponents : array like `norms`
         `values` and `norms` are to be multiplied by ``2**exponents``.
-    columns : array of shape (block columns, VECTORS)
+    columns : array of shape (block columns, vectors of a column)
         Norms of the blocks of B, times the weights, that went into `values`.
     sample : Columns or Sample, optional
         Some columns of B, or sums of some elements of C (`distmm.checking.sampled_elements`).
@@ -108,11 +110,11 @@ class Judgement:
 
 
 def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
-    """Random vectors ``(width, VECTORS)`` for one block column of C: the same on every worker and in every run."""
+    """Random vectors ``(width, number)`` for one block column of C: the same on every worker and in every run."""
     rng = np.random.default_rng([seed, column])
     if not exact:
         return np.asarray(rng.uniform(1, 2, (width, VECTORS)) * rng.choice([-1.0, 1.0], (width, VECTORS)))
-    x = rng.integers(0, 2**64, (width, VECTORS), dtype=np.uint64)
+    x = rng.integers(0, 2**64, (width, VECTORS_OF_INTEGERS), dtype=np.uint64)
     x[:, 0] |= np.uint64(1)
     return x
 
@@ -129,12 +131,16 @@ def _weights(block: Block, work: np.dtype) -> Weights:
     xp = gpu.namespace(block)
     if work.kind == "u" or not block.size:
         return None
-    largest = np.zeros(block.shape[1])
-    with gpu.working("product") if xp is not np else nullcontext():
-        for _, part in _pieces(xp, block, work):
-            found = abs(part).max(axis=0)
-            largest = np.maximum(largest, found if xp is np else found.get())
-    found = exponents(largest)
+
+    def largest() -> np.ndarray:
+        size = np.zeros(block.shape[1])
+        with gpu.working("product") if xp is not np else nullcontext():
+            for _, part in _pieces(xp, block, work):
+                found = abs(part).max(axis=0)
+                size = np.maximum(size, found if xp is np else found.get())
+        return size
+
+    found = exponents(largest() if xp is np else gpu.retrying(largest, "the weights of a block"))
     if not graded(found) and not extreme(found):
         return None
     own = weights(found)
@@ -152,7 +158,7 @@ def of_b(
         values, norms, shift = _times(block, x, work, by[column])
         if shift.any():
             values, norms = scaled(values, shift), scaled(norms, shift)
-        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, VECTORS))
+        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, x.shape[1]))
         return Sketch(values, norms, np.zeros_like(shift), whole, sampled_elements.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
@@ -222,7 +228,7 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights
     with np.errstate(over="ignore", invalid="ignore"):
         for rows, part in _pieces(xp, block, work):
             if work.kind == "u":
-                values[rows] = part @ right
+                values[rows] = _sums(xp, part, right)
             elif weight is None:
                 values[rows], norms[rows, 0], shift[rows, 0] = measured(part, right)
             else:
@@ -230,6 +236,13 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights
                     found = measured(scaled(part, -weight[v]), right[:, v : v + 1])
                     values[rows, v], norms[rows, v], shift[rows, v] = found[0][:, 0], found[1], found[2]
     return values, norms, shift
+
+
+def _sums(xp: Any, part: Any, right: Any) -> Any:
+    """Multiply integers; NumPy has fast sums of two rows of 32-bit words, and no BLAS."""
+    if xp is np and part.dtype == np.uint32:
+        return np.einsum("ik,vk->iv", part, np.ascontiguousarray(right.T))
+    return part @ right
 
 
 def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
@@ -275,9 +288,9 @@ def judge(
     by : array, optional
         The weights of this block column (`weigh`).
     """
-    work = tolerance.work
+    work = tolerance.sketched
     given, size, given_shift = _times(block, x, work, by)
-    truth = left.values[:, position * VECTORS : (position + 1) * VECTORS]
+    truth = left.values[:, position * x.shape[1] : (position + 1) * x.shape[1]]
     on_gpu = gpu.namespace(block) is not np
     more = None
     if added is not None:

@@ -100,7 +100,7 @@ class ProductLayer(ParametricLayer):
         symmetry = plan.problem.symmetry
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
         if self.choice.device == "cuda":
-            both["prepared"] = plan.peak.prepared
+            both |= {"prepared": plan.peak.prepared, "planned": plan.peak.worker}
         else:
             both["tasks"] = wave.c_blocks * plan.grid.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)

@@ -12,7 +12,7 @@ import pickle
 import socket
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
@@ -32,7 +32,9 @@ from distmm.job.lock import Lock
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.storage import Target
+from distmm.transfer import loaded_blocks
 from distmm.transfer.counted_writes import CountedRun
+from distmm.worker import gpu
 from distmm.worker.tasks import to_host
 from distmm.worker.worker_slots import slot_released
 
@@ -42,9 +44,18 @@ __all__ = ["Writer", "write"]
 # disk that hung had 2,505 threads waiting for it; with it, products wait.
 WRITERS = 32
 
-# S[i]; the folded checksums of A[i, :] and of each B[:, j]; and, where a reduction asks for them, the squared norms of
-# the rows of A[i, :] and of the columns of each B[:, j].
-Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None]
+# S[i]; the folded checksums of A[i, :] and of each B[:, j]; where a reduction asks for them, the squared norms of the
+# rows of A[i, :] and of the columns of each B[:, j]; and what has changed in memory: of B by column, of A by None.
+Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None, dict[int | None, Json]]
+
+
+def changed(name: str, block: Any, since: str = "loaded") -> Json | None:
+    """Say where a block has changed in memory since this worker loaded it; None if it has not."""
+    return _here(name, since) if loaded_blocks.has_changed(block) else None
+
+
+def _here(name: str, since: str) -> Json:
+    return {"block": name, "worker": str(get_worker().name), "host": socket.gethostname(), "since": since}
 
 
 @dataclass(frozen=True)
@@ -133,9 +144,7 @@ class Writer:
         """
         record, on_host = self.judged(where, block, left, position, added, weights)
         accepted = record.pop("right")
-        if accepted:
-            record = self._store(on_host, record)
-        return {**record, "written": accepted}
+        return self._store(on_host, record) if accepted else {**record, "written": False}
 
     def judged(
         self,
@@ -148,13 +157,15 @@ class Writer:
         norms: Any = None,
     ) -> tuple[Json, Any]:
         """Judge one block; return its record, where ``"right"`` says the outcome, and what is kept of the block."""
-        sketches, sums, _ = left
+        sketches, sums, _, spoilt = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
         if added is not None:
             order = self.orders["C0"]
             inputs["C0"] = f"{checksum_of_input(added, *order):016x}"
         with ThreadPoolExecutor(1) as copying:
             copied = copying.submit(self.kept, where, block, norms)
+            if gpu.namespace(block) is np:
+                wait([copied])  # it is the same memory: what changes between the checksum and the test, the test finds
             judged = None
             if self.tolerance is not None and sketches is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
@@ -180,6 +191,10 @@ class Writer:
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
             record["how"] = "sketch" if judged.ok else _same_bits(before, record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
+        found = spoilt.get(None) or spoilt.get(where.j) or changed(f"C0[{where.i}, {where.j}]", added)
+        if found is not None:  # block and sketches agree, for both were made from what is wrong
+            right = False
+            record |= {"residual": None, "how": "rejected", "row": 0, "changed": found}
         return {**record, "right": right}, kept
 
     def kept(self, where: Placement, block: Any, norms: Any) -> tuple[Any, int]:
@@ -199,6 +214,9 @@ class Writer:
     def _store(self, block: np.ndarray, record: Json) -> Json:
         """Write a block, and its marker once it is on the disk, as long as this run goes on and has the lock.
 
+        A block that has waited for a slow disk is summed up again after it was written. If it has changed since it was
+        judged, it is removed, and gets no marker.
+
         The client tells its workers when a run has ended. The lock says it also to a worker that the client cannot
         reach. Both are asked again before the marker: the disk may take long, and a process may have been stopped.
         What that may do nevertheless when it goes on, after either look, is said in `distmm.job.lock`.
@@ -206,15 +224,15 @@ class Writer:
         Returns
         -------
         dict
-            The record of the block that is written: that of another worker, if the scheduler has lost one of the two
-            meanwhile and the other one was first.
+            The record of the block, with whether it is ``"written"``. It is that of another worker, if the scheduler
+            has lost one of the two meanwhile and the other one was first.
         """
         i, j = record["i"], record["j"]
         rows, columns = self.region(i, j)
         with self.run.writing(), self.while_owned(), self.target.writing(rows, columns):
             Lock.check(self.folder.path, self.run.id)
             if (marked := self.marked(i, j)) is not None:
-                return marked
+                return {**marked, "written": True}
             try:
                 self.target[rows, columns] = block
             except FileExistsError:  # in an object store: this task runs again, or belongs to a run that is over
@@ -224,10 +242,15 @@ class Writer:
             if block.size:
                 self.target.sync(rows, columns)
                 record.update(self.target.evidence(rows, columns))
+            if (now := checksum(block)) != record["crc32c"]:
+                record |= {"residual": None, "how": "rejected", "row": 0, "crc32c": now}
+                record["changed"] = _here(f"C[{i}, {j}]", "judged")
+                self.target.discard(rows, columns)
+                return {**record, "written": False}
             record["time"] = time.time()
             self._check()
             write_json(self.folder.marker(i, j), record)
-        return record
+        return {**record, "written": True}
 
     @contextmanager
     def while_owned(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import numpy as np
 from distributed import Client
 
 from distmm.api.verify import verify
-from distmm.checking.sketch import VECTORS
+from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
@@ -69,7 +69,7 @@ def certificate(
         "what": WHAT if manifest["spec"].get("reduction") is None else WHAT_OF_REDUCED,
         **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
         "missing": manifest.get("missing", {}),
-        "vectors": VECTORS if tolerance is not None else 0,
+        "vectors": 0 if tolerance is None else VECTORS_OF_INTEGERS if tolerance.exact else VECTORS,
         "bound": bound,
         "largest_residual": max(residuals, default=None),
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),

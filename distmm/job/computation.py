@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,7 +19,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
 from distmm.api.waves import Graph, Waves
-from distmm.errors import DistmmError, Stopped, WrongResultError
+from distmm.errors import DeviceMemoryError, DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
@@ -38,6 +39,8 @@ from distmm.telemetry.record import Figures
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Computation", "tell_failure"]
+
+logger = logging.getLogger("distmm.job")
 
 # Seconds between two looks at the cluster, each of which costs a round trip and a line in the scheduler's log.
 LOOK_SECONDS = 0.5
@@ -66,6 +69,8 @@ class Computation:
         Called with how far the job is, twice a second.
     kept : Entries, optional
         Counts what a threshold keeps, and ends a job that keeps too much.
+    note : str
+        An incident before the first task, for the report.
 
     Attributes
     ----------
@@ -90,9 +95,10 @@ class Computation:
         stop: Stop,
         progress: Callable[[Figures], None],
         kept: Entries | None = None,
+        note: str = "",
     ) -> None:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
-        self.progress = progress
+        self.progress, self.note = progress, note
         self.kept = kept or Entries(plan)
         self.seen = Seen()
         self.written, self.residual = 0, None
@@ -128,7 +134,7 @@ class Computation:
         missing = set(missing)
         unit = self.spec.result.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
-        self._event("begin", path=self.writer.folder.target, kept=kept)
+        self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
         topic = None if self._reads_users_tasks else self.writer.topic
         if topic is not None:
             # A weak reference, for Dask's client keeps the handler for ever, even if it unsubscribes.
@@ -140,6 +146,10 @@ class Computation:
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
             raise
+        except MemoryError as error:  # of NumPy, or where Dask receives blocks
+            full = DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
+            tell_failure(self.client, self.job, full)
+            raise full from error
         finally:
             if topic is not None and self.client.status == "running":
                 self.client.unsubscribe_topic(topic)
@@ -201,9 +211,10 @@ class Computation:
         """Return the graph of a wave's blocks of C, and the names of its arrays."""
         spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
         with dask.config.set(RECHUNK):
-            a = spec.a.blocked((blocking.m, blocking.k), device, self.client)
-            b = spec.b.blocked((blocking.k, blocking.n), device, self.client)
-            c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", self.client)
+            a = spec.a.blocked((blocking.m, blocking.k), device, self.client, noted=True)
+            b = spec.b.blocked((blocking.k, blocking.n), device, self.client, noted=True)
+            c_chunks = blocking.m, blocking.n
+            c0 = None if spec.c0 is None else spec.c0.blocked(c_chunks, "cpu", self.client, noted=True)
         # On GPUs a block of C stays where it was made, for the task that judges and writes it.
         epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
         choice = product_graph.kernel_choice(plan)
@@ -215,7 +226,8 @@ class Computation:
         certified: list[Unit] = []
         try:
             for record in _results(self.client, [future, *self.waves.others()]):
-                self.seen.add(record)
+                if "changed" not in record:
+                    self.seen.add(record)
                 if not record["written"]:
                     self._make_again(record)
                     continue
@@ -241,11 +253,13 @@ class Computation:
         if "too_many" in record:
             self.kept.refuse(record)
         self._event("certificate-failure", blocks=[(i, j)])
+        if "changed" in record:
+            logger.warning("%s. It is made again", _changed(record))
         before = self._rejected(record)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
         same = before is not None and before["crc32c"] == record["crc32c"]
-        systematic = same and (record["residual"] is None or record["residual"] > 1)
+        systematic = same and "changed" not in record and (record["residual"] is None or record["residual"] > 1)
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
@@ -319,9 +333,20 @@ def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
         yield future.result()
 
 
+def _changed(record: Json) -> str:
+    """Say what has changed in memory, and where."""
+    where = record["changed"]
+    return (
+        f"C[{record['i']}, {record['j']}] is not written: {where['block']} changed in the memory of worker "
+        f"{where['worker']} of {where['host']} after it was {where['since']}"
+    )
+
+
 def _wrong(record: Json, before: Json | None) -> str:
     """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
     residual = record["residual"]
+    if "changed" in record:
+        return f"{_changed(record)}, after {record['attempt'] + 1} attempts: check the memory of that worker's host"
     error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
     attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
     if before is not None and before["worker"] != record["worker"]:

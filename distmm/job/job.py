@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import secrets
@@ -21,7 +22,15 @@ from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.clusters.silence import unless_silent
-from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped, UndecidedError, WrongResultError
+from distmm.errors import (
+    DeviceMemoryError,
+    DistmmError,
+    DoesNotFitError,
+    InputError,
+    Stopped,
+    UndecidedError,
+    WrongResultError,
+)
 from distmm.job import job_report, planning
 from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
@@ -36,6 +45,7 @@ from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
 from distmm.job.reduction import Threshold
 from distmm.job.sampled_rows import check_sample
+from distmm.job.smaller_plan import smaller_plan
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
@@ -67,6 +77,8 @@ class Job:
     overwrite : bool
     blocks, seed, plan, most
         As the user has given them; `most` is of a threshold, and may be another one when the job goes on.
+    note : str
+        Why this is not the first plan of the call.
     """
 
     folder: Folder
@@ -78,6 +90,7 @@ class Job:
     seed: int | None
     plan: str | None = None
     most: int | None = None
+    note: str = ""
 
     def run(
         self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
@@ -91,13 +104,29 @@ class Job:
             client = cluster.usable(client) or held.enter_context(clusters.local(device))
             held.enter_context(client.as_current())
             held.enter_context(unless_silent(client))  # waves look after themselves; the rest waits for workers, too
-            begun = read_manifest(folder) if folder.exists() and not anew else None
-            plan = self._plan(client, device, begun, stop.deadline or None)
-            plan.validate()
-            plan.validate_run()
-            if begun is None:
-                reserve_output(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
-            job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
+            job, plan = self, None
+            for attempt in itertools.count():
+                begun = read_manifest(folder) if folder.exists() and not anew else None
+                plan = plan or self._plan(client, device, begun, stop.deadline or None)
+                try:
+                    return job._run(client, plan, begun, stop, announce, progress, anew)
+                except DeviceMemoryError as error:
+                    plan, note = smaller_plan(client, self.spec, read_manifest(folder), device, plan, error, attempt)
+                job, anew = replace(self, note=note), False
+        raise AssertionError("an error ends the loop")
+
+    def _run(
+        self, client: Client, plan: Plan, begun: Json | None, stop: Stop, announce: Announce | None,
+        progress: Progress, anew: bool,
+    ) -> Summary:  # fmt: skip
+        """Do what is missing by a plan; the manifest is that of a job that has `begun`."""
+        folder = self.folder
+        plan.validate()
+        plan.validate_run()
+        if begun is None:
+            reserve_output(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
+        job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
+        with ExitStack() as held:
             lock: Lock | None = None
             try:
                 lock = held.enter_context(locked(folder.path))
@@ -210,7 +239,7 @@ class Job:
             orders(spec, plan.cluster.device),
         )  # fmt: skip
         kept = Entries(plan, self._most(manifest))
-        computation = Computation(client, spec, plan, writer, stop, progress, kept)
+        computation = Computation(client, spec, plan, writer, stop, progress, kept, self.note)
         for marker in done.values():
             computation.seen.add(marker)
         missing = blocks - done.keys()
@@ -301,7 +330,7 @@ class Job:
         except (OSError, InputError):  # a mount that is gone; the markers are on it
             done = f"the finished {what} are kept"
         kept = f"{done} in {self.folder.path}; go on with: distmm resume {self.out}"
-        if isinstance(error, (Stopped, WrongResultError)):
+        if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
             return type(error)(f"{error}; {kept}")
         if isinstance(error, DoesNotFitError) and isinstance(self.spec.reduction, Threshold):
             return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # the error says what to do

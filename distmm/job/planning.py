@@ -22,7 +22,7 @@ from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
-__all__ = ["bytes_of_parts", "plan", "request"]
+__all__ = ["bytes_of_parts", "plan", "planned", "request"]
 
 # Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
 # count: 0.13 measured on CPU workers with large blocks.
@@ -63,13 +63,13 @@ def request(
 
 def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     """Plan a job: one that takes long in short waves, so that a run that ends early loses little of its work."""
-    made = _planned(spec, asked, client)
+    made = planned(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
-    return _planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
+    return planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
 
 
-def _planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
     if spec.reduction is None:
         return plan_for(asked, client)

@@ -94,6 +94,10 @@ class RowWriter(Writer):
     def store(self, i: int, records: list[Json], part: Any) -> Json:
         """Write and mark a block row, if all of its blocks are right; return its record."""
         records = sorted(records, key=lambda record: record["j"])
+        bad = [record for record in records if not record["right"]]
+        changed = next((record["changed"] for record in bad if "changed" in record), None)
+        if changed is not None:  # what the blocks were made from differs then
+            return {**bad[0], "changed": changed, "bad": bad, "written": False}
         of_a = {record["inputs"]["A"] for record in records}
         if len(of_a) > 1:
             raise InputError(
@@ -102,7 +106,6 @@ class RowWriter(Writer):
                 f"--overwrite"
             )
         inputs = {"A": of_a.pop(), "B": folded([record["inputs"]["B"] for record in records])}
-        bad = [record for record in records if not record["right"]]
         if bad:
             return {**bad[0], "inputs": inputs, "bad": bad, "written": False}
         residuals = [record["residual"] for record in records if record.get("residual") is not None]

@@ -29,8 +29,9 @@ from distmm.checking.checksum import checksum_of_input
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Placement
-from distmm.job.block_writer import Left, Writer, write
+from distmm.job.block_writer import Left, Writer, changed, write
 from distmm.job.folded_checksums import Order, fold
+from distmm.job.folder import Json
 from distmm.job.row_writer import RowWriter, gather, reduce
 from distmm.planning.blocks import Wave
 from distmm.worker import tasks
@@ -39,12 +40,13 @@ __all__ = ["Names", "RowLayer", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
-# Sketches of blocks of B; their checksums; and, where a reduction asks for them, the squared norms of their columns.
-Right = tuple[list[sketch.Sketch], list[int], list[np.ndarray]]
+# Sketches of blocks of B; their checksums; where a reduction asks for them, the squared norms of their columns; and for
+# each block that has changed in memory, where.
+Right = tuple[list[sketch.Sketch], list[int], list[np.ndarray], dict[int, Json]]
 
 
 def _of_b(
-    where: object,
+    where: Placement,
     order: Order,
     blocks: list[Any],
     seed: int,
@@ -56,13 +58,14 @@ def _of_b(
     """Return checksums of the blocks of a panel of B at one home and, if blocks of C are judged, their sketches."""
     sums = [checksum_of_input(block, *order) for block in blocks]
     norms = [tasks.squared_norms(block.T) for block in blocks] if measure else []
-    if work is None or weights is None:
-        return [], sums, norms
-    return sketch.of_b(where, blocks, seed, columns, work, weights), sums, norms
+    made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
+    # After all that was made of them: a bit that flips later spoils the product alone, which the sketches then find.
+    named = {j: changed(f"B[{where.i}, {j}]", block) for j, block in zip(columns, blocks, strict=True)}
+    return made, sums, norms, {j: one for j, one in named.items() if one is not None}
 
 
 def _of_a(
-    where: object,
+    where: Placement,
     order: Order,
     before: Left | None,
     block: Any,
@@ -72,15 +75,19 @@ def _of_a(
     measure: bool = False,
 ) -> Left:
     """Add the checksums of a panel to those before and, if blocks of C are judged, the sketch of its block of A."""
-    sketches, sums, norms = before or (None, None, None)
-    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b, _ in right)
+    sketches, sums, norms, spoilt = before or (None, None, None, {})
+    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b, _, _ in right)
     sums = fold(sums, new)
     if measure:
-        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b for _, _, of_b in right)]
+        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b for _, _, of_b, _ in right)]
         norms = squares if norms is None else [*map(np.add, norms, squares)]
-    if work is None:
-        return None, sums, norms
-    return sketch.of_a(where, sketches, block, [made for made, _, _ in right], work, *seed), sums, norms
+    made = None
+    if work is not None:
+        made = sketch.of_a(where, sketches, block, [of_b for of_b, _, _, _ in right], work, *seed)
+    spoilt = {**spoilt, **{at: one for *_, found in right for at, one in found.items()}}
+    if (own := changed(f"A[{where.i}, {where.j}]", block)) is not None:
+        spoilt[None] = own
+    return made, sums, norms, spoilt
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class WritingLayer(ParametricLayer):
 
     def _sketches(self) -> Iterator[PlacedTask]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
-        work = None if writer.tolerance is None else writer.tolerance.work
+        work = None if writer.tolerance is None else writer.tolerance.sketched
         for p in panels:
             for columns in self.groups:
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))

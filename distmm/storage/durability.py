@@ -78,7 +78,8 @@ def published(path: str, drafts: str) -> Iterator[BinaryIO]:
         except FileExistsError:
             if not filecmp.cmp(draft, path, shallow=False):
                 raise InputError(
-                    f"{path}: another worker, which was held to be lost, has written other bits and has not said so yet"
+                    f"{path}: another worker, which was held to be lost, has written other bits and has not said so; "
+                    f"distmm resume makes this block again"
                 ) from None
         except OSError as error:
             if error.errno not in NO_LINKS:

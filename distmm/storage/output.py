@@ -156,8 +156,8 @@ class Target(ABC):
         """Return the store's evidence of a written block (tags of objects) for its marker; a disk has none."""
         return {}
 
-    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - a disk has no FileExistsError
-        """Make room for a block, where writing it has raised FileExistsError."""
+    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - what is written in place needs no room
+        """Make room for a block that was written before, or by another worker, and is written again."""
 
     def detach(self) -> None:  # noqa: B027 - nobody has to, where what is not whole has no name
         """Keep processes of earlier runs from ending a write that they are in the middle of."""

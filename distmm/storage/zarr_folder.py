@@ -270,6 +270,12 @@ class ZarrTarget(Target):
         fsync(chunks)
         fsync(self.output.draft)
 
+    def discard(self, rows: slice, cols: slice) -> None:
+        """Remove the chunk that a block is."""
+        row, column = rows.start // self.chunks[0], cols.start // self.chunks[1]
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(self.output.draft, "c", str(row), str(column)))
+
     def make_room(self, done: Collection[tuple[int, int]]) -> None:
         """Remove chunks that are not `done`."""
         chunks = os.path.join(self.output.draft, "c")

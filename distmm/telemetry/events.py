@@ -18,6 +18,7 @@ __all__ = [
     "Event",
     "Failed",
     "Heard",
+    "Noted",
     "Retried",
     "Sample",
     "StepRun",
@@ -27,9 +28,9 @@ __all__ = [
 ]
 
 # Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
-# "job". "begin" ("path", and "kept": blocks on disk) and "wave" ("product") say which products belong to a job;
-# "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks. "failed" ("error") ends
-# a job that found the failure itself, such as a C that is wrong.
+# "job". "begin" ("path", "kept": blocks on disk, "note": an incident before) and "wave" ("product") say which products
+# belong to a job; "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks.
+# "failed" ("error") ends a job that found the failure itself, such as a C that is wrong.
 JOB_TOPIC = "distmm-job"
 
 
@@ -118,6 +119,14 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
+class Noted:
+    """Something that people should know of, and that nothing else tells."""
+
+    time: float
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """A GPU as NVML sees it: bytes that all processes use, bytes of memory, fraction of time with a kernel running."""
 
@@ -147,4 +156,6 @@ class Checked:
     passed: bool
 
 
-Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked
+Event = (
+    StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked | Noted
+)

@@ -19,6 +19,7 @@ from distmm.telemetry.events import (
     Event,
     Failed,
     Heard,
+    Noted,
     Retried,
     Sample,
     StepRun,
@@ -284,6 +285,8 @@ class Record:
                 self._tell(time, self.failures[cause])
             case Unwritten(time, tasks):
                 self.unwritten, self.advanced = tasks, max(self.advanced, time)
+            case Noted(time, what):
+                self._tell(time, what)
             case Heard(seen):
                 self.seen = seen
             case Retried(cause=cause):

@@ -29,6 +29,7 @@ from distmm.telemetry.events import (
     Dropped,
     Failed,
     Heard,
+    Noted,
     Retried,
     Sample,
     StepRun,
@@ -39,6 +40,7 @@ from distmm.telemetry.events import (
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
 from distmm.telemetry.worker import METRIC, WorkerTelemetry
+from distmm.worker.gpu import HEALED_TOPIC
 
 __all__ = ["Telemetry"]
 
@@ -233,7 +235,10 @@ class Telemetry(SchedulerPlugin):
         if begun is None:
             return Record(product, plan, now)
         columns = len(plan.blocking.n)
-        return Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
+        record = Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
+        if note := begun.get("note"):
+            record.add(Noted(now, note))
+        return record
 
     def _owner(self, task: ProductTask) -> str:
         """Name of the worker that is to run a task."""
@@ -242,7 +247,9 @@ class Telemetry(SchedulerPlugin):
         return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take what a job says of itself (see `distmm.telemetry.events.JOB_TOPIC`)."""
+        """Take what a job says of itself (`distmm.telemetry.events.JOB_TOPIC`), and a worker of a GPU that was full."""
+        if topic == HEALED_TOPIC:
+            self._note_healed(msg["task"], msg["worker"], msg["what"])  # Dask has added the worker's address
         if topic != JOB_TOPIC:
             return
         match msg:
@@ -264,6 +271,13 @@ class Telemetry(SchedulerPlugin):
                         record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
                 elif event == "certificate-failure":  # a block on disk, found before the job goes on
                     self.past["distmm_certificate_failures"] += len(blocks)
+
+    def _note_healed(self, task: Hashable, address: str, what: str) -> None:
+        """Note that a GPU's memory was full, and a task had to be tried again; of loads it is not known for whom."""
+        ts = self.scheduler.tasks.get(task)
+        for product in self._products(ts) & self.records.keys() if ts is not None else ():
+            text = f"the GPU's memory was full on worker {self._name(address)}: {what} was made at another try, alone"
+            self.records[product].add(Noted(time.time(), text))
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
         """Take what a worker says of itself into the records of the products under way.

@@ -1,32 +1,58 @@
-"""bfloat16 blocks in GPU memory keep their type when Dask sends them between workers.
+"""Blocks that Dask sends arrive as they were: with a checksum of host memory, and with the type of GPUs' bfloat16.
 
-Dask describes a CuPy block by CUDA's array interface, which knows NumPy's own types only: a bfloat16 block arrives as
-two bytes without a meaning (``|V2``). The functions that Dask has registered for CuPy blocks are private parts, used
-here and nowhere else: ``Dispatch._lookup`` and the keys of their headers. Where they have changed, blocks are sent as
-Dask sends them; blocks of bfloat16 then fail by their type, and never give wrong numbers.
+*Checksums.* TCP's own sum has 16 bits, and no memory on the way but ECC has any. So what is sent from host memory has a
+CRC-32C in its header, and the receiver compares. Where it differs, the receiver treats the message as one that the
+network has cut short: it closes the connection, and asks for the block again. The same holds for blocks that Dask has
+written to its disk: a task that needs a damaged one fails. Blocks that GPUs send to each other have no such sum.
+
+*Types.* Dask describes a CuPy block by CUDA's array interface, which knows NumPy's own types only: a bfloat16 block
+arrives as two bytes without a meaning (``|V2``).
+
+The functions that Dask has registered for blocks are private parts, used here and nowhere else: ``Dispatch._lookup``
+and the keys of their headers; that an EOFError of theirs is taken for a message that was cut short, too. Where they
+have changed, blocks are sent as Dask sends them; blocks of bfloat16 then fail by their type, and never give wrong
+numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any
 
+import distributed.protocol.numpy  # noqa: F401  registers what is wrapped here
 import ml_dtypes  # noqa: F401  tells NumPy the names of its types
 import numpy as np
 from dask.utils import Dispatch
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
-__all__ = ["register"]
+from distmm.transfer import loaded_blocks
+from distmm.transfer.crc32c import crc32c
+
+__all__ = ["ChangedOnTheWayError", "register"]
 
 logger = logging.getLogger(__name__)
 
-KEY = "distmm-element"  # of the headers of messages
+# Of the headers of messages.
+KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
+
+# Bytes below which a message gets no checksum: it is no block of a product worth the name.
+SMALLEST = 256
+
+Send = Callable[..., tuple[dict[str, Any], list[Any]]]
+Receive = Callable[[dict[str, Any], list[Any]], Any]
+
+
+class ChangedOnTheWayError(EOFError):
+    """A block that is not what was sent. Dask takes it for a message that was cut short, and asks for it again."""
 
 
 def register() -> None:
-    """Have Dask send the type of elements too, from the first CuPy block on."""
+    """Have Dask send checksums of blocks in host memory; from the first CuPy block on, the type of elements too."""
+    _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
     if "distributed.protocol.cupy" in sys.modules:
         _wrap()
         return
@@ -38,19 +64,32 @@ def _wrap() -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers what is wrapped here
 
-    for serialize, deserialize in ((cuda_serialize, cuda_deserialize), (dask_serialize, dask_deserialize)):
-        _name_elements(serialize, deserialize, cupy.ndarray)
+    unknown = "bfloat16 blocks lose their type"
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
+    _replace(dask_serialize, dask_deserialize, cupy.ndarray, lambda *both: _with_sums(*_with_types(*both)), unknown)
 
 
-def _name_elements(serialize: Dispatch, deserialize: Dispatch, block: type) -> None:
+def _replace(
+    serialize: Dispatch,
+    deserialize: Dispatch,
+    block: type,
+    wrapped: Callable[[Send, Receive], tuple[Send, Receive]],
+    otherwise: str,
+) -> None:
     """Replace the functions that send and receive blocks, unless that is done already."""
     try:
         send, receive = (dispatch._lookup[block] for dispatch in (serialize, deserialize))
     except (AttributeError, KeyError):
-        logger.warning("this version of Dask sends CuPy blocks in an unknown way: bfloat16 blocks lose their type")
+        logger.warning("this version of Dask sends %s blocks in an unknown way: %s", block.__module__, otherwise)
         return
     if send.__module__ == __name__:
         return
+    for dispatch, function in zip((serialize, deserialize), wrapped(send, receive), strict=True):
+        dispatch.register(block, function)
+
+
+def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
+    """Send the type of elements that CUDA's array interface does not know."""
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x)
@@ -61,5 +100,41 @@ def _name_elements(serialize: Dispatch, deserialize: Dispatch, block: type) -> N
             header = header | {"typestr": np.dtype(header[KEY])}
         return receive(header, frames)
 
-    serialize.register(block, named)
-    deserialize.register(block, typed)
+    return named, typed
+
+
+def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
+    """Send a checksum of what is sent from host memory, and compare it where it is received."""
+
+    @functools.wraps(send, assigned=())  # Dask looks whether it takes a context
+    def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:
+        header, frames = send(x, **how)
+        sums = {SUM: _sum(frames), NOTED: loaded_blocks.noted(x)}
+        return header | {key: crc for key, crc in sums.items() if crc is not None}, frames
+
+    def compared(header: dict[str, Any], frames: list[Any]) -> Any:
+        if SUM in header and header[SUM] != (found := _sum(frames)):
+            raise ChangedOnTheWayError(
+                f"a block of {sum(map(_nbytes, frames))} bytes was changed on its way between two workers, or on the "
+                f"disk to which Dask has written it: its CRC-32C was {header[SUM]:08x}, and is {found or 0:08x}"
+            )
+        block = receive(header, frames)
+        if NOTED in header:
+            loaded_blocks.note(block, header[NOTED])
+        return block
+
+    return summed, compared
+
+
+def _sum(frames: list[Any]) -> int | None:
+    """CRC-32C of frames; None for small ones."""
+    if sum(map(_nbytes, frames)) < SMALLEST:
+        return None
+    crc = 0
+    for frame in filter(_nbytes, frames):
+        crc = crc32c(np.frombuffer(frame, np.uint8), crc)
+    return crc
+
+
+def _nbytes(frame: Any) -> int:
+    return memoryview(frame).nbytes

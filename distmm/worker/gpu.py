@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
 import math
 import threading
 import time
@@ -18,12 +19,22 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import numpy
+from distributed import get_worker
 
 from distmm.errors import DeviceMemoryError
+from distmm.worker.dask_internals import in_task
+from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
 __all__ = [
-    "Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing", "retrying", "working",
+    "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merging", "namespace", "prepared", "reducing",
+    "retrying", "working",
 ]  # fmt: skip
+
+logger = logging.getLogger(__name__)
+
+# Dask's name for the events that tell telemetry of a task for which the GPU's memory was full, and which has ended well
+# when it was tried again.
+HEALED_TOPIC = "distmm-memory"
 
 Work = Literal["product", "merge", "upload", "download"]
 Result = TypeVar("Result")
@@ -49,6 +60,10 @@ def _stream(work: Work, device: int) -> Any:
 # costs the GPU no time. Two locks: the reduction of a block, which products wait for, does not wait for merges.
 reducing, merging = threading.Lock(), threading.Lock()
 
+# What found no room is tried again while no other task of this process works on the GPU. Transfers to other workers
+# go on.
+_turns = Turns()
+
 
 @contextmanager
 def working(work: Work) -> Iterator[Any]:
@@ -65,7 +80,7 @@ def working(work: Work) -> Iterator[Any]:
 
     stream = _stream(work, cupy.cuda.runtime.getDevice())
     done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads leave their core to others
-    with stream:
+    with _turns.beside_others(), stream:
         done.record(cupy.cuda.Stream.null)
         stream.wait_event(done)
         try:
@@ -152,33 +167,73 @@ def _alias(block: Any) -> Any:
 prepared = Prepared()  # of this process
 
 
-def retrying(work: Callable[[], Result], what: str) -> Result:
-    """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again.
+def retrying(work: Callable[[], Result], what: str, needs: int | None = None, planned: int | None = None) -> Result:
+    """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again, alone.
+
+    Prepared operands are freed, and what CuPy's pools keep. Each further try runs while nothing else of this process
+    works on the GPU. Between two tries others go on, since products that end free memory.
 
     Parameters
     ----------
     work : callable
+        It may run several times.
     what : str
         What needs the memory, for the message.
+    needs : int, optional
+        Bytes that it needs, for the message.
+    planned : int, optional
+        Bytes that the plan expects on a worker at the peak, for the message.
 
     Raises
     ------
     DeviceMemoryError
         If it stays full. The worker goes on: nothing that the failed task allocated is kept.
     """
-    for pause in (*PAUSES, None):
+    try:
+        return work()
+    except Exception as error:
+        if not is_full(error):
+            raise
+        reason = _reason(error)
+    for tries, pause in enumerate(PAUSES, 1):
+        prepared.clear()
+        gc.collect()
+        empty_pools()
+        time.sleep(pause)
         try:
-            return work()
-        except MemoryError as error:  # CuPy's and RMM's errors are kinds of it
-            reason = str(error)
-        if pause is not None:
-            prepared.clear()
-            gc.collect()
-            time.sleep(pause)
+            with _turns.alone():
+                made = work()
+        except Exception as error:
+            if not is_full(error):
+                raise
+            reason = _reason(error)
+        else:
+            _tell_healed(what, reason, tries)
+            return made
+    known = [
+        f"{what} found no room ({reason})",
+        "" if needs is None else f"it needs {needs / 1e9:.3g} GB",
+        "" if planned is None else f"the plan expects {planned / 1e9:.3g} GB on a worker at the peak",
+        figures(),
+    ]
     raise DeviceMemoryError(
-        f"the GPU's memory is full: {what} found no room ({reason}); use smaller blocks, more GPUs, or free what other "
-        "arrays and programs hold there"
+        f"the GPU's memory is full: {'; '.join(filter(None, known))}. Use smaller blocks, more GPUs, or free what "
+        f"other arrays and programs hold there"
     )
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _tell_healed(what: str, reason: str, tries: int) -> None:
+    """Say in the log, and to telemetry, that the memory was full for a while."""
+    logger.warning(
+        "the GPU's memory was full (%s): %s was made at try %d, alone on the GPU", reason, what.rstrip(","), tries + 1
+    )
+    if in_task():
+        worker = get_worker()
+        worker.log_event(HEALED_TOPIC, {"task": worker.get_current_task(), "what": what.rstrip(",")})
 
 
 def namespace(block: Any) -> Any:

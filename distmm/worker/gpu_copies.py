@@ -10,6 +10,7 @@ import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,14 @@ def upload(part: ClientArray) -> Any:
 
 def download(part: ClientArray, block: Any) -> None:
     """Copy a CuPy block into a part of the client's array."""
-    import cupy
-
     if block.shape != part.shape:
         raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
+    gpu.retrying(partial(_download, part, block), "a block on its way to the host", block.nbytes)
+
+
+def _download(part: ClientArray, block: Any) -> None:
+    import cupy
+
     flat, swapped = part.with_contiguous_rows()
     with _buffers(flat) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import threading
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
-from distmm.transfer import ClientArray
-from distmm.worker import files_to_gpu, gpu_copies
+from distmm.transfer import ClientArray, loaded_blocks
+from distmm.worker import files_to_gpu, gpu, gpu_copies
 from distmm.worker.worker_slots import slot_released
 
 __all__ = ["load", "to_device"]
@@ -18,19 +20,27 @@ __all__ = ["load", "to_device"]
 _copying = threading.BoundedSemaphore(2)
 
 
-def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"]) -> Any:
-    """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory."""
+def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], noted: bool = False) -> Any:
+    """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory.
+
+    With `noted`, the checksum of a block in host memory is noted (`distmm.transfer.loaded_blocks`).
+    """
     if device == "cuda" and isinstance(source, (ClientArray, files_to_gpu.Source)):
         with slot_released("load"), _copying:
             if isinstance(source, ClientArray):
-                return gpu_copies.upload(source.part(index))
-            return files_to_gpu.upload(source, index)
+                part = source.part(index)
+                return gpu.retrying(partial(gpu_copies.upload, part), "a block that is loaded", part.nbytes)
+            return gpu.retrying(partial(files_to_gpu.upload, source, index), "a block that is read")
     block = np.asarray(source[index])
-    return to_device(block) if device == "cuda" else block
+    if device == "cuda":
+        return to_device(block)
+    if noted and not (isinstance(source, ClientArray) and source.pid == os.getpid()):  # that may be the user's memory
+        loaded_blocks.note(block)
+    return block
 
 
 def to_device(block: Any) -> Any:
     """Return a CuPy copy of a NumPy block: uploaded once, then used by every product and sent between GPUs."""
     import cupy
 
-    return cupy.asarray(block)
+    return gpu.retrying(partial(cupy.asarray, block), "a block that is loaded", block.nbytes)

@@ -39,10 +39,12 @@ def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.nd
 
     if gpu.namespace(block) is np:
         return np.asarray(by_rows(block, squares)[0])
-    with gpu.working("product"):
-        norms = by_rows(block, squares)[0]
-    host: np.ndarray = norms.get()
-    return host
+
+    def on_gpu() -> np.ndarray:
+        with gpu.working("product"):
+            return np.asarray(by_rows(block, squares)[0].get())
+
+    return gpu.retrying(on_gpu, "the norms of a block")
 
 
 def score_dtype(metric: Metric, dtype: np.dtype[Any]) -> np.dtype[Any]:

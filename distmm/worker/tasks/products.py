@@ -36,6 +36,7 @@ def multiply(
     tasks: int = 1,
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
+    planned: int | None = None,
 ) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
@@ -60,6 +61,8 @@ def multiply(
         Given at the last step of a product that is reduced: the block's parts are returned in its place.
     norms : list of arrays ``(m,)`` and ``(n,)``, optional
         For a reduction that asks for norms.
+    planned : int, optional
+        Bytes that the plan expects on a GPU at the peak, for the message where its memory is full.
     """
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
@@ -89,7 +92,10 @@ def multiply(
             ]
             return _step(kernel, c, operands, epilogue, c0, reduction, norms)
 
-    out = gpu.retrying(on_gpu, f"a block of C, {a_blocks[0].shape[-2]} x {b_blocks[0].shape[-1]} {kernel.accumulator},")
+    height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]
+    result = math.prod(batch) * height * width * kernel.accumulator.itemsize
+    needs = result + sum(block.nbytes for block in (*a_blocks, *b_blocks))
+    out = gpu.retrying(on_gpu, f"a block of C, {height} x {width} {kernel.accumulator},", needs, planned)
     if reduction is not None:
         return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
@@ -125,21 +131,33 @@ def combine(
     norms: list[np.ndarray] | None = None,
 ) -> Block | tuple[Part, ...]:
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
-    with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
-        c = left + right
-        if epilogue is None:
-            return c
-        kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
-        out = finish(kernel, c, epilogue, c0)
-        if reduction is not None:
-            out = reduction(out, norms)
+
+    def summed() -> Block | tuple[Part, ...]:
+        with gpu.working("product") if choice.device == "cuda" else contextlib.nullcontext():
+            c = left + right
+            if epilogue is None:
+                return c
+            kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
+            out = finish(kernel, c, epilogue, c0)
+            return out if reduction is None else reduction(out, norms)
+
+    if choice.device == "cuda":
+        what = f"a sum of two blocks of C, {left.shape[-2]} x {left.shape[-1]} {left.dtype},"
+        out = gpu.retrying(summed, what, 3 * left.nbytes)
+    else:
+        out = summed()
     if reduction is not None:
         return on_host(out)
-    return to_host(out) if epilogue.kind == "numpy" else out
+    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
 
 
 def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
     """Return C[j, i] of a symmetric product, given C[i, j]: a view of it, or a conjugate."""
-    on_gpu = symmetry == "hermitian" and gpu.namespace(block) is not np
-    with gpu.working("product") if on_gpu else contextlib.nullcontext():
+    if symmetry != "hermitian" or gpu.namespace(block) is np:
         return flipped(block, symmetry)
+
+    def on_gpu() -> Block:
+        with gpu.working("product"):
+            return flipped(block, symmetry)
+
+    return gpu.retrying(on_gpu, "the mirror image of a block of C", block.nbytes)

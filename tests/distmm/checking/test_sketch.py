@@ -42,6 +42,40 @@ def test_a_flipped_bit_in_a_product_is_found(name: str) -> None:
         assert not judged(a, b, wrong).ok, bit
 
 
+@pytest.mark.parametrize("name", ["int8", "uint16", "int32", "int64"])
+def test_a_flipped_bit_in_an_integer_operand_is_found_in_every_position(name: str) -> None:
+    """All errors of C may be multiples of a high power of two, which one vector misses every other time."""
+    a, b, c = matrices(name)
+    width = bits(c)
+    for bit in (*range(0, width, 8), *range(width - 4, width)):
+        for seed in range(10):
+            i, k = np.random.default_rng([seed, bit]).integers(a.shape)
+            spoilt = a.copy()
+            words = spoilt.view(f"u{width // 8}")
+            words[i, k] ^= words.dtype.type(1) << words.dtype.type(bit)
+            wrong = spoilt @ b
+            assert (wrong != c).any()
+            assert not judged(a, b, wrong, seed=seed).ok, (bit, seed)
+
+
+@pytest.mark.parametrize(
+    ("name", "lowest"), [("float16", 9), ("bfloat16", 7), ("float32", 17), ("float64", 46), ("complex64", 17)]
+)
+def test_a_flipped_bit_in_a_float_operand_is_found_from_the_fraction_on(name: str, lowest: int) -> None:
+    """As when a block changes between its sketch and the product; lower bits are within the bound of rounding."""
+    a, b, _ = matrices(name)
+    width, wide = bits(a), np.float32 if a.dtype.itemsize <= 2 else a.dtype
+    for bit in range(lowest, width):
+        spoilt = a.copy()
+        at = np.unravel_index(np.argmax(abs(a.astype(wide))), a.shape)
+        words = spoilt.view(f"u{width // 8}").reshape(*a.shape, -1)
+        words[(*at, 0)] ^= words.dtype.type(1) << words.dtype.type(bit)
+        with np.errstate(all="ignore"):
+            wrong = (spoilt.astype(wide) @ b.astype(wide)).astype(a.dtype)
+        found = judged(a, b, wrong)
+        assert (found.ok, found.row) == (False, at[0]), bit
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("beta", [0, 2])
 @pytest.mark.parametrize("name", TYPES)

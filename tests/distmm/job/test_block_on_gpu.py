@@ -104,9 +104,9 @@ class OneBlock:
         on_gpu = replace(plan, cluster=replace(plan.cluster, device="cuda"))
         folder = Folder.of(self.folder / f"C{next(self.tokens)}.zarr").of_job("0" * 16)
         tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
-        weights = sketch.weigh(None, [self.b], (0,), tolerance.work)
-        right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.work, weights)]
-        left = sketch.of_a(None, None, self.a, right, tolerance.work), np.zeros(2, np.uint64), None
+        weights = sketch.weigh(None, [self.b], (0,), tolerance.sketched)
+        right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.sketched, weights)]
+        left = sketch.of_a(None, None, self.a, right, tolerance.sketched), np.zeros(2, np.uint64), None, {}
         with locked(folder.path) as lock:
             folder.make()
             target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
@@ -140,11 +140,13 @@ def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
     assert (record["written"], record["crc32c"]) == (right, checksum(c))
     assert record["row"] == 17 or right
     whole = [nbytes for nbytes in Block.to_host if nbytes >= c.nbytes]
-    sums = 8 * (1 + (c.dtype.kind == "c")) * M * sketch.VECTORS
+    work = Tolerance.of(a.dtype, b.dtype, c.dtype, K).sketched
+    vectors = sketch.VECTORS_OF_INTEGERS if c.dtype.kind in "iu" else sketch.VECTORS
+    sums = max(8, work.itemsize) * M * vectors
     assert whole == [c.nbytes]
     elements = sampled_elements.EDGE**2 * c.itemsize
     assert sum(Block.to_host) <= c.nbytes + 3 * sums + elements  # products with vectors, norms, exponents, some of C
-    assert sum(cupy.to_device) <= 2 * N * sketch.VECTORS * 8  # vectors
+    assert sum(cupy.to_device) <= 2 * N * vectors * 8  # vectors
 
 
 @pytest.mark.usefixtures("alone", "cupy")
@@ -173,10 +175,10 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     a, b, c = matrices("float32")
     plan = distmm.plan(a, b, blocks=(M, K, N))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
-    weights = sketch.weigh(None, [b], (0,), tolerance.work)
-    right = [sketch.of_b(None, [b], 5, (0,), tolerance.work, weights)]
+    weights = sketch.weigh(None, [b], (0,), tolerance.sketched)
+    right = [sketch.of_b(None, [b], 5, (0,), tolerance.sketched, weights)]
     norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
-    left = sketch.of_a(None, None, a, right, tolerance.work), np.zeros(2, np.uint64), norms
+    left = sketch.of_a(None, None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {}
     target: Any = RowFolder(str(tmp_path), reduction, c.dtype)
     folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
     writer = RowWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
@@ -252,7 +254,7 @@ def test_a_gpu_copies_the_bytes_of_a_block_to_the_host_once(
     one = OneBlock(tmp_path, a, b, c.dtype)
     record = one.write(cupy.asarray(c).view(Counted))
     assert (record["written"], record["crc32c"]) == (True, checksum(c))
-    sums = 3 * 16 * M * sketch.VECTORS  # products with vectors, norms and exponents
+    sums = 3 * 16 * M * sketch.VECTORS_OF_INTEGERS  # products with vectors, norms and exponents
     assert c.nbytes <= sum(to_host) <= c.nbytes + sums
     assert not to_device
 

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster
 
 import distmm
 from distmm import job, verify
+from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
@@ -35,12 +36,12 @@ from tests.distmm.checking.sketched import K, M, N, matrices
 def test_checksums_are_those_of_the_package_with_its_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = [np.arange(999, dtype="f4").reshape(27, 37), np.arange(12, dtype="u2").reshape(3, 4).T, np.empty((0, 5))]
     expected = [google_crc32c.value(block.tobytes()) for block in blocks]
-    crc32c = importlib.import_module("distmm.checking.checksum")
+    crc32c = importlib.import_module("distmm.transfer.crc32c")
     for library in (ctypes.CDLL, lambda name: types.SimpleNamespace()):
         monkeypatch.setattr(ctypes, "CDLL", library)
-        crc32c._crc32c.cache_clear()
-        assert [crc32c.checksum(block) for block in blocks] == expected
-    crc32c._crc32c.cache_clear()
+        crc32c._extend.cache_clear()
+        assert [checksum(block) for block in blocks] == expected
+    crc32c._extend.cache_clear()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
-from distmm.transfer import serialization
+from distmm.transfer import loaded_blocks, serialization
 
 
 class Block:
@@ -34,8 +34,8 @@ def dispatches() -> tuple[Dispatch, Dispatch]:
 @pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn, np.float32, np.complex64])
 def test_elements_keep_their_type(dtype: Any) -> None:
     send, receive = dispatches()
-    serialization._name_elements(send, receive, Block)
-    serialization._name_elements(send, receive, Block)  # each product registers it again
+    for _ in range(2):
+        serialization._replace(send, receive, Block, serialization._with_types, "")  # each product registers it again
     assert receive.dispatch(Block)(*send(Block(dtype))).dtype == dtype
 
 
@@ -75,9 +75,66 @@ def test_a_dask_that_registers_in_another_way_sends_blocks_unchanged(
     send, receive = dispatches()
     del send._lookup[Block]
     with caplog.at_level(logging.WARNING):
-        serialization._name_elements(send, receive, Block)
+        serialization._replace(send, receive, Block, serialization._with_types, "bfloat16 blocks lose their type")
     assert "bfloat16 blocks lose their type" in caplog.text
     assert receive.dispatch(Block)({"typestr": "f4"}, []).dtype == np.float32
+
+
+LAYOUTS = [
+    np.arange(300, dtype="f4").reshape(20, 15), np.arange(300.0).reshape(20, 15).T, np.arange(3e3).reshape(50, 60)[::2],
+    np.arange(300).astype(ml_dtypes.bfloat16), np.broadcast_to(np.arange(100.0), (7, 100)), np.zeros((0, 5)),
+    np.array([None] * 100), np.arange(3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", LAYOUTS, ids=lambda block: f"{block.shape} {block.dtype}")
+def test_blocks_in_host_memory_arrive_with_their_checksum(block: np.ndarray) -> None:
+    serialization.register()
+    header, frames = serialize(block)
+    assert (serialization.SUM in header["sub-header"]) == (sum(memoryview(x).nbytes for x in frames) >= 256)
+    there = deserialize(header, frames)
+    np.testing.assert_array_equal(there, block)
+    assert there.dtype == block.dtype
+
+
+def test_a_block_that_was_changed_on_the_way_is_taken_for_a_message_that_was_cut_short() -> None:
+    serialization.register()
+    header, (frame,) = serialize(np.arange(300.0))
+    changed = bytearray(frame)
+    changed[1000] ^= 1
+    with pytest.raises(EOFError, match=r"a block of 2400 bytes was changed on its way between two workers"):
+        deserialize(header, [changed])
+
+
+def test_the_checksum_of_the_load_travels_with_a_block() -> None:
+    serialization.register()
+    block = np.arange(300.0).reshape(20, 15)
+    loaded_blocks.note(block)
+
+    def sent() -> np.ndarray:
+        header, (frame,) = serialize(block)
+        return deserialize(header, [bytearray(frame)])
+
+    early = sent()
+    assert not loaded_blocks.has_changed(early)
+    block[3, 4] = -1
+    late = sent()
+    assert [loaded_blocks.has_changed(one) for one in (block, late, early)] == [True, True, False]
+    assert loaded_blocks.has_changed(late.T)  # a view of the same memory
+    assert loaded_blocks.noted(late.copy()) is None
+
+
+def test_what_was_noted_of_a_block_is_forgotten_with_its_memory() -> None:
+    before = len(loaded_blocks._noted)
+    block = np.arange(300.0)
+    loaded_blocks.note(block)
+    view = block.reshape(20, 15)
+    del block
+    assert loaded_blocks.noted(view) is not None
+    del view
+    assert len(loaded_blocks._noted) == before
+    loaded_blocks.note(np.arange(3e3).reshape(50, 60)[:, ::2])  # with gaps: not known
+    assert len(loaded_blocks._noted) == before
 
 
 @pytest.mark.gpu

@@ -1,0 +1,110 @@
+"""Room in the GPU's memory: whether an error says that there is none, how much is free, and who works meanwhile.
+
+Allocations fail in several ways. CuPy and RMM raise kinds of MemoryError. CUDA's runtime and driver, cuBLAS and Numba
+raise errors of their own, which are told apart by the name of the status in their text: a launch, the load of a kernel
+and pinned buffers need memory, too.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+from distmm.worker.gpu_memory import pool_bytes
+
+__all__ = ["Turns", "empty_pools", "figures", "is_full"]
+
+STATUSES = ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED")
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that memory is full."""
+    return isinstance(error, MemoryError) or any(status in str(error) for status in STATUSES)
+
+
+def empty_pools() -> None:
+    """Give back what CuPy's own pools keep for later. RMM's pool serves the next allocation from what is freed."""
+    cupy = sys.modules.get("cupy")  # no task has used the GPU where it is not imported
+    if cupy is not None:
+        cupy.get_default_memory_pool().free_all_blocks()
+        cupy.get_default_pinned_memory_pool().free_all_blocks()
+
+
+def figures() -> str:
+    """Say how much of the GPU's memory is free, in one clause; nothing without a GPU."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return ""
+    with suppress(RuntimeError):  # a GPU that does not answer: the error at hand says why
+        free, total = cupy.cuda.runtime.memGetInfo()
+        pool = pool_bytes()
+        pooled = "" if pool is None else f", {pool / 1e9:.3g} GB of it in this worker's pool"
+        return f"the GPU has {total / 1e9:.3g} GB{pooled}; outside of pools {free / 1e9:.3g} GB are free"
+    return ""
+
+
+class Turns:
+    """Threads work side by side, or one of them works alone.
+
+    A thread that waits to be alone lets nobody begin. One that works already, and begins something within that, goes
+    on: it could not end otherwise.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._working = self._waiting = 0
+        self._alone = False
+        self._here = threading.local()
+
+    @contextmanager
+    def beside_others(self) -> Iterator[None]:
+        """Work beside other threads, once nobody is alone."""
+        if self._depth:
+            with self._deeper():
+                yield
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: not (self._alone or self._waiting))
+            self._working += 1
+        try:
+            with self._deeper():
+                yield
+        finally:
+            with self._changed:
+                self._working -= 1
+                self._changed.notify_all()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Work while no other thread does; a thread that works beside others already stays beside them."""
+        if self._depth:
+            yield
+            return
+        with self._changed:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: not (self._alone or self._working))
+                self._alone = True
+            finally:
+                self._waiting -= 1
+        try:
+            with self._deeper():
+                yield
+        finally:
+            with self._changed:
+                self._alone = False
+                self._changed.notify_all()
+
+    @property
+    def _depth(self) -> int:
+        return getattr(self._here, "depth", 0)
+
+    @contextmanager
+    def _deeper(self) -> Iterator[None]:
+        self._here.depth = self._depth + 1
+        try:
+            yield
+        finally:
+            self._here.depth -= 1
