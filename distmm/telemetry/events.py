@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "JOB_TOPIC",
+    "Access",
     "Again",
     "Checked",
     "Device",
@@ -49,6 +50,16 @@ class Transfer:
     """A worker received inputs of a step from a peer."""
 
     worker: str
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A worker read or made a block of A or B, or judged, reduced and wrote a block of C (`writes`)."""
+
+    worker: str
+    writes: bool
     start: float
     stop: float
 
@@ -147,4 +158,6 @@ class Checked:
     passed: bool
 
 
-Event = StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked
+Event = (
+    StepRun | Transfer | Access | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked
+)

@@ -239,7 +239,7 @@ def test_the_page_is_readable_with_one_worker_and_with_many(
     assert browser.evaluate("getComputedStyle(document.body).backgroundColor") == f"rgb({red}, {green}, {blue})"
     # No label overlaps the next one, and nothing is wider than the window.
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert len(browser.evaluate(MODEL.format("rate") + ".below[0].ticker.ticks")) <= 24
+    assert len(browser.evaluate(MODEL.format("rate") + ".below[0].ticker.ticks")) <= 5
     browser.screenshot(pictures / f"{workers}-{scheme}.png")
     assert browser.errors == []
 
