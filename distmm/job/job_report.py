@@ -71,8 +71,8 @@ def _write(client: Client, folder: Folder, job: str, rows: list[tuple[str, str]]
         record = telemetry.read(client, job)
         if record is None:
             return
-        what = {"title": folder.target, "certificate": rows, "runs": _table(runs)}
+        text = report.html(record, title=folder.target, certificate=rows, runs=_table(runs))
         if is_url(folder.path):
-            folder.store.write(folder.report, report.html(record, **what).encode())
+            folder.store.write(folder.report, text.encode())
         else:
-            report.write(folder.report, record, **what)
+            report.write_text(folder.report, text)

@@ -28,7 +28,7 @@ from distmm.telemetry.curves import Curve
 __all__ = ["Activity", "bars", "lines", "merged", "timeline"]
 
 # Width of all charts and of the margins, in points, which are pixels where the page has its full width.
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 10, 18, 24
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
 
 # Height of a worker's lane: as much as lets 256 of them be seen at once, and no more than is pleasant.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0

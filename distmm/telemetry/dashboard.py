@@ -126,7 +126,7 @@ def _asked(doc: Document) -> dict[str, str]:
 
 def _chosen(records: Mapping[str, Record], asked: Mapping[str, str]) -> Record | None:
     """Return the record of the product that is asked for, or else of the newest one."""
-    return records.get(asked.get("product", "")) or next(reversed(records.values()), None)
+    return records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
 
 
 def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:

@@ -131,10 +131,13 @@ class Bars(Pane):
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the bars, in the decimal unit that fits the largest."""
         q = self.quantity
-        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)} if record else {}
-        bar = np.array([q.bar(lane, record, now) for lane in lanes.values()], dtype=float)
-        mark = np.array([q.mark(lane, record, now) for lane in lanes.values()], dtype=float)
-        limit = float(q.limit(record)) if record else 0.0
+        if record is None:
+            self.source.data = {column: [] for column in self.source.data}
+            return
+        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)}
+        bar = np.array([float(q.bar(lane, record, now)) for lane in lanes.values()])
+        mark = np.array([float(q.mark(lane, record, now)) for lane in lanes.values()])
+        limit = float(q.limit(record))
         top = max(bar.max(initial=0.0), np.nan_to_num(mark).max(initial=0.0), limit, 1.0)
         scale, prefix = units.prefix(top)
         self.source.data = {
@@ -142,14 +145,14 @@ class Bars(Pane):
             "bar": bar / scale,
             "mark": mark / scale,
             "size": np.full(len(lanes), min(14.0, max(3.0, 400 / max(1, len(lanes))))),
-            "color": [record.color(name) for name in lanes] if record else [],
+            "color": [record.color(name) for name in lanes],
             "name": list(lanes),
             "text": [units.scaled(value, q.unit) for value in bar],
         }
         self.limit.location = limit / scale
         self.root.y_range.end = 1.08 * top / scale
         self.root.yaxis.axis_label = prefix + q.unit
-        self.root.title.text = f"{q.over if record and record.over else q.title}\n{q.note}"
+        self.root.title.text = f"{q.over if record.over else q.title}\n{q.note}"
         if list(lanes) != self.names:
             self._label(list(lanes))
 

@@ -188,7 +188,7 @@ class Record:
     @property
     def mirrored(self) -> np.ndarray:
         """Whether a block is the mirror image of another one, by chain."""
-        return self.source != np.arange(self.chains)
+        return np.not_equal(self.source, np.arange(self.chains))
 
     @property
     def refutations(self) -> int:

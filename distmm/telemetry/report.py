@@ -25,19 +25,21 @@ from distmm.versions import VERSION
 if TYPE_CHECKING:
     from distmm.telemetry.charts import Activity
 
-__all__ = ["html", "write"]
+__all__ = ["html", "write", "write_text"]
 
 Rows = Sequence[tuple[str, str]]
 
 
 def write(path: str | Path, record: Record, **what: Any) -> Path:
-    """Write the report of a product, whole or not at all; `what` is what `html` takes.
+    """Write the report of a product as `write_text` does; `what` is what `html` takes."""
+    return write_text(path, html(record, **what))
 
-    A file of the same name is replaced.
-    """
+
+def write_text(path: str | Path, text: str) -> Path:
+    """Write a report that `html` has made, whole or not at all; a file of the same name is replaced."""
     path = Path(path)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(html(record, **what), encoding="utf-8")
+    draft.write_text(text, encoding="utf-8")
     draft.replace(path)
     return path
 

@@ -198,9 +198,10 @@ class Telemetry(SchedulerPlugin):
         """Note who read a block of A or B, or judged and wrote a block of C, and when."""
         products = self._products(ts)
         writes = bool(products)
-        reader = self.readers.get(ts.key[0]) if isinstance(ts.key, tuple) else None
-        for product in products or {reader}:
-            if record := self.records.get(product or ""):
+        if not writes and isinstance(ts.key, tuple) and ts.key[0] in self.readers:
+            products = {self.readers[ts.key[0]]}
+        for product in products:
+            if record := self.records.get(product):
                 for entry in startstops or ():
                     if entry["action"] == "compute":
                         record.add(Access(self._name(worker), writes, entry["start"], entry["stop"]))
