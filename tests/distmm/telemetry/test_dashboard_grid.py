@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -16,8 +17,13 @@ from distmm.telemetry.record import Record
 
 def record(problem: Problem, edges: tuple[int, ...], **options: object) -> Record:
     """Make the record of a product on two workers, all of whose steps have come."""
-    r = Record("C", make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e9, 1e9), edges=edges), 1000.0, **options)  # type: ignore[arg-type]
-    for chain in np.flatnonzero(~r.mirrored):
+    r = Record(
+        "C",
+        make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e9, 1e9), blocking=cut(problem, edges)),
+        1000.0,
+        **options,
+    )  # type: ignore[arg-type]
+    for chain in np.flatnonzero(~r.mirrored & ~r.resumed):
         for step in range(r.steps):
             r.want(int(chain), step, f"w{chain % 2}")
     return r
@@ -99,7 +105,9 @@ def test_the_matrices_of_a_batch_stand_apart_each_with_its_index() -> None:
 @pytest.mark.parametrize(("batch", "edge"), [((), 100), ((6000,), 1), ((40, 50), 2)])
 def test_large_grids_have_a_bounded_number_of_cells(batch: tuple[int, ...], edge: int) -> None:
     problem = Problem(edge, 1, edge, np.dtype("f4"), batch, batch)
-    plan = make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e9, 1e9), edges=(*(1 for _ in batch), 1, 1, 1))
+    plan = make_plan(
+        problem, ClusterSpec(2, 10**9, "cuda", 1e9, 1e9), blocking=cut(problem, (*(1 for _ in batch), 1, 1, 1))
+    )
     r = Record("C", plan, 1000.0)
     assert r.chains > MOST_CELLS
     pane = Blocks()
