@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -13,6 +15,7 @@ from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.events import Access, Again, Heard, Sample, StepRun
 from distmm.telemetry.history import BINS, History
 from distmm.telemetry.record import Record
+from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.slowness import reasons
 
 
@@ -99,6 +102,27 @@ def test_a_worker_has_one_colour_in_all_products_of_a_scheduler() -> None:
     second.lane("w1")
     first.lane("w0")
     assert first.color("w1") == second.color("w1") != first.color("w0")
+
+
+def test_workers_keep_their_numbers_and_those_that_are_gone_for_good_give_them_back() -> None:
+    scheduler = SimpleNamespace(workers={f"tcp://{n}": SimpleNamespace(name=f"w{n}") for n in range(4)})
+    telemetry = Telemetry()
+
+    def join(number: int) -> None:
+        telemetry.add_worker(scheduler, f"tcp://{number}")  # type: ignore[arg-type]
+
+    join(0)
+    join(1)
+    assert telemetry.numbers == {"w0": 0, "w1": 1}
+    telemetry.records["C"] = made_by_w1 = Record("C", record().plan, 1000.0, numbers=telemetry.numbers)
+    made_by_w1.lane("w1")
+    before = made_by_w1.color("w1")
+    del telemetry.names["tcp://0"], telemetry.names["tcp://1"]  # both have left
+    join(2)
+    join(3)
+    assert telemetry.numbers == {"w1": 1, "w2": 0, "w3": 2}
+    join(1)
+    assert made_by_w1.color("w1") == before
 
 
 def test_colours_of_workers_are_seen_on_both_grounds() -> None:

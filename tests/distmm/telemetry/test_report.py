@@ -182,4 +182,6 @@ def test_a_job_leaves_a_report_and_shows_its_progress(client: Client, tmp_path: 
     assert "complete, 12 of 12 blocks" in text
     assert "12 blocks passed, 0 failed" in text
     assert "12 written in this run" in text
+    for what in ("reads of A and B", "checks and writes of C"):
+        assert f": {what}</title>" in text
     assert str(tmp_path / "C.npy.certificate.json") in text
