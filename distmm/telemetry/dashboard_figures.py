@@ -18,7 +18,7 @@ from distmm.telemetry.worker_totals import Lane
 __all__ = ["QUANTITIES", "STORIES", "Bars", "Curves", "Pane"]
 
 # Letters of the names below bars: as many as a pane of 300 pixels holds.
-LETTERS = 44
+LETTERS = 30
 
 # Most labels of an axis of time: a pane of JupyterLab is 300 pixels wide.
 LABELS = 5
