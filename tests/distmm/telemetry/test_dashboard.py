@@ -298,18 +298,16 @@ def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: in
     record = synthetic(16, f"distmm-matmul-{width}-wide")
     cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
     browser.open(address(cluster, "/distmm"), width=width, height=950)
-    for pane in dashboard.PLOTS:
-        shown(browser, pane.replace(" ", "-"))
+    shown(browser, "blocks")
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    figures = "Bokeh.documents[0].roots()[0].references ? [...Bokeh.documents[0]._all_models.values()] : []"
     names = [f"distmm-{pane.replace(' ', '-')}" for pane in dashboard.PLOTS]
     for name in names:
         model = f"Bokeh.documents[0].get_model_by_name('{name}')"
         assert browser.evaluate(FITS.format(model)), (name, browser.evaluate(f"{model}.title.text"))
-        assert 200 < browser.evaluate(f"{model}.outer_width") <= width, (name, figures)
+        assert 200 < browser.evaluate(f"{model}.outer_width") <= width, name
     table = f"{SHADOW.format('products')}.querySelector('table')"
     assert browser.evaluate(f"{table}.scrollWidth <= innerWidth && {table}.getBoundingClientRect().right <= innerWidth")
-    key = browser.evaluate(f"{SHADOW.format('legend')}.innerText")
+    key = browser.evaluate(f"{SHADOW.format('legend')}.querySelector('.legend').innerText")
     assert "worker node00-gpu0" in key
     assert "worker node01-gpu7" in key
     # All that does not fit the window can be scrolled to.
