@@ -129,7 +129,7 @@ def refuse_twice(folder: Folder, spec: Spec) -> None:
 
 
 def _clean(folder: Folder, content: Json, lock: Lock) -> None:
-    """Leave the certificate and the report beside a C that has its name, and remove the rest."""
+    """Leave the certificate beside a C that has its name, and remove the rest of the job."""
     Lock.check(folder.path, lock.token)
     spec = content["spec"]
     # An unchecked product leaves none, unless it was added to a C: sent again, it would not be known to have ended.
@@ -138,6 +138,4 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     elif folder.store.exists(folder.certificate):  # of the C that has been replaced
         folder.store.discard(folder.certificate, folder.work)
         folder.store.sync(os.path.dirname(folder.certificate))
-    if folder.store.exists(folder.pending_report):
-        folder.store.move(folder.pending_report, folder.report)
     folder.clear()

@@ -102,11 +102,6 @@ class Folder:
         return f"{self._stem}.report.html"
 
     @property
-    def pending_report(self) -> str:
-        """Where it stands while C is not complete."""
-        return os.path.join(self.work, "report.html")
-
-    @property
     def work(self) -> str:
         """The folder in which this job alone writes."""
         if not self.id:

@@ -274,7 +274,7 @@ class Job:
                 manifest.setdefault("retired", []).extend(computation.faulty.retired)
                 Lock.check(folder.path, lock.token)
                 write_manifest(folder, manifest)
-            job_report.of_run(client, folder, computation)
+            job_report.of_run(client, folder, computation, manifest)
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)

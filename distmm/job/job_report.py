@@ -1,4 +1,4 @@
-"""The report of a run, a page that telemetry makes of what it has seen: beside C, whether C is complete or not.
+"""The report of a run, a page that telemetry makes of what it has seen: beside C, complete or not.
 
 Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
 """
@@ -6,13 +6,16 @@ Where the scheduler is lost there is nobody to ask; where the disk is full the j
 from __future__ import annotations
 
 import os
+import time
 from contextlib import suppress
 
 from distributed import Client
 
 from distmm.checking.verdict import of_tolerance
+from distmm.errors import InputError
 from distmm.job.computation import Computation
-from distmm.job.folder import Folder
+from distmm.job.folder import Folder, Json
+from distmm.job.lock import Lock
 from distmm.storage import is_url
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -21,9 +24,13 @@ from distmm.telemetry.faults import tolerated
 __all__ = ["of_failure", "of_run"]
 
 
-def of_run(client: Client, folder: Folder, made: Computation) -> None:
-    """Write what was seen of a run to where it stands until C is complete."""
+def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) -> None:
+    """Write what was seen of a run beside C, unless another process has taken over the job."""
     if made.stop.at_once:
+        return
+    try:
+        Lock.check(folder.path, made.job)
+    except (InputError, OSError):  # the error of the run itself says so
         return
     retired = [
         ("taken out", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
@@ -35,22 +42,43 @@ def of_run(client: Client, folder: Folder, made: Computation) -> None:
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
         ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
     ]
-    _write(client, folder, folder.pending_report, made.job, rows)
+    _write(client, folder, made.job, rows, manifest["runs"], os.path.join(folder.work, "report.draft"))
 
 
 def of_failure(client: Client, folder: Folder, job: str) -> None:
     """Write what was seen of a job whose result is wrong as a whole beside it: the files of the job are gone."""
-    _write(client, folder, folder.report, job, [])
+    _write(client, folder, job, [], [])
 
 
-def _write(client: Client, folder: Folder, path: str, job: str, rows: list[tuple[str, str]]) -> None:
+def _table(runs: list[Json]) -> list[tuple[str, ...]]:
+    """Return a table of the runs of a job that was resumed; nothing for a job of one run."""
+    if len(runs) < 2:
+        return []
+    rows = [
+        (
+            str(number),
+            time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run["started"])),
+            *(str(run.get(fact, "")) for fact in ("host", "batch_job", "workers", "kept")),
+        )
+        for number, run in enumerate(runs, start=1)
+    ]
+    return [("run", "begun", "host", "batch job", "workers", "blocks that were there"), *rows]
+
+
+def _write(
+    client: Client,
+    folder: Folder,
+    job: str,
+    rows: list[tuple[str, str]],
+    runs: list[Json],
+    draft: str | None = None,
+) -> None:
     if client.status != "running":
         return
     with suppress(OSError, TimeoutError), tolerated("the report of a job"):
         record = telemetry.read(client, job)
         if record is None:
             return
-        if is_url(folder.path):
-            folder.store.write(path, report.html(record, title=folder.target, certificate=rows).encode())
-        elif os.path.isdir(os.path.dirname(path)):  # or another job has taken over
-            report.write(path, record, title=folder.target, certificate=rows)
+        text = report.html(record, title=folder.target, certificate=rows, runs=_table(runs))
+        if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):  # or another has taken over
+            folder.store.write(folder.report, text.encode(), draft)

@@ -40,6 +40,8 @@ class Status:
         At the pace of this run's last blocks; None where it is not running, or has finished no block yet.
     certificate : str or None
         Of a complete one.
+    report : str or None
+        Of the last run that ended.
     """
 
     path: str
@@ -51,6 +53,7 @@ class Status:
     owner: str | None = None
     seconds_left: float | None = None
     certificate: str | None = None
+    report: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Return it as a table of label and value."""
@@ -63,6 +66,8 @@ class Status:
             rows.append(("left", f"about {units.duration(self.seconds_left)}"))
         if self.certificate is not None:
             rows.append(("certificate", self.certificate))
+        if self.report is not None:
+            rows.append(("report", self.report))
         if self.state == "stopped":
             rows.append(("go on with", f"distmm resume {self.path}"))
         return rows
@@ -101,7 +106,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
         owner = holder(folder.path)
         if owner is None or owner.stale:
-            return Status(folder.target, "stopped", *counts)
+            return Status(folder.target, "stopped", *counts, report=_report(folder))
         pace = Pace(manifest["runs"][-1]["started"])
         for written in sorted(marker["time"] for marker in markers.values()):
             if written >= pace.times[0]:
@@ -113,7 +118,11 @@ def status(out: str | os.PathLike[str]) -> Status:
         content = read_json(folder.certificate, CERTIFICATE)
         done = len(content["done"])
         counts = done, done, len(content["runs"]), content["rejected"]
-        return Status(folder.target, "complete", *counts, certificate=folder.certificate)
+        return Status(folder.target, "complete", *counts, certificate=folder.certificate, report=_report(folder))
     raise InputError(
         f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}) of it"
     )
+
+
+def _report(folder: Folder) -> str | None:
+    return folder.report if folder.store.exists(folder.report) else None

@@ -21,6 +21,7 @@ from distmm.job.spec import Spec, differences
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import parse
 from distmm.storage import locate
+from distmm.telemetry.batch_job import batch_job
 from distmm.versions import installed
 from distmm.worker import gpu
 
@@ -63,6 +64,7 @@ def run_of(plan: Plan, client: Client) -> Json:
         "started": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "batch_job": batch_job(),
         "versions": installed(PACKAGES),
         "device": plan.cluster.device,
         "workers": plan.cluster.workers,

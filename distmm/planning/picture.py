@@ -11,7 +11,7 @@ from distmm.planning.grid import Grid
 __all__ = ["html", "svg"]
 
 # Lengths in pixels: the longest edge of C, the gap between matrices, and the smallest block that still gets a border.
-SIZE, GAP, SMALLEST = 240, 14, 4
+SIZE, GAP, SMALLEST = 240, 20, 4
 
 # Blocks along one edge that are drawn; more would be smaller than the border between them.
 MOST = 64
@@ -28,7 +28,10 @@ def html(rows: list[tuple[str, str]], blocking: Blocking, grid: Grid) -> str:
 
 
 def svg(blocking: Blocking, grid: Grid) -> str:
-    """Draw the blocks of the first batch block and layer; text and borders take the page's colour."""
+    """Draw the blocks of the first batch block and layer, with the names of the matrices.
+
+    Text and borders take the page's colour, which a dark notebook sets to a light one.
+    """
     m, k, n = sum(blocking.m), sum(blocking.k), sum(blocking.n)
     scale = SIZE / max(m, k, n, 1)
     left, top = k * scale + GAP, k * scale + GAP
@@ -36,6 +39,12 @@ def svg(blocking: Blocking, grid: Grid) -> str:
         _matrix("A", blocking.m, blocking.k, (0, top), scale, grid),
         _matrix("B", blocking.k, blocking.n, (left, 0), scale, grid),
         _matrix("C", blocking.m, blocking.n, (left, top), scale, grid, blocking.triangle),
+    ]
+    places = (("A", k * scale / 2, top - 5), ("B", left - 7, k * scale / 2 + 5), ("C", left - 7, top - 5))
+    parts += [
+        f"<text x='{x:.1f}' y='{y:.1f}' font-size='14' font-weight='bold' text-anchor='middle' fill='currentColor'>"
+        f"{name}</text>"
+        for name, x, y in places
     ]
     width, height = left + n * scale + 2, top + m * scale + 2
     return (

@@ -57,9 +57,6 @@ class Records(Protocol):
     def age(self, path: str) -> float:
         """Return the seconds since a record was written or touched, by the store's clock."""
 
-    def move(self, path: str, to: str) -> None:
-        """Give a record another name."""
-
     def remove(self, path: str) -> None:
         """Remove a record."""
 
@@ -133,9 +130,6 @@ class Disk:
 
     def age(self, path: str) -> float:
         return self._now(os.path.dirname(path)) - os.stat(path).st_mtime
-
-    def move(self, path: str, to: str) -> None:
-        os.replace(path, to)
 
     def remove(self, path: str) -> None:
         os.unlink(path)
@@ -257,10 +251,6 @@ class Objects:
             return folder.modified(probe) - max(written, folder.modified(f"{name}.beat"))
         finally:
             folder.remove([probe])
-
-    def move(self, path: str, to: str) -> None:
-        self.write(to, self.read(path))
-        self.remove(path)
 
     def remove(self, path: str) -> None:
         folder, name = _split(path)

@@ -10,6 +10,7 @@ import io
 import math
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
@@ -22,11 +23,12 @@ from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from distmm.telemetry import theme, units
+from distmm.telemetry.curves import Curve
 
-__all__ = ["bars", "lines", "merged", "timeline"]
+__all__ = ["Activity", "bars", "lines", "merged", "timeline"]
 
 # Width of all charts and of the margins, in points, which are pixels where the page has its full width.
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 10, 18, 24
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
 
 # Height of a worker's lane: as much as lets 256 of them be seen at once, and no more than is pleasant.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0
@@ -40,57 +42,69 @@ Interval = tuple[float, float]
 TOOLTIP = "tooltip:"
 
 
-def timeline(seconds: float, lanes: Sequence[tuple[str, Iterable[Interval], Iterable[Interval], float | None]]) -> str:
-    """Draw what each worker did when.
+@dataclass
+class Activity:
+    """What a worker did, as intervals in seconds; `lost` is when it was lost, if it was."""
 
-    Parameters
-    ----------
-    seconds : float
-        Length of the time axis.
-    lanes : sequence of (name, runs, transfers, left)
-        Intervals in seconds; `left` is when the worker was lost, if it was.
-    """
+    name: str
+    color: str
+    runs: list[Interval] = field(default_factory=list)
+    transfers: list[Interval] = field(default_factory=list)
+    reads: list[Interval] = field(default_factory=list)
+    writes: list[Interval] = field(default_factory=list)
+    lost: float | None = None
+
+
+def timeline(seconds: float, lanes: Sequence[Activity]) -> str:
+    """Draw what each worker did when; `seconds` is the length of the time axis."""
     height = min(LANE, max(THIN_LANE, ALL_LANES / max(1, len(lanes))))
     figure, axes = _frame(height * len(lanes))
     _time_axis(axes, seconds)
     axes.set_ylim(max(1, len(lanes)), 0)
     shown = range(0, len(lanes), math.ceil(12 / height))
-    axes.set_yticks([at + 0.5 for at in shown], [lanes[at][0] for at in shown])
+    axes.set_yticks([at + 0.5 for at in shown], [lanes[at].name for at in shown])
     axes.yaxis.grid(visible=False)
     gap = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
-    for at, (name, runs, transfers, left) in enumerate(lanes):
-        _intervals(axes, merged(runs, gap), at + 0.36, 0.6 * height, theme.DATA, f"{name}: products")
-        _intervals(axes, merged(transfers, gap), at + 0.8, 0.2 * height, theme.MARK, f"{name}: transfers")
-        if left is not None:
-            axes.plot([left] * 2, [at, at + 1], color=theme.WRONG, linewidth=3, gid=f"{TOOLTIP}{name} was lost")
+    for at, lane in enumerate(lanes):
+        _intervals(axes, merged(lane.runs, gap), at + 0.27, 0.46 * height, lane.color, f"{lane.name}: products")
+        below = (
+            (lane.transfers, theme.MARK, "transfers"),
+            (lane.reads, theme.READ, "reads of A and B"),
+            (lane.writes, theme.WRITTEN, "checks and writes of C"),
+        )
+        for row, (intervals, color, what) in enumerate(below):
+            if intervals:
+                y = at + 0.58 + 0.15 * row
+                _intervals(axes, merged(intervals, gap), y, 0.13 * height, color, f"{lane.name}: {what}")
+        if lane.lost is not None:
+            lost = f"{TOOLTIP}{lane.name} was lost"
+            axes.plot([lane.lost] * 2, [at, at + 1], color=theme.WRONG, linewidth=3, gid=lost)
     return _svg(figure, "Timeline of the workers")
 
 
-def lines(
-    seconds: float, series: Sequence[tuple[str, np.ndarray, np.ndarray]], limit: tuple[float, str], unit: str
-) -> str:
-    """Draw quantities over time, ``(name, times, values)`` each, and the line that they are compared with."""
+def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> str:
+    """Draw quantities over time, and the line that they are compared with."""
     figure, axes = _frame(220)
     _time_axis(axes, seconds)
-    _value_axis(axes, max([limit[0], 1.0, *(float(values.max(initial=0)) for _, _, values in series)]), unit)
-    opacity = max(0.25, 1 / math.sqrt(max(1, len(series))))
-    for name, times, values in series:
-        axes.plot(times, values, color=theme.DATA, linewidth=1.8, alpha=opacity, gid=f"{TOOLTIP}{name}")
+    _value_axis(axes, max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)]), unit)
+    for curve in series:
+        axes.plot(curve.times, curve.values, color=curve.color, linewidth=1.6, gid=f"{TOOLTIP}{curve.name}")
     _limit(axes, *limit)
     return _svg(figure, f"Over time, in {unit}")
 
 
-def bars(values: Sequence[tuple[str, float]], limit: tuple[float, str], unit: str) -> str:
-    """Draw one bar a worker, and the line that they are compared with."""
+def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], unit: str) -> str:
+    """Draw one bar a worker, ``(name, colour, value)`` each, and the line that they are compared with."""
     figure, axes = _frame(160)
     count = max(1, len(values))
     axes.set_xlim(-0.5, count - 0.5)
-    _value_axis(axes, max([limit[0], 1.0, *(value for _, value in values)]), unit)
+    _value_axis(axes, max([limit[0], 1.0, *(value for *_, value in values)]), unit)
     each = (WIDTH - LEFT - RIGHT) / count
-    drawn = axes.bar(range(len(values)), [value for _, value in values], min(0.8, 60 / each), color=theme.DATA)
-    for bar, (name, value) in zip(drawn, values, strict=True):
+    heights, colors = [value for *_, value in values], [color for _, color, _ in values]
+    drawn = axes.bar(range(len(values)), heights, min(0.8, 60 / each), color=colors)
+    for bar, (name, _, value) in zip(drawn, values, strict=True):
         bar.set_gid(f"{TOOLTIP}{name}: {units.scaled(value, unit)}")
-    longest = max((len(name) for name, _ in values), default=0)
+    longest = max((len(name) for name, *_ in values), default=0)
     shown = range(0, len(values), math.ceil((7 * longest + 10) / each))
     axes.set_xticks(list(shown), [values[at][0] for at in shown])
     axes.xaxis.grid(visible=False)
@@ -134,13 +148,13 @@ def _frame(height: float) -> tuple[Figure, Axes]:
 
 def _time_axis(axes: Axes, seconds: float) -> None:
     axes.set_xlim(0, max(seconds, 1e-3))
-    axes.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10]))
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
+    ticks = units.ticks(seconds)
+    axes.set_xticks(list(ticks), list(ticks.values()))
 
 
 def _value_axis(axes: Axes, top: float, unit: str) -> None:
     axes.set_ylim(0, 1.05 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     axes.yaxis.set_major_formatter(EngFormatter(unit))
 
 

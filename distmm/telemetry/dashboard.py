@@ -7,32 +7,27 @@
 from __future__ import annotations
 
 import functools
-import math
 import time
-from collections.abc import Callable
-from html import escape
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
 
-from distmm.telemetry import dashboard_server, theme, units
-from distmm.telemetry.record import UNDER_WAY
+from distmm.telemetry import dashboard_server, theme
 
 if TYPE_CHECKING:
     from bokeh.document import Document
 
+    from distmm.telemetry.dashboard_figures import Pane
     from distmm.telemetry.record import Record
 
 __all__ = ["install"]
 
-# The figures of the page, each of which is a plot of its own for JupyterLab too.
-PLOTS = ("blocks", "rate", "memory", "transfers")
+# The figures of the page, in its order, each of which is a plot of its own for JupyterLab too.
+PLOTS = ("blocks", "rate over time", "memory over time", "rate", "memory", "time", "transfers")
 
 # Milliseconds between two updates, and with more workers than `MANY`: a page of 256 workers is 60 kB an update.
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
-
-# Incidents that the page shows, the last ones.
-SHOWN_INCIDENTS = 4
 
 
 def install(scheduler: Scheduler) -> None:
@@ -48,40 +43,41 @@ def _records(scheduler: Scheduler) -> dict[str, Record]:
 
 
 def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Build the page: figures of the product on top, the grid of C and the bars below."""
+    """Build the page: the table of products and one of them on top, its grid of C and its figures below."""
     from bokeh.layouts import column, row
-    from bokeh.models import Div, Select
+    from bokeh.models import Div
 
-    from distmm.telemetry.dashboard_figures import QUANTITIES, Bars, Blocks
+    from distmm.telemetry import dashboard_text
+    from distmm.telemetry.dashboard_grid import legend
 
-    newest = "the newest product"
-    choice = Select(value=newest, options=[newest], width=320, title="", stylesheets=[FIELD])
-    head = Div(sizing_mode="stretch_width", name="distmm-head")
-    blocks = Blocks(sizing_mode="stretch_both", min_height=420, name="distmm-blocks")
-    bars = [
-        Bars(quantity, sizing_mode="stretch_width", height=220, name=f"distmm-{quantity}") for quantity in QUANTITIES
+    asked = _asked(doc)
+    table, head, key = (
+        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.STYLE])
+        for name in ("products", "head", "legend")
+    )
+    blocks, *others = panes = [
+        _pane(name, sizing_mode="stretch_width", height=430 if name == "blocks" else 172) for name in PLOTS
     ]
-    panes = [blocks, *bars]
 
     def update() -> None:
         records, now = _records(scheduler), time.time()
-        choice.options = [newest, *records]
-        record = records.get(choice.value) or next(reversed(records.values()), None)
-        head.text = _head(record, now)
+        record = _chosen(records, asked)
+        table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
+        head.text = dashboard_text.head(record, now)
+        key.text = f'<div class="legend">{legend(record)}</div>'
         for pane in panes:
             pane.update(record, now)
 
-    def chosen(attr: str, old: str, new: str) -> None:  # Bokeh insists on these three
-        update()
-
-    choice.on_change("value", chosen)
-    right = column(*(pane.root for pane in bars), sizing_mode="stretch_width")
+    left = column(blocks.root, key, stylesheets=[SIDE], sizing_mode="stretch_width")
+    right = row([pane.root for pane in others], stylesheets=[SIDE, WRAP], sizing_mode="stretch_width")
+    for pane in others:
+        pane.root.stylesheets = [*pane.root.stylesheets, CELL]
     doc.add_root(
         column(
-            choice,
+            table,
             head,
-            row(blocks.root, right, sizing_mode="stretch_both"),
-            sizing_mode="stretch_both",
+            row(left, right, stylesheets=[WRAP], sizing_mode="stretch_width"),
+            sizing_mode="stretch_width",
             name="distmm",
         )
     )
@@ -91,18 +87,49 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
 
 def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     """Build one figure alone, filling the pane."""
-    from distmm.telemetry.dashboard_figures import Bars, Blocks
+    from bokeh.layouts import column
+    from bokeh.models import Div
 
-    sizing = {"sizing_mode": "stretch_both", "name": f"distmm-{name}"}
-    pane = Blocks(**sizing) if name == "blocks" else Bars(name, **sizing)
-    doc.add_root(pane.root)
+    from distmm.telemetry import dashboard_text
+    from distmm.telemetry.dashboard_grid import legend
+
+    asked = _asked(doc)
+    pane = _pane(name, sizing_mode="stretch_both")
+    key = Div(sizing_mode="stretch_width", name="distmm-legend", stylesheets=[dashboard_text.STYLE])
+
+    def update() -> None:
+        record = _chosen(_records(scheduler), asked)
+        key.text = f'<div class="legend">{legend(record)}</div>'
+        pane.update(record, time.time())
+
+    doc.add_root(column(pane.root, key, sizing_mode="stretch_both") if name == "blocks" else pane.root)
     dashboard_server.dress(doc, f"distmm {name}", extra, bar=False)
-    _keep_up(
-        scheduler, doc, lambda: pane.update(next(reversed(_records(scheduler).values()), None), time.time()), [pane]
-    )
+    _keep_up(scheduler, doc, update, [pane])
 
 
-def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Any]) -> None:
+def _pane(name: str, **sizing: Any) -> Pane:
+    from distmm.telemetry.dashboard_figures import QUANTITIES, Bars, Curves
+    from distmm.telemetry.dashboard_grid import Blocks
+
+    sizing["name"] = f"distmm-{name.replace(' ', '-')}"
+    if name == "blocks":
+        return Blocks(**sizing)
+    return Bars(name, **sizing) if name in QUANTITIES else Curves(name, **sizing)
+
+
+def _asked(doc: Document) -> dict[str, str]:
+    """Arguments of the page's address: which product it is to show, and in which colours."""
+    context = doc.session_context
+    arguments = context.request.arguments if context is not None and context.request is not None else {}
+    return {name: arguments[name][0].decode() for name in ("product", "theme") if arguments.get(name)}
+
+
+def _chosen(records: Mapping[str, Record], asked: Mapping[str, str]) -> Record | None:
+    """Return the record of the product that is asked for, or else of the newest one."""
+    return records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
+
+
+def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
     """Update the panes now and periodically, in the colour scheme of the reader's browser."""
     from bokeh.models import CustomJS
 
@@ -112,7 +139,11 @@ def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], pa
     doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
 
 
-FIELD = ".bk-input { background-color: var(--distmm-bar, #fff); color: var(--distmm-ink, #000); }"
+# The two halves of the page stand side by side where both have their least width, and else one below the other; the
+# figures of a half do the same.
+WRAP = ":host { flex-wrap: wrap; align-content: flex-start; gap: 4px 8px; }"
+SIDE = ":host { flex: 1 1 420px; min-width: min(420px, 100%); align-self: flex-start; }"
+CELL = ":host { flex: 1 1 300px; min-width: min(300px, 100%); }"
 
 # Dask's dashboard has a light theme only. Style sheets do not reach figures, which are canvases. So their colours are
 # set here, by the browser's preference or by ?theme=dark in the address (JupyterLab has a theme of its own).
@@ -135,8 +166,11 @@ function colour() {
           paint(part, {grid_line_color: c.line});
       }
     for (const renderer of figure.renderers)
-      if (renderer.glyph && "text_color" in renderer.glyph.properties)
-        paint(renderer.glyph, {text_color: {value: c.ink}});
+      for (const glyph of [renderer.glyph, renderer.nonselection_glyph]) {
+        if (glyph && "text_color" in glyph.properties) paint(glyph, {text_color: {value: c.ink}});
+        if (glyph && "hatch_color" in glyph.properties) paint(glyph, {hatch_color: {value: c.ink}});
+        if (glyph && glyph.tags.includes("ink")) paint(glyph, {line_color: {value: c.ink}});
+      }
   }
   const names = Object.entries(c).map(([name, value]) => `--distmm-${name}: ${value};`).join(" ");
   sheet.textContent = `
@@ -148,62 +182,3 @@ function colour() {
 prefers.addEventListener("change", colour);
 colour();
 """
-
-
-def _head(record: Record | None, now: float) -> str:
-    """Say what the product is and how far it is, as HTML."""
-    if record is None:
-        return _paragraph("No product yet. This page fills when C = A @ B starts on this cluster.")
-    f = record.figures(now)
-    share = f.rate / (record.plan.cluster.rate * record.plan.cluster.workers)
-    left = {"waiting": "not known yet", "stalled": "stalled"}.get(f.state, "")
-    if f.state == "running":
-        left = units.duration(f.left) if math.isfinite(f.left) else "not known yet"
-    under_way = [
-        ("workers", f"{f.workers} of {f.planned}", f.workers < f.planned),
-        ("last step", f"{units.duration(f.idle)} ago" if f.done else f"none for {units.duration(f.idle)}", False),
-        ("last heartbeat", f"{units.duration(f.silent)} ago" if math.isfinite(f.silent) else "none", False),
-    ]
-    tiles = [
-        ("state", f.state, f.state in ("failed", "cancelled", "stalled")),
-        ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
-        ("steps", f"{f.done} of {f.total}", False),
-        ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({share:.0%})", False),
-        ("time left" if left else "took", left or units.duration(f.seconds), False),
-        *(under_way if f.state in UNDER_WAY else []),
-        ("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})", False),
-        ("failed", str(f.failed), f.failed > 0),
-        ("interrupted", str(f.interrupted), False),
-        ("computed again", str(f.again), False),
-        ("from disk", str(f.resumed), False),
-        ("failed checks", str(f.refuted), f.refuted > 0),
-    ]
-    error = f'<div style="color:{theme.WRONG}">{escape(f.error)}</div>' if f.error else ""
-    done = f.done / max(1, f.total)
-    bar = (
-        f'<div style="min-width:90vw;height:8px;background:var(--distmm-bar,{theme.LIGHT["bar"]});border-radius:4px">'
-        f'<div style="height:8px;width:{done:.2%};background:{theme.DATA};border-radius:4px"></div></div>'
-    )
-    incidents = "".join(
-        _paragraph(f"{time.strftime('%H:%M:%S', time.localtime(incident.time))} {incident}")
-        for incident in record.incidents[-SHOWN_INCIDENTS:]
-    )
-    return (
-        _paragraph(f"{record.title}: {record.plan.rows()[0][1]}; plan {record.plan}")
-        + bar
-        + '<div style="display:flex;flex-wrap:wrap;gap:4px 20px;margin:8px 0">'
-        + "".join(_tile(*tile) for tile in tiles)
-        + f"</div>{error}{incidents}"
-    )
-
-
-def _paragraph(text: str) -> str:
-    return f'<div style="color:var(--distmm-muted,{theme.LIGHT["muted"]});font-size:13px">{escape(text)}</div>'
-
-
-def _tile(label: str, value: str, alarming: bool) -> str:
-    color = theme.WRONG if alarming else f"var(--distmm-ink,{theme.LIGHT['ink']})"
-    return (
-        f'<div><div style="font-size:12px;color:var(--distmm-muted,{theme.LIGHT["muted"]})">{escape(label)}</div>'
-        f'<div style="font-size:16px;color:{color}">{escape(value)}</div></div>'
-    )

@@ -1,4 +1,4 @@
-"""Figures of the dashboard: the grid of C, and bars by worker. Each takes a record and shows it as it is now."""
+"""Figures of the dashboard by worker: bars, and curves over time. Each takes a record and shows it as it is now."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
 from bokeh.plotting import figure
 
-from distmm.telemetry import theme, units
+from distmm.telemetry import curves, theme, units
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["QUANTITIES", "Bars", "Blocks", "Pane", "Quantity"]
+__all__ = ["QUANTITIES", "STORIES", "Bars", "Curves", "Pane"]
 
-# Most cells of the grid of C; a larger grid is drawn with several blocks a cell. 64 x 64 cells are about 8 pixels wide
-# on a laptop, and 40 kB an update.
-MOST_CELLS = 4096
+# Letters of the names below bars: as many as a pane of 300 pixels holds.
+LETTERS = 30
 
-# Most cells that carry their owner's name, and most bars that carry their worker's.
-NAMED_CELLS, NAMED_WORKERS = 64, 24
+# Most labels of an axis of time: a pane of JupyterLab is 300 pixels wide.
+LABELS = 5
 
-# Opacity of a block of which nothing is done.
-EMPTY = 0.1
+# Seconds between two updates of the curves: those of 256 workers take the scheduler 10 ms.
+CURVE_SECONDS = 2.0
 
 
 class Pane:
@@ -38,113 +37,74 @@ class Pane:
         raise NotImplementedError
 
 
-class Blocks(Pane):
-    """The grid of C: a cell's colour is its owner, its opacity the part of its steps that is done."""
-
-    def __init__(self, **sizing: Any) -> None:
-        columns = ("x", "y", "fill", "alpha", "edge", "width", "name", "text", "owner", "done", "state")
-        self.source = ColumnDataSource({column: [] for column in columns})
-        self.shape: tuple[object, ...] = ()
-        self.root = figure(
-            title="Blocks of C: owner (colour), part done (opacity)",
-            x_range=Range1d(0, 1), y_range=Range1d(1, 0), tools="", toolbar_location=None,
-            x_axis_location="above", **sizing,
-        )  # fmt: skip
-        self.root.grid.visible = False
-        self.root.rect(
-            x="x", y="y", width=0.92, height=0.92, source=self.source,
-            fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
-        )  # fmt: skip
-        self.root.text(
-            x="x", y="y", text="text", source=self.source, text_align="center", text_baseline="middle",
-            text_font_size="11px", text_color=theme.LIGHT["ink"],
-        )  # fmt: skip
-        self.root.add_tools(
-            HoverTool(tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")])
-        )
-
-    def update(self, record: Record | None, now: float) -> None:
-        """Redraw the cells."""
-        if record is None:
-            self.source.data = {column: [] for column in self.source.data}
-            return
-        rows = record.chains // record.columns  # of all matrices of a batch, one below the other
-        side = math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
-        high, wide = math.ceil(rows / side), math.ceil(record.columns / side)
-        row, column = np.divmod(np.arange(record.chains), record.columns)
-        cell = row // side * wide + column // side
-        members = np.bincount(cell)
-        first = np.unique(cell, return_index=True)[1]
-        names = list(record.lanes)
-        colors = dict(zip(names, theme.owner_colors(len(names)), strict=True))
-        owners = [record.owners[chain] for chain in first]
-        done = np.bincount(cell, weights=record.progress) / members
-        again, refuted, resumed = (
-            np.bincount(cell, weights=flags) > 0 for flags in (record.again, record.refuted, record.resumed)
-        )
-        edge = np.where(refuted, theme.WRONG, np.where(again, theme.AGAIN, theme.LIGHT["muted"]))
-        more = "" if side == 1 else f" and the {side} x {side} blocks from there"
-        states = zip(refuted, again, resumed, strict=True)
-        self.source.data = {
-            "x": np.arange(len(first)) % wide + 0.5,
-            "y": np.arange(len(first)) // wide + 0.5,
-            "fill": [colors.get(owner, theme.LIGHT["muted"]) for owner in owners],
-            "alpha": EMPTY + (1 - EMPTY) * done,
-            "edge": edge,
-            "width": np.where(refuted | again, 3.0, 0.4),
-            "name": [record.block(chain) + more for chain in first],
-            "text": owners if record.chains <= NAMED_CELLS else [""] * len(first),
-            "owner": owners,
-            "done": done,
-            "state": [_state(*flags) for flags in states],
-        }
-        if self.shape != (high, wide):
-            self.shape = (high, wide)
-            self.root.x_range.update(start=0, end=wide)
-            self.root.y_range.update(start=high, end=0)
-            for axis, count in ((self.root.xaxis, wide), (self.root.yaxis, high)):
-                at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
-                axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
-                axis.major_label_overrides = {x + 0.5: str(x * side) for x in at}
-
-
-def _state(refuted: bool, again: bool, resumed: bool) -> str:
-    words = [("failed its check", refuted), ("computed again", again), ("from disk", resumed)]
-    return ", ".join(word for word, holds in words if holds)
+def framed(title: str, note: str, **options: Any) -> Any:
+    """Return a figure without tools, its title above a line in small print."""
+    root = figure(title=title, y_range=Range1d(0, 1), tools="", toolbar_location=None, **options)
+    root.title.update(text=f"{title}\n{note}" if note else title, text_font_size="12px")
+    return root
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """What bars show: a bar and a mark for each worker, and one line for all."""
+    """What bars show: a bar and a mark for each worker, and one line for all; `over` is the title at the end."""
 
     title: str
+    over: str
+    note: str
     unit: str
-    bar: Callable[[Lane, float], float]
-    mark: Callable[[Lane, float], float]
+    bar: Callable[[Lane, Record, float], float]
+    mark: Callable[[Lane, Record, float], float]
     limit: Callable[[Record], float]
+
+
+def _memory(lane: Lane, record: Record, _: float) -> float:
+    if record.over:
+        return lane.peak_blocks
+    return lane.samples[-1][1] if lane.samples and lane.left is None else 0
+
+
+def _part(seconds: float, record: Record, now: float) -> float:
+    """Percentage of a product's time so far."""
+    since = 0.0 if record.started is None else record.end(now) - record.started
+    return 100 * min(1.0, seconds / since) if since > 0 else 0.0
 
 
 QUANTITIES = {
     "rate": Quantity(
-        "Rate now; mark: while busy; line: the kernel in the plan",
+        "Rate of workers now",
+        "Rate of workers at the end",
+        "mark: while computing; line: plan",
         "FLOP/s",
-        lambda lane, now: lane.rate(now),
-        lambda lane, _: lane.busy_rate,
+        lambda lane, record, now: lane.rate(record.end(now)),
+        lambda lane, *_: lane.busy_rate,
         lambda record: record.plan.cluster.rate,
     ),
     "memory": Quantity(
-        "Memory of blocks; mark: GPU or process; line: plan",
+        "Memory of blocks now",
+        "Memory of blocks at its peak",
+        "mark: GPU or process; line: plan",
         "B",
-        lambda lane, _: lane.samples[-1][1] if lane.samples and lane.left is None else 0,
-        lambda lane, _: lane.samples[-1][2] if lane.samples and lane.left is None else 0,
+        _memory,
+        lambda lane, *_: lane.samples[-1][2] if lane.samples and lane.left is None else 0,
         lambda record: record.plan.cost.peak_bytes,
     ),
     "transfers": Quantity(
-        "Received from workers; line: share of the 2-D bound",
+        "Received from workers",
+        "Received from workers",
+        "line: share of the 2-D bound",
         "B",
-        lambda lane, _: lane.received,
+        lambda lane, *_: lane.received,
         lambda *_: math.nan,
         lambda record: record.plan.cost.bytes_bound / record.plan.grid.size,
+    ),
+    "time": Quantity(
+        "Time with a step running",
+        "Time with a step running",
+        "mark: reads, checks and writes",
+        "%",
+        lambda lane, record, now: _part(lane.seconds, record, now),
+        lambda lane, record, now: _part(lane.reading + lane.writing, record, now),
+        lambda _: 100.0,
     ),
 }
 
@@ -154,16 +114,15 @@ class Bars(Pane):
 
     def __init__(self, quantity: str, **sizing: Any) -> None:
         self.quantity = QUANTITIES[quantity]
-        self.source = ColumnDataSource({"x": [], "bar": [], "mark": [], "size": [], "name": [], "text": []})
+        columns = ("x", "bar", "mark", "size", "color", "name", "text")
+        self.source = ColumnDataSource({column: [] for column in columns})
         self.names: list[str] = []
-        self.root = figure(
-            title=self.quantity.title, x_range=Range1d(0, 1), y_range=Range1d(0, 1), tools="", toolbar_location=None,
-            **sizing,
-        )  # fmt: skip
+        self.root = framed(self.quantity.title, self.quantity.note, x_range=Range1d(0, 1), **sizing)
         self.root.xgrid.visible = False
-        bars = self.root.vbar(x="x", top="bar", width=0.8, source=self.source, color=theme.DATA)
+        bars = self.root.vbar(x="x", top="bar", width=0.8, source=self.source, color="color")
         self.root.scatter(
-            x="x", y="mark", marker="dash", size="size", line_width=3, source=self.source, color=theme.MARK
+            x="x", y="mark", marker="dash", size="size", line_width=3, source=self.source,
+            line_color=theme.LIGHT["muted"], tags=["ink"],
         )  # fmt: skip
         self.limit = Span(dimension="width", line_color=theme.LIMIT, line_width=2, line_dash="dashed")
         self.root.add_layout(self.limit)
@@ -172,10 +131,13 @@ class Bars(Pane):
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the bars, in the decimal unit that fits the largest."""
         q = self.quantity
-        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)} if record else {}
-        bar = np.array([q.bar(lane, now) for lane in lanes.values()], dtype=float)
-        mark = np.array([q.mark(lane, now) for lane in lanes.values()], dtype=float)
-        limit = float(q.limit(record)) if record else 0.0
+        if record is None:
+            self.source.data = {column: [] for column in self.source.data}
+            return
+        lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)}
+        bar = np.array([float(q.bar(lane, record, now)) for lane in lanes.values()])
+        mark = np.array([float(q.mark(lane, record, now)) for lane in lanes.values()])
+        limit = float(q.limit(record))
         top = max(bar.max(initial=0.0), np.nan_to_num(mark).max(initial=0.0), limit, 1.0)
         scale, prefix = units.prefix(top)
         self.source.data = {
@@ -183,12 +145,14 @@ class Bars(Pane):
             "bar": bar / scale,
             "mark": mark / scale,
             "size": np.full(len(lanes), min(14.0, max(3.0, 400 / max(1, len(lanes))))),
+            "color": [record.color(name) for name in lanes],
             "name": list(lanes),
             "text": [units.scaled(value, q.unit) for value in bar],
         }
         self.limit.location = limit / scale
         self.root.y_range.end = 1.08 * top / scale
         self.root.yaxis.axis_label = prefix + q.unit
+        self.root.title.text = f"{q.over if record.over else q.title}\n{q.note}"
         if list(lanes) != self.names:
             self._label(list(lanes))
 
@@ -196,8 +160,64 @@ class Bars(Pane):
         """Name the bars while there is room, otherwise only some of them."""
         self.names, count = names, len(names)
         self.root.x_range.end = max(1, count)
-        stride = max(1, math.ceil(count / NAMED_WORKERS))
+        longest = max((len(name) for name in names), default=0)
+        stride = max(1, math.ceil(count * (longest + 1) / LETTERS))
         self.root.xaxis.ticker = FixedTicker(ticks=[x + 0.5 for x in range(0, count, stride)])
         self.root.xaxis.major_label_overrides = {x + 0.5: names[x] for x in range(0, count, stride)}
-        long = max((len(name) for name in names), default=0) * min(count, NAMED_WORKERS) > 60
-        self.root.xaxis.major_label_orientation = 0.8 if long else "horizontal"
+
+
+@dataclass(frozen=True)
+class Story:
+    """What curves show over time, and the line that they are compared with."""
+
+    title: str
+    unit: str
+    curves: Callable[[Record, float], list[curves.Curve]]
+    limit: Callable[[Record], float]
+
+
+STORIES = {
+    "rate over time": Story("Rate over time", "FLOP/s", curves.rate, QUANTITIES["rate"].limit),
+    "memory over time": Story("Memory of blocks over time", "B", curves.memory, QUANTITIES["memory"].limit),
+}
+
+
+class Curves(Pane):
+    """One quantity over time: a curve a worker, or the highest, the middle and the lowest of many."""
+
+    def __init__(self, story: str, **sizing: Any) -> None:
+        self.story = STORIES[story]
+        self.source = ColumnDataSource({column: [] for column in ("x", "y", "color", "name")})
+        self.drawn: tuple[object, float] = (None, -math.inf)
+        self.root = framed(self.story.title, " ", x_range=Range1d(0, 1), **sizing)
+        lines = self.root.multi_line(xs="x", ys="y", source=self.source, line_color="color", line_width=1.8)
+        self.limit = Span(dimension="width", line_color=theme.LIMIT, line_width=2, line_dash="dashed")
+        self.root.add_layout(self.limit)
+        self.root.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@name")]))
+
+    def update(self, record: Record | None, now: float) -> None:
+        """Redraw the curves; those of a product that is over stay as they are."""
+        state = None if record is None else (record.product, record.submitted, record.over and record.end(now))
+        if state == self.drawn[0] and (state is None or now - self.drawn[1] < CURVE_SECONDS):
+            return
+        self.drawn = (state, now)
+        found = self.story.curves(record, now) if record else []
+        limit = self.story.limit(record) if record else 0.0
+        top = max([limit, 1.0, *(float(curve.values.max(initial=0.0)) for curve in found)])
+        scale, prefix = units.prefix(top)
+        end = max(1e-3, record.end(now) - record.submitted) if record else 1.0
+        self.source.data = {
+            "x": [curve.times for curve in found],
+            "y": [curve.values / scale for curve in found],
+            "color": [curve.color for curve in found],
+            "name": [curve.name for curve in found],
+        }
+        many = record is not None and len(record.lanes) > curves.MOST_CURVES
+        self.root.title.text = f"{self.story.title}\n{'highest, middle, lowest' if many else 'each worker'}; line: plan"
+        self.limit.location = limit / scale
+        self.root.y_range.end = 1.08 * top / scale
+        self.root.yaxis.axis_label = prefix + self.story.unit
+        self.root.x_range.end = end
+        ticks = units.ticks(end, LABELS)
+        self.root.xaxis.ticker = FixedTicker(ticks=list(ticks))
+        self.root.xaxis.major_label_overrides = ticks

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 __all__ = [
     "JOB_TOPIC",
+    "Access",
     "Again",
     "Checked",
     "Device",
@@ -50,6 +51,16 @@ class Transfer:
     """A worker received inputs of a step from a peer."""
 
     worker: str
+    start: float
+    stop: float
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """A worker read or made a block of A or B, or judged, reduced and wrote a block of C (`writes`)."""
+
+    worker: str
+    writes: bool
     start: float
     stop: float
 
@@ -157,5 +168,17 @@ class Checked:
 
 
 Event = (
-    StepRun | Transfer | Again | WorkerLeft | Dropped | Failed | Retried | Unwritten | Heard | Sample | Checked | Noted
+    StepRun
+    | Transfer
+    | Access
+    | Again
+    | WorkerLeft
+    | Dropped
+    | Failed
+    | Retried
+    | Unwritten
+    | Heard
+    | Sample
+    | Checked
+    | Noted
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from distmm.planning.plan import Plan
-from distmm.telemetry import liveness
+from distmm.telemetry import liveness, theme
 from distmm.telemetry.events import (
+    Access,
     Again,
     Checked,
     Dropped,
@@ -27,22 +27,19 @@ from distmm.telemetry.events import (
     Unwritten,
     WorkerLeft,
 )
+from distmm.telemetry.history import History
+from distmm.telemetry.incidents import Incidents
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["UNDER_WAY", "Figures", "Incident", "Record"]
+__all__ = ["UNDER_WAY", "Figures", "Record"]
 
 # States of a product that is not over. The others: "complete", "failed" and "cancelled".
 UNDER_WAY = ("waiting", "running", "stalled")
 
 # Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
-MOST_RUNS = 200_000
-
-# Incidents kept for display: the first ones tell what happened.
-MOST_INCIDENTS = 200
-
-# Seconds within which incidents of a kind are one.
-MOMENT_SECONDS = 5.0
+# Reads and writes are one a block.
+MOST_RUNS, MOST_ACCESSES = 200_000, 50_000
 
 
 class Figures(NamedTuple):
@@ -77,18 +74,6 @@ class Figures(NamedTuple):
     silent: float = math.inf
 
 
-@dataclass
-class Incident:
-    """Something that should not have happened, and how often it did at that moment."""
-
-    time: float
-    what: str
-    count: int = 1
-
-    def __str__(self) -> str:
-        return self.what if self.count == 1 else f"{self.count} x {self.what}"
-
-
 class Record:
     """One product: its plan, which steps of which chains are done, and who did what when.
 
@@ -103,6 +88,8 @@ class Record:
         Where a job's C goes. A job computes all blocks but those in `kept`.
     kept : sequence of int, optional
         Chains whose blocks were on disk before.
+    numbers : dict, optional
+        Number of each worker, which its colour follows: that of the scheduler, for all its products.
 
     Attributes
     ----------
@@ -112,7 +99,15 @@ class Record:
         Worker that ran the chain's last step so far, or that is to run it.
     """
 
-    def __init__(self, product: str, plan: Plan, submitted: float, title: str = "", kept: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        product: str,
+        plan: Plan,
+        submitted: float,
+        title: str = "",
+        kept: Sequence[int] = (),
+        numbers: dict[str, int] | None = None,
+    ) -> None:
         self.product, self.plan, self.submitted = product, plan, submitted
         self.title = title or product
         self.whole = bool(title) or len(plan.waves) > 1  # more steps will come than have come
@@ -137,17 +132,20 @@ class Record:
         self.resumed[list(kept)] = True
         self.certified = np.zeros(self.chains, dtype=bool)
         self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
-        self.refutations = 0
+        self.rejections = np.zeros(self.chains, dtype=np.int32)
         self.interrupted = 0  # runs that ended without a result and are repeated
         self.unwritten = 0  # tasks that are still to judge, reduce or write blocks, of those that have come
         self.failed = 0  # tasks that failed for good, those that were tried again included
         self.failures: dict[Hashable, str] = {}  # key of each task that has failed, and was not tried again -> why
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
+        self.numbers = {} if numbers is None else numbers
         self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
         self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
-        self.incidents: list[Incident] = []
+        self.accesses: deque[Access] = deque(maxlen=MOST_ACCESSES)  # reads of A and B, writes of C
+        self.history = History(submitted)  # of the operations, repeated ones too
+        self.incidents = Incidents()
         self.seen: Mapping[str, float] | None = None  # when the workers of the cluster were last heard of, by name
         self.advanced = submitted  # when something was last done: a step, a check, a write
         self.started: float | None = None
@@ -179,6 +177,25 @@ class Record:
         """Totals of a worker."""
         return self.lanes.setdefault(worker, Lane())
 
+    def color(self, worker: str) -> str:
+        """Colour of a worker."""
+        return theme.worker_color(self.numbers.setdefault(worker, len(self.numbers)))
+
+    @property
+    def shape(self) -> str:
+        """What is multiplied: shapes and type."""
+        return self.plan.rows()[0][1].rpartition(", ")[0]
+
+    @property
+    def mirrored(self) -> np.ndarray:
+        """Whether a block is the mirror image of another one, by chain."""
+        return np.not_equal(self.source, np.arange(self.chains))
+
+    @property
+    def refutations(self) -> int:
+        """How often a block failed its check."""
+        return int(self.rejections.sum())
+
     def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
         """Count a step that has come to the scheduler."""
         self._begin_anew(time)
@@ -190,7 +207,7 @@ class Record:
     @property
     def expected(self) -> np.ndarray:
         """Steps that are to be done, shape (chains, steps): those that have come, and those of later waves."""
-        to_come = ~self.resumed & (self.source == np.arange(self.chains))
+        to_come = ~self.resumed & ~self.mirrored
         return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
@@ -244,6 +261,10 @@ class Record:
             silent=max((now - at for name, at in (seen or {}).items() if name in self.lanes), default=math.inf),
         )
 
+    def end(self, now: float) -> float:
+        """When the last step, check or write of a product was, that is over; else now."""
+        return self.advanced if self.over else now
+
     @property
     def over(self) -> bool:
         """Whether nothing more will come of the product."""
@@ -267,22 +288,25 @@ class Record:
                 self._run(event)
             case Transfer():
                 self.transfers.append(event)
+            case Access():
+                self.accesses.append(event)
+                self.lane(event.worker).access(event)
             case Again(time, chain, step, finished):
                 self._begin_anew(time)
                 self.done[chain, step] = False
                 self.again[chain] += finished
                 self.interrupted += not finished
-                self._tell(time, "step lost, computed again" if finished else "run interrupted, repeated")
+                self.incidents.add(time, "step lost, computed again" if finished else "run interrupted, repeated")
             case WorkerLeft(time, worker):
                 lane = self.lane(worker)
                 lane.left, lane.lost = time, lane.lost or time
-                self._tell(time, f"worker {worker} lost")
+                self.incidents.add(time, f"worker {worker} lost")
             case Dropped():
                 self.ended = "cancelled"
             case Failed(time, cause, what, error) if cause not in self.failures:
                 self.failed += 1
                 self.failures[cause] = f"{what}: {error}"
-                self._tell(time, self.failures[cause])
+                self.incidents.add(time, self.failures[cause])
             case Unwritten(time, tasks):
                 self.unwritten, self.advanced = tasks, max(self.advanced, time)
             case Noted(time, what):
@@ -298,12 +322,12 @@ class Record:
             case Checked(time, chain, passed):
                 self.certified[chain], self.refuted[chain] = passed, not passed
                 self.advanced = max(self.advanced, time)
-                self.refutations += not passed
+                self.rejections[chain] += not passed
                 if self.ends[chain]:
                     after = max(0.0, time - self.ends[chain])
                     self.afterwards = (self.afterwards + after) / 2 if self.afterwards else after
                 if not passed:
-                    self._tell(time, f"{self.block(chain)} failed its check")
+                    self.incidents.add(time, f"{self.block(chain)} failed its check")
 
     def _run(self, run: StepRun) -> None:
         flops = float(self.step_flops[run.chain, run.step])
@@ -321,6 +345,7 @@ class Record:
         self.ends[run.chain] = max(self.ends[run.chain], run.stop)
         self.pace = self.pace or Pace(run.start)
         self.pace.add(run.stop, flops)
+        self.history.add(run.worker, run.start, run.stop, flops)
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
 
@@ -328,12 +353,3 @@ class Record:
         """Let the time without work begin now, if there was nothing to do until now."""
         if time - self.advanced > liveness.STALLED_SECONDS and self.made:
             self.advanced = time
-
-    def _tell(self, time: float, what: str) -> None:
-        """Note an incident; equal ones within a moment count as one, since a lost worker interrupts many steps."""
-        for incident in self.incidents[-3:]:
-            if incident.what == what and time - incident.time < MOMENT_SECONDS:
-                incident.count += 1
-                return
-        if len(self.incidents) < MOST_INCIDENTS:
-            self.incidents.append(Incident(time, what))

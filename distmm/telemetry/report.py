@@ -8,88 +8,90 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import defaultdict
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dask
 import distributed
-import numpy as np
 
-from distmm.telemetry import theme, units
+from distmm.telemetry import curves, slowness, theme, units
+from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
 from distmm.versions import VERSION
 
 if TYPE_CHECKING:
-    from distmm.telemetry.charts import Interval
+    from distmm.telemetry.charts import Activity
 
 __all__ = ["html", "write"]
 
 Rows = Sequence[tuple[str, str]]
 
-# Points of the rate's curve, and of a worker's curve of memory.
-RATE_POINTS, MEMORY_POINTS = 200, 120
+
+def write(path: str | Path, record: Record, **what: Any) -> Path:
+    """Write the report of a product, whole or not at all; a file of the same name is replaced.
+
+    `what` is what `html` takes.
+    """
+    path = Path(path)
+    draft = path.with_name(f".{path.name}.draft")
+    draft.write_text(html(record, **what), encoding="utf-8")
+    draft.replace(path)
+    return path
 
 
-def write(path: str | Path, record: Record, *, title: str = "", certificate: Rows = ()) -> Path:
-    """Write the report of a product, whole or not at all.
+def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Sequence[Sequence[str]] = ()) -> str:
+    """Return the report of a product as one HTML document.
 
     Parameters
     ----------
-    path : str or path
-        A file of this name is replaced.
     record : Record
     title : str, optional
         By default the record's.
     certificate : sequence of (str, str), optional
         What is known of the check of C, as labels and values.
+    runs : sequence of sequences of str, optional
+        Of a job that was resumed, a row for each run; the first row holds the labels.
     """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(html(record, title=title, certificate=certificate), encoding="utf-8")
-    draft.replace(path)
-    return path
-
-
-def html(record: Record, *, title: str = "", certificate: Rows = ()) -> str:
-    """Return the report of a product as one HTML document; for the parameters see `write`."""
     from distmm.telemetry import charts  # and matplotlib, half a second that a product without a report need not wait
 
-    begin, lanes = (
-        record.started or record.submitted,
-        sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0])),
-    )
-    seconds = max(1e-3, (record.stopped or begin) - begin)
-    plan = record.plan
+    lanes = sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
+    end = max(record.advanced, record.submitted + 1e-3)
+    seconds, plan = end - record.submitted, record.plan
     return PAGE.format(
         light=_variables(theme.LIGHT),
         dark=_variables(theme.DARK),
         title=escape(title or record.title),
         summary=_table(_summary(record)),
         plan=_table(plan.rows()),
-        timeline=charts.timeline(seconds, _activity(record, begin, seconds, lanes)),
+        timeline=charts.timeline(seconds, _activity(record, lanes)),
         rate=charts.lines(
             seconds,
-            [("all workers", *_rate(record, begin, seconds))],
-            (plan.cluster.rate * len(lanes), "the kernel's rate in the plan, times the workers"),
+            curves.rate(record, end),
+            (plan.cluster.rate, "the kernel's rate in the plan"),
             "FLOP/s",
         ),
         memory=charts.lines(
             seconds,
-            [(name, *_memory(lane, begin, seconds)) for name, lane in lanes],
+            curves.memory(record, end),
             (plan.cost.peak_bytes, "the plan's peak"),
             "B",
         ),
         transfers=charts.bars(
-            [(name, lane.received) for name, lane in lanes],
+            [(name, record.color(name), lane.received) for name, lane in lanes],
             (plan.cost.bytes_bound / plan.grid.size, "even share of the 2-D bound"),
             "B",
         ),
         certificate=_certificate(record, certificate),
-        incidents=_incidents(record, begin),
+        slowness="".join(f"<li>{escape(text)}</li>" for text in slowness.reasons(record, end) or ["Nothing."]),
+        runs=_runs(runs),
+        colors=", ".join(
+            f'<span style="color: {color}">{what}</span>'
+            for what, color in (("transfers", theme.MARK), ("reads", theme.READ), ("checks and writes", theme.WRITTEN))
+        ),
+        incidents=_incidents(record),
         versions=escape(
             f"distmm {VERSION}, dask {dask.__version__}, distributed {distributed.__version__}, "
             f"Python {platform.python_version()}; written {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
@@ -104,6 +106,10 @@ def _summary(record: Record) -> list[tuple[str, str]]:
     busy = sum(lane.seconds for lane in record.lanes.values())
     return [
         ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
+        ("begun", _date(record.submitted)),
+        ("ended" if record.over else "last step", _date(record.advanced)),
+        ("host", platform.node()),
+        *([("batch job", job)] if (job := batch_job()) else []),
         ("checked", _checked(record)),
         (
             "time",
@@ -121,44 +127,22 @@ def _summary(record: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _activity(
-    record: Record, begin: float, seconds: float, lanes: list[tuple[str, Lane]]
-) -> list[tuple[str, list[Interval], list[Interval], float | None]]:
-    runs: defaultdict[str, list[Interval]] = defaultdict(list)
-    transfers: defaultdict[str, list[Interval]] = defaultdict(list)
+def _activity(record: Record, lanes: list[tuple[str, Lane]]) -> list[Activity]:
+    from distmm.telemetry.charts import Activity
+
+    begin = record.submitted
+    found = {name: Activity(name, record.color(name)) for name, _ in lanes}
     for run in record.runs:
-        runs[run.worker].append((run.start - begin, run.stop - begin))
+        found[run.worker].runs.append((run.start - begin, run.stop - begin))
     for transfer in record.transfers:
-        transfers[transfer.worker].append(
-            (max(0.0, transfer.start - begin), min(max(0.0, transfer.stop - begin), seconds))
-        )
-    return [
-        (name, runs[name], transfers[name], None if lane.lost is None else max(0.0, lane.lost - begin))
-        for name, lane in lanes
-    ]
-
-
-def _rate(record: Record, begin: float, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    """FLOP/s of all workers over time: each run's operations, spread evenly over its time."""
-    edges = np.linspace(0, max(seconds, 1e-3), RATE_POINTS + 1)
-    starts = np.array([run.start - begin for run in record.runs])
-    stops = np.array([run.stop - begin for run in record.runs])
-    flops = np.array([record.step_flops[run.chain, run.step] for run in record.runs])
-    # Operations done by the time t, summed over runs, is a sum of ramps; its differences over the bins are the rates.
-    order = np.argsort(np.concatenate([starts, stops]))
-    times = np.concatenate([starts, stops])[order]
-    speeds = flops / np.maximum(stops - starts, 1e-9)
-    slope = np.cumsum(np.concatenate([speeds, -speeds])[order])
-    done = np.concatenate([[0.0], np.cumsum(slope[:-1] * np.diff(times))]) if len(times) else np.zeros(0)
-    by_edge = np.interp(edges, times, done) if len(times) else np.zeros(RATE_POINTS + 1)
-    return (edges[:-1] + edges[1:]) / 2, np.diff(by_edge) / np.diff(edges)
-
-
-def _memory(lane: Lane, begin: float, seconds: float) -> tuple[np.ndarray, np.ndarray]:
-    during = [(at - begin, blocks) for at, blocks, _ in lane.samples if 0 <= at - begin <= seconds]
-    samples = np.array(during).reshape(-1, 2)
-    thin = samples[:: max(1, len(samples) // MEMORY_POINTS)]
-    return thin[:, 0], thin[:, 1]
+        if transfer.worker in found:
+            found[transfer.worker].transfers.append((transfer.start - begin, transfer.stop - begin))
+    for access in record.accesses:
+        lane = found[access.worker]
+        (lane.writes if access.writes else lane.reads).append((max(0.0, access.start - begin), access.stop - begin))
+    for name, of in lanes:
+        found[name].lost = None if of.lost is None else max(0.0, of.lost - begin)
+    return list(found.values())
 
 
 def _certificate(record: Record, rows: Rows) -> str:
@@ -173,8 +157,22 @@ def _checked(record: Record) -> str:
     return f"{passed} blocks passed, {record.refutations} failed{wrong}"
 
 
-def _incidents(record: Record, begin: float) -> str:
-    rows = [(f"{incident.time - begin:.1f} s", str(incident)) for incident in record.incidents]
+def _date(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
+
+
+def _runs(runs: Sequence[Sequence[str]]) -> str:
+    if not runs:
+        return ""
+    rows = (
+        "".join(f"<{cell}>{escape(text)}</{cell}>" for text in row)
+        for row, cell in zip(runs, ["th", *["td"] * (len(runs) - 1)], strict=True)
+    )
+    return f"<h2>Runs</h2><table><tr>{'</tr><tr>'.join(rows)}</tr></table>"
+
+
+def _incidents(record: Record) -> str:
+    rows = [(f"{incident.time - record.submitted:.1f} s", str(incident)) for incident in record.incidents]
     return _table(rows) if rows else "<p>None.</p>"
 
 
@@ -209,12 +207,16 @@ footer, p.note {{ color: var(--muted); font-size: .87em; }}
 </style>
 <h1>{title}</h1>
 {summary}
+{runs}
+<h2>What made it slower than planned</h2>
+<ul>{slowness}</ul>
 <h2>Plan</h2>
 {plan}
 <h2>Timeline</h2>
-<p class="note">A lane is a worker: its products above, the transfers of their inputs below, its loss in red.</p>
+<p class="note">A lane is a worker: its products in its colour; below them {colors}; its loss in red.
+Times count from the beginning.</p>
 {timeline}
-<h2>Rate</h2>
+<h2>Rate of the workers</h2>
 {rate}
 <h2>Memory of blocks, by worker</h2>
 {memory}

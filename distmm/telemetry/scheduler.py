@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
 from dask.utils import key_split
@@ -23,6 +23,7 @@ from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, prometheus_targets
 from distmm.telemetry.events import (
     JOB_TOPIC,
+    Access,
     Again,
     Checked,
     Device,
@@ -78,8 +79,10 @@ class Telemetry(SchedulerPlugin):
         self.records: dict[str, Record] = {}
         self.past: Counter[str] = Counter()  # what the records that are gone had counted (see `metrics`)
         self.names: dict[str, str] = {}  # address -> name of the worker
+        self.numbers: dict[str, int] = {}  # name -> number of the worker, which its colour follows
         self.known: Counter[str] = Counter()  # product -> tasks that the scheduler knows
         self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
+        self.readers: dict[str, str] = {}  # array -> the last product that reads it
         self.jobs: dict[str, str] = {}  # product -> the job that it is a wave of
         self.begun: dict[str, dict[str, Any]] = {}  # job -> what it said when it began
         # Product -> tasks that are still to judge, reduce or write its blocks.
@@ -115,7 +118,12 @@ class Telemetry(SchedulerPlugin):
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Remember the worker's name: its address says nothing to people, and changes when it is restarted."""
         name = str(scheduler.workers[worker].name)
-        self.names[worker] = name.rpartition("//")[2]
+        self.names[worker] = name = name.rpartition("//")[2]
+        if name not in self.numbers:
+            known = {*self.names.values(), *(lane for record in self.records.values() for lane in record.lanes)}
+            for gone in self.numbers.keys() - known:
+                del self.numbers[gone]
+            self.numbers[name] = min(set(range(len(self.numbers) + 1)) - set(self.numbers.values()))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Note the loss in the products that are under way."""
@@ -139,6 +147,8 @@ class Telemetry(SchedulerPlugin):
             return
         if not isinstance(ts.run_spec, ProductTask):
             self._follow(ts, finish)
+            if finish == "memory":
+                self._note_access(ts, **kwargs)
             return
         now, task = time.time(), ts.run_spec
         record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
@@ -184,6 +194,20 @@ class Telemetry(SchedulerPlugin):
             if not self.unwritten[product]:
                 del self.unwritten[product]
 
+    def _note_access(
+        self, ts: TaskState, worker: str = "", startstops: Iterable[dict[str, Any]] | None = (), **_: Any
+    ) -> None:
+        """Note who read a block of A or B, or judged and wrote a block of C, and when."""
+        products = self._products(ts)
+        writes = bool(products)
+        if not writes and isinstance(ts.key, tuple) and ts.key[0] in self.readers:
+            products = {self.readers[ts.key[0]]}
+        for product in products:
+            if record := self.records.get(product):
+                for entry in startstops or ():
+                    if entry["action"] == "compute":
+                        record.add(Access(self._name(worker), writes, entry["start"], entry["stop"]))
+
     def _fail(self, ts: TaskState) -> None:
         """Tell the products that end with a task why: their own steps, and what loads, judges and writes their blocks.
 
@@ -222,7 +246,9 @@ class Telemetry(SchedulerPlugin):
             record.want(chain, step, self._owner(task), now)
             arrays = self.arrays[product]
             if task.placement.product not in arrays:
-                arrays |= {task.placement.product, *(operand[0] for operand in task.operands())}
+                operands = {operand[0] for operand in task.operands()}
+                arrays |= {task.placement.product, *operands}
+                self.readers |= dict.fromkeys(operands, product)
             arrays.add(task.key[0])
         return record
 
@@ -233,9 +259,10 @@ class Telemetry(SchedulerPlugin):
     def _new(self, product: str, plan: Plan, now: float) -> Record:
         begun = self.begun.pop(product, None)
         if begun is None:
-            return Record(product, plan, now)
+            return Record(product, plan, now, numbers=self.numbers)
         columns = len(plan.blocking.n)
-        record = Record(product, plan, now, begun["path"], [i * columns + j for i, j in begun["kept"]])
+        kept = [i * columns + j for i, j in begun["kept"]]
+        record = Record(product, plan, now, begun["path"], kept, self.numbers)
         if note := begun.get("note"):
             record.add(Noted(now, note))
         return record
@@ -338,6 +365,7 @@ class Telemetry(SchedulerPlugin):
             self.arrays.pop(product)
             self.known.pop(product, None)
             self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
+            self.readers = {array: reader for array, reader in self.readers.items() if reader != product}
         self.records[record.product] = record
         record.add(Unwritten(record.submitted, len(self.unwritten.get(record.product, ()))))
         return record

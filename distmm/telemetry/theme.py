@@ -3,8 +3,22 @@
 from __future__ import annotations
 
 import colorsys
+from functools import cache
 
-__all__ = ["AGAIN", "DARK", "DATA", "LIGHT", "LIMIT", "MARK", "WRONG", "owner_colors"]
+__all__ = [
+    "AGAIN",
+    "DARK",
+    "DATA",
+    "LIGHT",
+    "LIMIT",
+    "MARK",
+    "NOBODY",
+    "READ",
+    "REJECTED",
+    "WRITTEN",
+    "WRONG",
+    "worker_color",
+]
 
 # Ground, text, secondary text and lines. Text has a contrast of at least 4.5 to its ground (WCAG AA).
 LIGHT = {"ground": "#ffffff", "ink": "#1d1d1f", "muted": "#5f6368", "line": "#dadce0", "bar": "#eeeeee"}
@@ -16,12 +30,38 @@ MARK = "#8a6fd1"
 LIMIT = "#d55e00"
 AGAIN = "#e08a00"
 WRONG = "#e0245e"
+READ = "#1f9a73"
+WRITTEN = "#c77700"
+REJECTED = "#b14fc5"
+
+# Of what no worker of this run has made.
+NOBODY = "#80868b"
+
+# Relative luminances of workers' colours, in turn: a contrast of at least 3 to both grounds, and in a photocopy
+# neighbours still differ.
+LUMINANCES = (0.21, 0.28, 0.15)
 
 
-def owner_colors(count: int) -> list[str]:
-    """Colours of `count` workers, evenly spaced in hue: neighbours in rank look alike where there are many."""
-    colors = []
-    for rank in range(count):
-        red, green, blue = colorsys.hls_to_rgb((0.57 + rank / max(1, count)) % 1.0, 0.52, 0.55)
-        colors.append(f"#{round(red * 255):02x}{round(green * 255):02x}{round(blue * 255):02x}")
-    return colors
+@cache
+def worker_color(number: int) -> str:
+    """Return the colour of a worker, by its number: hues of consecutive numbers are far apart.
+
+    The same for all figures, products and reports of a scheduler.
+    """
+    golden = (5**0.5 - 1) / 2
+    hue, wanted = (0.57 + number * golden) % 1.0, LUMINANCES[number % len(LUMINANCES)]
+    low, high = 0.0, 1.0
+    for _ in range(20):  # luminance grows with lightness
+        middle = (low + high) / 2
+        if _luminance(colorsys.hls_to_rgb(hue, middle, 0.6)) < wanted:
+            low = middle
+        else:
+            high = middle
+    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, low, 0.6))
+    return f"#{red:02x}{green:02x}{blue:02x}"
+
+
+def _luminance(color: tuple[float, float, float]) -> float:
+    """Relative luminance of an sRGB colour, as WCAG 2 defines it."""
+    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
+    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

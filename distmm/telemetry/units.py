@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 
-__all__ = ["duration", "natural", "prefix", "rate", "scaled", "size"]
+__all__ = ["duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
+
+# Seconds between two labels of a time axis, from a second on. Days follow in steps of 1, 2, 5, 10, ...
+TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
+DAY = 86400
 
 
 def scaled(value: float, unit: str) -> str:
@@ -43,6 +48,33 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def ticks(seconds: float, most: int = 10) -> dict[float, str]:
+    """Return round times from 0 to `seconds`, at most `most` and one more, each with its label."""
+    least = max(seconds, 1e-6) / most
+    if least <= TIME_STEPS[-1]:
+        step = next(step for step in (*_decimal(least, 1.0), *TIME_STEPS) if step >= least * (1 - 1e-9))
+    else:
+        step = DAY * next(step for step in _decimal(least / DAY, math.inf) if step >= least / DAY * (1 - 1e-9))
+    return {at * step: _moment(at * step) for at in range(int(seconds / step * (1 + 1e-9)) + 1)}
+
+
+def _decimal(least: float, below: float) -> list[float]:
+    """Return 1, 2 and 5 times a power of ten, near `least` and less than `below`."""
+    power = math.floor(math.log10(least))
+    return [step for step in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if step < below]
+
+
+def _moment(seconds: float) -> str:
+    """Label of a round time: ``20 s``, ``1 min 30 s``, ``2 h``, ``1 d 12 h``."""
+    if seconds < 60:
+        return f"{seconds:.6g} s"
+    parts, rest = [], round(seconds)
+    for unit, length in (("d", DAY), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, length)
+        parts += [f"{count} {unit}"] * (count > 0)
+    return " ".join(parts)
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from distmm.telemetry.events import Device, Sample
+from distmm.telemetry.events import Access, Device, Sample
 
 __all__ = ["MOST_SAMPLES", "Lane"]
 
@@ -23,6 +23,8 @@ class Lane:
     flops: float = 0.0
     seconds: float = 0.0  # with a step running; several run at once where products are queued ahead
     until: float = 0.0  # end of the last of them
+    reading: float = 0.0  # seconds of tasks that read or made blocks of A and B, in all threads
+    writing: float = 0.0  # seconds of tasks that judged, reduced and wrote blocks of C, in all threads
     steps: int = 0
     received: int = 0
     left: float | None = None  # when it left, while no process has come in its place
@@ -47,6 +49,13 @@ class Lane:
     def busy_rate(self) -> float:
         """FLOP/s while a step ran."""
         return self.flops / self.seconds if self.seconds else 0.0
+
+    def access(self, access: Access) -> None:
+        """Count a read or a write."""
+        if access.writes:
+            self.writing += access.stop - access.start
+        else:
+            self.reading += access.stop - access.start
 
     def sample(self, sample: Sample) -> None:
         """Keep a sample, and thin them out when there are many."""

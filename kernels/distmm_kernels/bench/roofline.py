@@ -46,6 +46,15 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
             color=f"C{heats.index(peer) % 10}",
             label=contestant if contestant == peer else f"{contestant}, {dtype} to {out}",
         )
+    sizes: dict[float, dict[str, None]] = {}  # of each intensity: those of several types may be the same
+    for run in whole:
+        sizes.setdefault(float(f"{run.intensity:.3g}"), {})[run.size] = None
+    for intensity, names in sizes.items():
+        axis.axvline(intensity, color="black", alpha=0.12, linewidth=0.7, zorder=0)
+        axis.text(
+            intensity, 0.01, ", ".join(names), transform=axis.get_xaxis_transform(), rotation=90, fontsize=6,
+            color="0.35", va="bottom", ha="right",
+        )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_ylim(top=2 * fastest)

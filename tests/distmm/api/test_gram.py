@@ -226,6 +226,9 @@ def test_a_plan_says_and_shows_that_one_triangle_is_multiplied() -> None:
     picture = ET.fromstring(html[html.index("<svg") : html.index("</svg>") + 6])
     titles = {title.text for title in picture.iter("{http://www.w3.org/2000/svg}title")}
     assert {"C[1, 0]: worker 2", "C[0, 1]: C[1, 0] transposed, worker 2"} <= titles
+    texts = [text for text in picture.iter("{http://www.w3.org/2000/svg}text") if text.text in ("A", "B", "C")]
+    assert [text.text for text in texts] == ["A", "B", "C"]
+    assert {text.get("fill") for text in texts} == {"currentColor"}  # light on a dark page
 
 
 # The graph

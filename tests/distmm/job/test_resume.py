@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here
     before = stopped(client)
     found = job.status("C.zarr")
     assert (found.state, found.done, found.total, found.runs) == ("stopped", len(before), 16, 1)
+    assert found.report == os.path.abspath("C.zarr.report.html")
+    assert ("report", found.report) in found.rows()
+    assert "written in this run" in Path(found.report).read_text()
     keep: dict[str, int] = {}
     summary = job.resume("C.zarr", client=client, progress=lambda figures: keep.update(marked()) or None)
     assert (summary.blocks, summary.kept) == (16, len(before))
@@ -54,6 +58,12 @@ def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here
     assert not any(client.processing().values())
     certificate = json.loads(Path("C.zarr.certificate.json").read_text())
     assert (len(certificate["runs"]), len(certificate["done"])) == (2, 16)
+    text = Path("C.zarr.report.html").read_text()
+    rows = re.findall(
+        r"<tr><td>(\d)</td><td>[-+: \d]+</td><td>([^<]*)</td><td>[^<]*</td><td>(\d+)</td><td>(\d+)</td></tr>", text
+    )
+    here_, workers = certificate["runs"][0]["host"], str(certificate["runs"][0]["workers"])
+    assert rows == [("1", here_, workers, "0"), ("2", here_, workers, str(len(before)))]
     assert sorted(os.listdir(".")) == [
         "C.zarr", "C.zarr.certificate.json", "C.zarr.report.html",
         "in", "whole.zarr", "whole.zarr.certificate.json", "whole.zarr.report.html",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -15,8 +17,9 @@ from distmm import job
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry import charts, report, theme
-from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
+from distmm.telemetry import charts, report, theme, units
+from distmm.telemetry.curves import Curve
+from distmm.telemetry.events import Access, Again, Checked, Sample, StepRun, Transfer, WorkerLeft
 from distmm.telemetry.record import Figures, Record
 
 
@@ -90,13 +93,28 @@ def test_a_report_of_a_product_that_never_ran_says_so() -> None:
     assert "not checked" in text
 
 
-def test_the_rate_over_time_adds_up_to_all_operations() -> None:
+def test_a_report_says_when_and_where_and_shows_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "4711")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     r = run(4)
-    begin, seconds = r.started or 0.0, (r.stopped or 0.0) - (r.started or 0.0)
-    times, rates = report._rate(r, begin, seconds)
-    step = seconds / len(times)
-    total = sum(r.step_flops[run.chain, run.step] for run in r.runs)
-    assert np.sum(rates) * step == pytest.approx(total)
+    r.add(Access("node00-gpu1", False, 1000.5, 1001.0))
+    r.add(Access("node00-gpu2", True, 1009.0, 1009.5))
+    text = report.html(r, runs=[("run", "begun"), ("1", "<yesterday>"), ("2", "today")])
+    assert "Slurm job 4711, restart 2" in text
+    for at, label in ((1000.0, "begun"), (r.advanced, "last step")):
+        date = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
+        assert f"<th>{label}</th><td>{date}</td>" in text
+    assert platform.node() in text
+    assert "<title>node00-gpu1: reads of A and B</title>" in text
+    assert "<title>node00-gpu2: checks and writes of C</title>" in text
+    assert "node00-gpu0: reads" not in text
+    assert "<td>&lt;yesterday&gt;</td>" in text
+    colors = {name: r.color(name) for name in r.lanes}
+    assert len(set(colors.values())) == 4
+    for name, color in colors.items():  # in timeline, rate, memory and transfers
+        drawn = re.findall(rf"<g><title>{name}[^<]*</title><path[^>]*{color}", text)
+        assert len(drawn) == 4
 
 
 def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
@@ -108,13 +126,21 @@ def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
 
 @pytest.mark.parametrize("seconds", [0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5])
 def test_time_axes_have_five_to_eleven_labels(seconds: float) -> None:
-    text = charts.timeline(seconds, [("worker", [(0, seconds)], [], None)])
-    assert 5 <= len(re.findall(r">[\d.e+-]+ s</text>", text)) <= 11
+    text = charts.timeline(seconds, [charts.Activity("worker", theme.DATA, runs=[(0, seconds)])])
+    assert 5 <= len(re.findall(r">[\d.]+ (?:s|min|h|d)[^<]*</text>", text)) <= 11
+
+
+def test_labels_of_time_are_round() -> None:
+    assert list(units.ticks(0.7, 5).values()) == ["0 s", "0.2 s", "0.4 s", "0.6 s"]
+    assert list(units.ticks(400, 5).values()) == ["0 s", "2 min", "4 min", "6 min"]
+    assert list(units.ticks(5400, 5).values()) == ["0 s", "30 min", "1 h", "1 h 30 min"]
+    assert list(units.ticks(100_000, 5).values()) == ["0 s", "6 h", "12 h", "18 h", "1 d"]
+    assert list(units.ticks(0).values()) == ["0 s"]
 
 
 def test_charts_take_the_colours_of_the_page() -> None:
     times, values = np.array([0.0, 1.0]), np.array([1e12, 2e12])
-    text = charts.lines(1, [("a & <b>", times, values)], (3e12, "limit"), "FLOP/s")
+    text = charts.lines(1, [Curve("a & <b>", theme.DATA, times, values)], (3e12, "limit"), "FLOP/s")
     assert "<title>a &amp; &lt;b&gt;</title>" in text
     assert " TFLOP/s</text>" in text
     assert {"var(--muted)", "var(--line)"} <= set(re.findall(r"var\(--\w+\)", text))
@@ -156,4 +182,6 @@ def test_a_job_leaves_a_report_and_shows_its_progress(client: Client, tmp_path: 
     assert "complete, 12 of 12 blocks" in text
     assert "12 blocks passed, 0 failed" in text
     assert "12 written in this run" in text
+    for what in ("reads of A and B", "checks and writes of C"):
+        assert f": {what}</title>" in text
     assert str(tmp_path / "C.npy.certificate.json") in text

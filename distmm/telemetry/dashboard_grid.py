@@ -1,0 +1,204 @@
+"""The grid of C on the dashboard: who owns each block, how far it is, and what happened to it."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import Any, NamedTuple
+
+import numpy as np
+from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
+from bokeh.plotting import figure
+
+from distmm.telemetry import theme, units
+from distmm.telemetry.dashboard_figures import Pane
+from distmm.telemetry.record import Record
+
+__all__ = ["Blocks", "legend"]
+
+# Most cells of the grid of C; a larger grid is drawn with several blocks a cell. 64 x 64 cells are about 8 pixels wide
+# on a laptop, and 40 kB an update.
+MOST_CELLS = 4096
+
+# Most cells that carry their owner's name, most matrices of a batch that carry their index, and most workers that the
+# legend names.
+NAMED_CELLS, NAMED_MATRICES, NAMED_WORKERS = 64, 36, 32
+
+# Between the matrices of a batch: so much of a matrix's longer edge.
+GAP = 0.12
+
+# Opacity of a block of which nothing is done.
+EMPTY = 0.1
+
+# Bokeh's hatch patterns, of which a blank is none.
+NONE, MIRRORED, RESUMED = " ", "right_diagonal_line", "dot"
+
+
+class Mosaic(NamedTuple):
+    """Where cells lie: each matrix of a batch is `high` x `wide` cells of `side` x `side` blocks, `across` in a line.
+
+    Where a batch has more matrices than cells are drawn, `together` of them share their cells.
+    """
+
+    side: int
+    high: int
+    wide: int
+    across: int
+    together: int
+    gap: float
+
+    @classmethod
+    def of(cls, record: Record) -> Mosaic:
+        """Lay the blocks of a product out nearly as a square."""
+        side = math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
+        high, wide = math.ceil(record.rows / side), math.ceil(record.columns / side)
+        batch = record.chains // (record.rows * record.columns)
+        together = math.ceil(batch * high * wide / MOST_CELLS) if high * wide == 1 else 1
+        tiles = math.ceil(batch / together)
+        across = min(tiles, max(1, round(math.sqrt(tiles * high / wide))))
+        return cls(side, high, wide, across, together, GAP * max(high, wide) if tiles > 1 else 0.0)
+
+    def place(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Left and upper edges of matrices."""
+        return (
+            tiles % self.across * (self.wide + self.gap) + self.gap,
+            tiles // self.across * (self.high + self.gap) + self.gap,
+        )
+
+
+class Blocks(Pane):
+    """The grid of C: a cell's colour is its owner, its opacity the part of its steps that is done."""
+
+    def __init__(self, **sizing: Any) -> None:
+        columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "text", "owner", "done", "state")
+        self.source = ColumnDataSource({column: [] for column in columns})
+        self.frames = ColumnDataSource({column: [] for column in ("x", "y", "width", "height", "left", "top", "text")})
+        self.shape: tuple[object, ...] = ()
+        self.root = figure(
+            title="Blocks of C", x_range=Range1d(0, 1), y_range=Range1d(1, 0), tools="", toolbar_location=None,
+            x_axis_location="above", **sizing,
+        )  # fmt: skip
+        self.root.grid.visible = False
+        cells = self.root.rect(
+            x="x", y="y", width=0.92, height=0.92, source=self.source,
+            fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
+            hatch_pattern="hatch", hatch_color=theme.LIGHT["ink"], hatch_alpha=0.5, hatch_scale=7, hatch_weight=1,
+        )  # fmt: skip
+        self.root.text(
+            x="x", y="y", text="text", source=self.source, text_align="center", text_baseline="middle",
+            text_font_size="11px", text_color=theme.LIGHT["ink"],
+        )  # fmt: skip
+        # Matrices of a batch: a frame around each, and its index above it.
+        self.root.rect(
+            x="x", y="y", width="width", height="height", source=self.frames, fill_color=None,
+            line_color=theme.LIGHT["muted"], line_width=1.5, tags=["ink"],
+        )  # fmt: skip
+        self.root.text(
+            x="left", y="top", text="text", source=self.frames, text_baseline="bottom", text_font_size="11px",
+            text_color=theme.LIGHT["ink"],
+        )  # fmt: skip
+        self.root.add_tools(
+            HoverTool(
+                renderers=[cells],
+                tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")],
+            )
+        )
+
+    def update(self, record: Record | None, now: float) -> None:
+        """Redraw the cells."""
+        if record is None:
+            self.source.data = {column: [] for column in self.source.data}
+            self.frames.data = {column: [] for column in self.frames.data}
+            return
+        mosaic = Mosaic.of(record)
+        matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)
+        tile = matrix // mosaic.together
+        row, column = (at // mosaic.side for at in np.divmod(place, record.columns))
+        cell = (tile * mosaic.high + row) * mosaic.wide + column
+        first, members = np.unique(cell, return_index=True, return_counts=True)[1:]
+        left, top = mosaic.place(tile[first])
+
+        def some(flags: np.ndarray) -> np.ndarray:
+            """Whether something holds for a block of a cell; for a mirror image, what holds for its source."""
+            return np.bincount(cell, weights=flags[record.source]) > 0
+
+        again, refuted, resumed = some(record.again), some(record.refuted), some(record.resumed)
+        rejected, mirrored = some(record.rejections) & ~refuted, np.bincount(cell, weights=record.mirrored) == members
+        owners = [record.owners[record.source[chain]] for chain in first]
+        done = np.bincount(cell, weights=record.progress) / members
+        several = mosaic.together * mosaic.side**2 > 1
+        more = " and its neighbours, in one cell" if several else ""
+        edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
+        named = record.chains <= NAMED_CELLS
+        self.source.data = {
+            "x": left + column[first] + 0.5,
+            "y": top + row[first] + 0.5,
+            "fill": [record.color(owner) if owner else theme.NOBODY for owner in owners],
+            "alpha": EMPTY + (1 - EMPTY) * done,
+            "edge": np.select([flags for flags, _ in edges], [color for _, color in edges], theme.NOBODY),
+            "width": np.where(refuted | rejected | again, 3.0, 0.4),
+            "hatch": np.select([resumed, mirrored], [RESUMED, MIRRORED], NONE),
+            "name": [record.block(chain) + more for chain in first],
+            "text": owners if named else [""] * len(first),
+            "owner": [owner or "an earlier run" for owner in owners],
+            "done": done,
+            "state": [
+                ", ".join(word for word, holds in zip(STATES, flags, strict=True) if holds)
+                for flags in zip(mirrored, resumed, again, rejected, refuted, strict=True)
+            ],
+        }
+        if self.shape != (record.product, mosaic):
+            self.shape = (record.product, mosaic)
+            self._frame(record, mosaic, int(tile[-1]) + 1)
+
+    def _frame(self, record: Record, mosaic: Mosaic, tiles: int) -> None:
+        """Fit the axes; frame the matrices of a batch."""
+        left, top = mosaic.place(np.arange(tiles if tiles > 1 else 0))
+        named = len(left) <= NAMED_MATRICES and mosaic.together == 1
+        indices = zip(*np.unravel_index(np.arange(len(left)), record.batches or (1,)), strict=True)
+        self.frames.data = {
+            "x": left + mosaic.wide / 2,
+            "y": top + mosaic.high / 2,
+            "width": np.full(len(left), mosaic.wide + mosaic.gap / 4),
+            "height": np.full(len(left), mosaic.high + mosaic.gap / 4),
+            "left": left,
+            "top": top - mosaic.gap / 8,
+            "text": [f"C[{', '.join(map(str, index))}]" if named else "" for index in indices],
+        }
+        across, lines = mosaic.across, math.ceil(tiles / mosaic.across)
+        self.root.x_range.update(start=0, end=across * (mosaic.wide + mosaic.gap) + mosaic.gap)
+        self.root.y_range.update(start=lines * (mosaic.high + mosaic.gap) + mosaic.gap, end=0)
+        for axis, count in ((self.root.xaxis[0], mosaic.wide), (self.root.yaxis[0], mosaic.high)):
+            axis.visible = tiles == 1
+            at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
+            axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
+            axis.major_label_overrides = {x + 0.5: str(x * mosaic.side) for x in at}
+
+
+# What the legend says, in the order of a cell's flags, and how a swatch of it looks.
+STATES = {
+    "mirrored": f"background: repeating-linear-gradient(45deg, var(--ink) 0 1px, transparent 1px 4px), {theme.DATA}",
+    "from disk": f"background: radial-gradient(var(--ink) 1px, transparent 1.5px) 0 0 / 4px 4px, {theme.NOBODY}",
+    "lost and computed again": f"border: 3px solid {theme.AGAIN}",
+    "rejected and made again": f"border: 3px solid {theme.REJECTED}",
+    "failed its check": f"border: 3px solid {theme.WRONG}",
+}
+
+
+def legend(record: Record | None) -> str:
+    """Explain the colours and patterns of the grid, as HTML; the colours are those of all figures."""
+    begun = [("nothing done", f"background: {theme.DATA}; opacity: {EMPTY}"), ("done", f"background: {theme.DATA}")]
+    entries = [*begun, *STATES.items()]
+    names = [] if record is None else sorted(filter(None, record.lanes), key=units.natural)
+    if record is not None and len(names) <= NAMED_WORKERS:
+        entries += [(f"worker {name}", f"background: {record.color(name)}") for name in names]
+    elif names:
+        entries.append(
+            (f"{len(names)} workers: each has its colour; the pointer on a block shows its owner's name", "")
+        )
+    swatch = "display:inline-block;width:14px;height:14px;box-sizing:border-box;vertical-align:-2px;margin-right:5px"
+    return "".join(
+        f'<span style="white-space:nowrap">{f"""<span style="{swatch};{style}"></span>""" if style else ""}'
+        f"{escape(text)}</span> "
+        for text, style in entries
+    )

@@ -1,0 +1,173 @@
+"""Histories are bounded and lose no work; curves, colours and reasons come from records alone."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
+from distmm.telemetry import curves, theme
+from distmm.telemetry.batch_job import batch_job
+from distmm.telemetry.events import Access, Again, Heard, Sample, StepRun
+from distmm.telemetry.history import BINS, History
+from distmm.telemetry.record import Record
+from distmm.telemetry.scheduler import Telemetry
+from distmm.telemetry.slowness import reasons
+
+
+@pytest.mark.parametrize("seconds", [0.01, 3.0, 1e4, 1e6])
+def test_a_history_is_bounded_and_keeps_all_work(seconds: float) -> None:
+    rng, history = np.random.default_rng(1), History(100.0)
+    for start in np.sort(rng.random(300)) * seconds:
+        history.add("w", 100 + start, 100 + start + rng.random() * seconds / 50, 7.0)
+    end = 100 + 1.02 * seconds
+    times, rates = history.rates(end)
+    assert BINS / 4 < len(times) <= BINS or seconds < 1
+    lengths = np.minimum(history.width, end - 100 - history.width * np.arange(len(times)))
+    assert np.sum(rates["w"] * lengths) == pytest.approx(300 * 7.0)
+
+
+def test_a_steady_rate_is_flat_over_time() -> None:
+    history = History(0.0)
+    for second in range(1000):
+        history.add("w", second, second + 1, 5.0)
+    _, rates = history.rates(1000.0)
+    np.testing.assert_allclose(rates["w"], 5.0)
+
+
+def test_work_before_the_beginning_counts_to_the_first_bin() -> None:
+    history = History(10.0)
+    history.add("w", 9.0, 9.5, 3.0)
+    assert history.work["w"][0] == 3.0
+
+
+def record(workers: int = 2) -> Record:
+    """Make the record of a product of 64 blocks, of one step each, that has begun."""
+    problem = Problem(800, 800, 800, np.dtype("f4"))
+    plan = make_plan(problem, ClusterSpec(workers, 10**9, "cuda", 1e8, 1e9), edges=(100, 800, 100))
+    r = Record("C", plan, 1000.0)
+    for chain in range(r.chains):
+        for step in range(r.steps):
+            r.want(chain, step, f"w{chain % workers}")
+    return r
+
+
+def work(r: Record, slow: float = 1.0) -> None:
+    """Let the workers make all blocks without a pause; w0 takes `slow` times as long."""
+    workers = len(r.lanes)
+    free = [1000.0] * workers
+    for chain in range(r.chains):
+        at = chain % workers
+        for step in range(r.steps):
+            seconds = float(r.step_flops[chain, step]) / r.plan.cluster.rate * (1.0 if at else slow)
+            r.add(StepRun(chain, step, f"w{at}", free[at], free[at] + seconds))
+            free[at] += seconds
+
+
+def test_rate_and_memory_over_time_stay_when_the_product_has_ended() -> None:
+    r = record()
+    r.add(Sample(1001.0, "w0", 5 * 10**6, 10**7, 0))
+    work(r)
+    assert r.over
+    found = {curve.name: curve for curve in curves.rate(r, 1e6)}
+    assert set(found) == {"w0", "w1"}
+    for name, curve in found.items():
+        assert curve.times[-1] <= r.advanced - 1000
+        assert curve.values.max() == pytest.approx(r.plan.cluster.rate, rel=0.01)
+        assert curve.color == r.color(name)
+    (memory,) = (curve for curve in curves.memory(r, 1e6) if curve.name == "w0")
+    assert memory.values.tolist() == [5e6]
+
+
+def test_many_workers_are_drawn_as_three_curves() -> None:
+    r = record(workers=32)
+    for name in r.lanes:
+        r.add(Sample(1000.01, name, int(name[1:]) * 10**6, 0, 0))
+    work(r)
+    highest, middle, lowest = curves.memory(r, 2000.0)
+    assert (highest.name, highest.values.max()) == ("highest", 31e6)
+    assert (lowest.name, lowest.values.max()) == ("lowest", 0)
+    assert middle.values.max() == 15.5e6
+    assert len(curves.rate(r, 2000.0)) == 3
+
+
+def test_a_worker_has_one_colour_in_all_products_of_a_scheduler() -> None:
+    numbers = {"w0": 0, "w1": 1}
+    plan = record().plan
+    first, second = (Record(name, plan, 1000.0, numbers=numbers) for name in "ab")
+    second.lane("w1")
+    first.lane("w0")
+    assert first.color("w1") == second.color("w1") != first.color("w0")
+
+
+def test_workers_keep_their_numbers_and_those_that_are_gone_for_good_give_them_back() -> None:
+    scheduler = SimpleNamespace(workers={f"tcp://{n}": SimpleNamespace(name=f"w{n}") for n in range(4)})
+    telemetry = Telemetry()
+
+    def join(number: int) -> None:
+        telemetry.add_worker(scheduler, f"tcp://{number}")  # type: ignore[arg-type]
+
+    join(0)
+    join(1)
+    assert telemetry.numbers == {"w0": 0, "w1": 1}
+    telemetry.records["C"] = made_by_w1 = Record("C", record().plan, 1000.0, numbers=telemetry.numbers)
+    made_by_w1.lane("w1")
+    before = made_by_w1.color("w1")
+    del telemetry.names["tcp://0"], telemetry.names["tcp://1"]  # both have left
+    join(2)
+    join(3)
+    assert telemetry.numbers == {"w1": 1, "w2": 0, "w3": 2}
+    join(1)
+    assert made_by_w1.color("w1") == before
+
+
+def test_colours_of_workers_are_seen_on_both_grounds() -> None:
+    def luminance(color: str) -> float:
+        red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        return theme._luminance((red, green, blue))
+
+    colors = [theme.worker_color(number) for number in range(64)]
+    assert len(set(colors)) == 64
+    for color in colors:
+        for ground in (theme.LIGHT["ground"], theme.DARK["ground"]):
+            darker, lighter = sorted([luminance(color), luminance(ground)])
+            assert (lighter + 0.05) / (darker + 0.05) >= 3
+
+
+def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
+    r = record()
+    work(r)
+    assert reasons(r, 1e6) == []
+
+
+def test_the_reason_names_the_slow_worker() -> None:
+    r = record(workers=4)
+    work(r, slow=4.0)
+    assert "worker w0 computes at 25% of the middle worker's rate" in reasons(r, 1e6)
+
+
+def test_the_reasons_name_missing_workers_reads_and_repeated_steps() -> None:
+    r = record()
+    r.add(Heard({"w0": 1011.0}))
+    r.add(StepRun(0, 0, "w0", 1000.0, 1001.0))
+    r.add(StepRun(1, 0, "w1", 1009.0, 1010.0))
+    r.add(Access("w0", False, 1000.0, 1008.0))
+    for _ in range(r.chains):
+        r.add(Again(1009.0, 0, 0, finished=True))
+    missing, slow, busy, again = reasons(r, 1010.0)
+    assert missing == "1 of 2 workers are heard of"
+    assert "of the kernel's rate in the plan" in slow
+    assert busy == ("workers compute for 10% of the time (w0 for 10%); reads take 40% of it, checks and writes 0%")
+    assert again.endswith("steps were lost and computed again")
+
+
+def test_the_batch_job_is_named() -> None:
+    assert batch_job({}) == ""
+    assert batch_job({"SLURM_JOB_ID": "12"}) == "Slurm job 12"
+    array = {"SLURM_JOB_ID": "15", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
+    assert batch_job(array) == "Slurm job 15 (12_3), restart 1"
+    assert batch_job({"KUBERNETES_SERVICE_HOST": "10.0.0.1", "HOSTNAME": "c-worker-0"}) == "Kubernetes pod c-worker-0"
