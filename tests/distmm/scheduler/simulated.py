@@ -201,7 +201,7 @@ class Model:
             if task.state in ("waiting", "running"):
                 task.state = "failed"
                 if task.where is not None:
-                    self.machine.failed(task.key, task.where)
+                    self.machine.given_up(task.key, task.where)
                 stack += task.waiters
                 self._let_go(task)
 
