@@ -88,7 +88,7 @@ class VirtualWorker:
         # The scheduler sends one dict to several workers, and takes a KeyError for a worker that has left.
         fields = dict(message)
         event = self.EVENTS[fields.pop("op")](**fields)
-        self.cluster.later(self.cluster.message_seconds(self), lambda: self.handle(event))
+        self.cluster.later(self.cluster.message_seconds(self, message), lambda: self.handle(event))
 
     def execute(self, key: Any) -> None:
         raise NotImplementedError
@@ -119,7 +119,10 @@ class VirtualCluster:
     def later(self, seconds: float, do: Callable[[], Any]) -> None:
         heapq.heappush(self.events, (self.now + seconds, next(self.order), do))
 
-    def message_seconds(self, worker: Any) -> float:
+    def happened(self) -> None:
+        """Called after each event."""
+
+    def message_seconds(self, worker: Any, message: dict[str, Any]) -> float:
         """How long a message takes from the scheduler to a worker."""
         raise NotImplementedError
 
@@ -156,6 +159,7 @@ class VirtualCluster:
             if asyncio.iscoroutine(doing := do()):
                 await doing
             await asyncio.sleep(0)
+            self.happened()
         await asyncio.sleep(0)
 
 

@@ -36,8 +36,8 @@ logger = logging.getLogger(__name__)
 # What the state machine is told of: tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
 
-# How long tasks without any worker wait for the replacements of their own ones, before they start on those that are there:
-# where a whole cluster is lost, the first worker that comes back would get all tasks.
+# Where all workers are lost at once, tasks wait so long for the replacements of their own ones, and then start on those
+# that are there. Without the wait the first worker that comes back would get all tasks.
 STRANDED_SECONDS = 30.0
 
 # States of tasks that are known, and still to be done.
@@ -145,7 +145,7 @@ class PlacementPlugin(SchedulerPlugin):
                 self._watch_stranded()
             return
         products, ts = self.products, self.scheduler.tasks[key]
-        # A result that was lost, and a task whose worker was lost, are made again: a chain keeps its slot, a step its task.
+        # A result or a task that was lost with its worker is made again: the chain keeps its slot.
         if finish == "released" and (ts.waiters or ts.who_wants):
             return
         task = ts.run_spec

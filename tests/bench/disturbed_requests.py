@@ -100,7 +100,7 @@ def _asked(
     a: da.Array
     b: da.Array | None
     if kind in ("written", "job"):
-        # As `out=` and jobs do it: waves load A and B under names of their own. Those of a job are products of their own.
+        # As `out=` and jobs do it: each wave loads A and B under new names. Waves of a job are products of their own.
         for wave in plan.waves:
             of_wave = f"{name}w{wave.index}" if kind == "job" else name
             a, b = _matrix(f"{names[0]}{wave.index}", rows, depth), _matrix(f"{names[1]}{wave.index}", depth, columns)
