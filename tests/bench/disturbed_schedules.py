@@ -1,7 +1,7 @@
 """Disturb Dask's own scheduler with distmm's plugin: seeded schedules in virtual time, with everything that goes wrong.
 
 What is real: the scheduler, its plugins, the workers' state machines, the graphs of products of all kinds. What goes
-wrong, and what must hold nevertheless, says `disturbed_cluster.py`.
+wrong, and what must hold nevertheless, says `tests/distmm/scheduler/disturbed_cluster.py`.
 
     python tests/bench/disturbed_schedules.py                          # 1000 schedules on all cores
     python tests/bench/disturbed_schedules.py --first 17 --count 1     # the 17th again, with what happens in it
@@ -25,7 +25,7 @@ import dask
 from rich.console import Console
 
 from distmm.clusters.local_cluster import SCHEDULER_CONFIG
-from tests.bench.disturbed_cluster import DisturbedCluster
+from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster
 
 COMMAND = "python tests/bench/disturbed_schedules.py --count 1 --first"
 
@@ -92,18 +92,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     console = Console(soft_wrap=True, highlight=False)
-    if options.count > 1:
-        logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    started, seeds = time.perf_counter(), range(options.first, options.first + options.count)
     if options.count == 1:
-        wrong = [schedule(options.first, partial(console.print, markup=False))]
-    else:
-        with ProcessPoolExecutor(options.processes) as pool:
-            wrong = list(pool.map(schedule, seeds, chunksize=10))
-    wrong = [one for one in wrong if one is not None]
-    for one in wrong:
-        console.print(one, markup=False)
-    console.print(f"{options.count} schedules, {len(wrong)} wrong, {time.perf_counter() - started:.0f} s")
+        sys.exit(schedule(options.first, partial(console.print, markup=False)))
+    logging.getLogger("distributed").setLevel(logging.CRITICAL)
+    started, wrong = time.perf_counter(), 0
+    with ProcessPoolExecutor(options.processes) as pool:
+        for one in pool.map(schedule, range(options.first, options.first + options.count), chunksize=10):
+            if one is not None:
+                console.print(one, markup=False)
+                wrong += 1
+    console.print(f"{options.count} schedules, {wrong} wrong, {time.perf_counter() - started:.0f} s")
     sys.exit(bool(wrong))
 
 

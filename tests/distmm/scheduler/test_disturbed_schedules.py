@@ -16,8 +16,8 @@ from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import STRANDED_SECONDS
 from distmm.scheduler.replicas import Replicas
 from tests.apart import Ended
-from tests.bench.disturbed_cluster import DisturbedCluster, Faults
 from tests.bench.disturbed_schedules import play
+from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster, Faults
 
 
 def schedules(folder: Path) -> tuple[list[str], dict[str, str]]:

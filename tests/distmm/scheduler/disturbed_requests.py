@@ -1,4 +1,4 @@
-"""Products for `disturbed_schedules.py`: as graphs that a client sends one after another. Their tasks are never run."""
+"""Products for `disturbed_cluster.py`: as graphs that a client sends one after another. Their tasks are never run."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from distributed.scheduler import ClientState, TaskState
 
 from distmm.graph.dask_tasks import ProductTask
 from distmm.scheduler import dask_internals
-from tests.bench.disturbed_requests import BLOCK, KINDS, Request, request
+from tests.distmm.scheduler.disturbed_requests import BLOCK, KINDS, Request, request
 from tests.virtual_cluster import Comm, Sized, VirtualCluster, VirtualWorker
 
 __all__ = ["DisturbedCluster", "Faults"]
