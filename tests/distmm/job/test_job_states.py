@@ -34,7 +34,7 @@ from distmm.errors import InputError, Stopped
 from distmm.storage import open_matrix
 from distmm.storage.output import Target
 
-EXAMPLES = int(os.environ.get("DISTMM_EXAMPLES", "4"))
+EXAMPLES = int(os.environ.get("DISTMM_EXAMPLES", "2"))
 EDGE, ACROSS = 8, 3
 BLOCKS = ACROSS**2
 # Of the same blocks: three waves of three, one wave, nine waves.
@@ -176,7 +176,7 @@ class JobStates(RuleBasedStateMachine):
         name = rng.choice(sorted(self.whole))
         del self.whole[name]
         (marker,) = Path().glob(f"C.zarr.job/*/done/{name}")
-        i, j = (int(part) for part in name.removesuffix(".json").split("-"))
+        i, j = (int(part) for part in name.removesuffix(".json").split("."))
         (chunk,) = (path for path in Path().glob(f"C.zarr.job/**/c/{i}/{j}") if path.is_file())
         if how == "flip":
             content = bytearray(chunk.read_bytes())

@@ -330,10 +330,11 @@ class DisturbedCluster(VirtualCluster):
             await self.ask(self.random.choice(sorted(self.requests)), self.random.randrange(len(self.asked)))
 
     def _retry(self) -> None:
-        client, keys = self._some()
-        keys = [key for key in keys if self.scheduler.tasks[key].state == "erred"]
-        self.log(f"{self.now:.2f} {client} retries {len(keys)} keys")
-        self.scheduler.stimulus_retry(keys, client)
+        """Retry all that has failed: Dask lets tasks wait for ever that need something else which has failed."""
+        tasks = self.scheduler.tasks.values()
+        keys = sorted((ts.key for ts in tasks if ts.state == "erred" and ts.who_wants), key=str)
+        self.log(f"{self.now:.2f} {len(keys)} keys are retried")
+        self.scheduler.stimulus_retry(keys)
 
     def _restart(self) -> None:
         """Do what `Client.restart` does: all clients lose their keys, all workers are replaced."""
