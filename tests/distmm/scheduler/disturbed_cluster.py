@@ -193,8 +193,7 @@ class DisturbedCluster(VirtualCluster):
 
     def draw(self) -> None:
         """Say what clients ask for, and when what goes wrong."""
-        rng = self.random
-        for number in range(rng.choice([1, 1, 2, 3])):
+        for number in range((rng := self.random).choice([1, 1, 2, 3])):
             client = rng.choice(["first", "second"]) if number else "first"
             names = ("A", rng.choice("BD") if number else "B")
             planned = self.size if rng.random() < 0.9 else self.size + 1
