@@ -27,6 +27,7 @@ __all__ = [
     "park",
     "place",
     "start",
+    "stranded",
     "to_run",
 ]
 
@@ -95,6 +96,15 @@ def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
     # `transitions` takes the last one first, and a worker starts what comes first.
     ready.sort(key=lambda ts: ts.priority, reverse=True)
     scheduler.transitions({ts.key: "processing" for ts in ready}, stimulus_id="distmm-open")
+
+
+def stranded(scheduler: Scheduler) -> list[TaskState]:
+    """Tasks without a worker that may run on any, and whose own worker has gone or does not run.
+
+    Dask sends them elsewhere when they become ready. If no worker runs then, they become "no-worker"; and when a worker
+    joins, Dask looks only at those of them whose restrictions name it. Without this they would wait for ever.
+    """
+    return [ts for ts in scheduler.unrunnable if ts.loose_restrictions and not scheduler.valid_workers(ts)]
 
 
 def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:

@@ -87,7 +87,10 @@ class OutputSlots:
                 if not products[where.product]:
                     del products[where.product]
                 if is_wanted(where.product, key):
-                    self._take(rank, (where.product, where.chain), where.order)
+                    # A chain that was given up takes no slot, for nothing would give it back. It may start, for a
+                    # client may retry it.
+                    if (holder := (where.product, where.chain)) in self.results:
+                        self._take(rank, holder, where.order)
                     admitted.append((key, where))
         self.changed.clear()
         return admitted

@@ -36,6 +36,10 @@ logger = logging.getLogger(__name__)
 # What the state machine is told of: tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
 
+# Where all workers are lost at once, tasks wait so long for the replacements of their own ones, and then start on those
+# that are there. Without the wait the first worker that comes back would get all tasks.
+STRANDED_SECONDS = 30.0
+
 # States of tasks that are known, and still to be done.
 PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
@@ -69,6 +73,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.memory_manager = dask_internals.MemoryManager(scheduler)
         self.products = Products()
         self.deciding = False
+        self.watch: asyncio.TimerHandle | None = None
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 
@@ -137,10 +142,11 @@ class PlacementPlugin(SchedulerPlugin):
         if finish not in TOLD:
             if finish == "no-worker":
                 dask_internals.park(self.scheduler, self.scheduler.tasks[key])
+                self._watch_stranded()
             return
         products, ts = self.products, self.scheduler.tasks[key]
-        # A result that is let go gives a slot back. One that was lost is made again, and keeps its slot.
-        if finish == "released" and (start != "memory" or not products.runs or ts.waiters or ts.who_wants):
+        # A result or a task that was lost with its worker is made again: the chain keeps its slot.
+        if finish == "released" and (ts.waiters or ts.who_wants):
             return
         task = ts.run_spec
         if not isinstance(task, PlacedTask):
@@ -150,10 +156,10 @@ class PlacementPlugin(SchedulerPlugin):
                 products.block_forgotten(key)
         elif finish == "memory":
             products.finished(key, task.placement)
-        elif finish == "released":
+        elif finish == "released" and start == "memory":
             products.released(key, task.placement)
-        elif finish == "erred":
-            products.failed(key, task.placement)
+        elif finish in ("released", "erred"):  # what needed a task may fail, and keep the scheduler from forgetting it
+            products.given_up(key, task.placement)
         else:
             products.forgotten(key, task.placement)
         if not self.deciding and products.undecided:
@@ -243,6 +249,24 @@ class PlacementPlugin(SchedulerPlugin):
             self.memory_manager.pause()
         elif decided.busy is False:
             self.memory_manager.resume()
+
+    def _watch_stranded(self) -> None:
+        """Look after some seconds whether tasks wait for workers that have gone."""
+        if self.watch is None and any(ts.loose_restrictions for ts in self.scheduler.unrunnable):
+            self.watch = self.loop.call_later(STRANDED_SECONDS, self._start_stranded)
+
+    @reported
+    def _start_stranded(self) -> None:
+        """Start tasks on the workers that are there, whose own workers have gone, when no other was there."""
+        self.watch = None
+        if self.scheduler.running and (tasks := dask_internals.stranded(self.scheduler)):
+            dask_internals.start(self.scheduler, tasks)
+        self._watch_stranded()
+
+    async def close(self) -> None:
+        """Stop looking for stranded tasks."""
+        if self.watch is not None:
+            self.watch.cancel()
 
     def _holders(self, key: Key) -> Collection[int]:
         """Ranks that hold a block."""

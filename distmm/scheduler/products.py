@@ -184,8 +184,8 @@ class Products:
                 self.released(key, where)
         self.block_loaded(key)  # C may be an operand of another product
 
-    def failed(self, key: Key, where: Placement) -> None:
-        """Stop waiting for a task that has failed."""
+    def given_up(self, key: Key, where: Placement) -> None:
+        """Stop waiting for a task that has failed, or that nobody waits for any more."""
         self.released(key, where)
         product = self.products.get(where.product)
         task = product.tasks.get(key) if product is not None else None

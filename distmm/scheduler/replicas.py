@@ -52,9 +52,10 @@ class Replicas:
                 self.used_up[replica] = None
 
     def want(self, replicas: Iterable[Replica]) -> None:
-        """Note the replicas that the steps which open now need."""
+        """Note the replicas that the steps which open now need, but for those whose readers have been given up."""
         for block, rank in replicas:
-            self.missing[block].add(rank)
+            if (block, rank) in self.uses:
+                self.missing[block].add(rank)
 
     def copies(self, blocks: Iterable[Key], holders: Callable[[Key], Collection[int]]) -> list[Replica]:
         """Return the replicas to make now of those blocks that are in memory somewhere.

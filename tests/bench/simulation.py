@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import heapq
-import itertools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +22,9 @@ import dask.array as da
 import numpy as np
 from dask._expr import HLGExpr
 from dask.core import flatten
-from distributed import Scheduler, Status
 from distributed import worker_state_machine as machine
 from distributed.protocol import Serialized, serialize, to_serialize
-from distributed.scheduler import ClientState, WorkerState
+from distributed.scheduler import ClientState
 from rich.console import Console
 
 from distmm import matmul
@@ -39,7 +35,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, accumulator_dtype
 from distmm.planning.search import make_plan
-from distmm.scheduler.plugin import PlacementPlugin
+from tests.virtual_cluster import Sized, VirtualCluster, VirtualWorker
 
 
 @dataclass(frozen=True)
@@ -106,24 +102,6 @@ class Matrix:
     def __getitem__(self, index: object) -> None: ...
 
 
-class Sized:
-    """A block that is a number of bytes."""
-
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = nbytes
-
-
-class Comm:
-    """What the scheduler believes to be a connection."""
-
-    def __init__(self, receive: Callable[[dict[str, Any]], None]) -> None:
-        self.receive = receive
-
-    def send(self, *messages: dict[str, Any]) -> None:
-        for message in messages:
-            self.receive(message)
-
-
 @dataclass
 class Server:
     """What does one thing after another: a GPU, a link; `free` is the time at which it has done all it was given."""
@@ -131,60 +109,20 @@ class Server:
     free: float = 0.0
 
 
-class VirtualWorker:
-    """Dask's own state machine of a worker, whose tasks and transfers take virtual time."""
+class MeasuredWorker(VirtualWorker):
+    """A worker whose tasks and transfers take the time of a `Machine`."""
 
-    EVENTS = {  # noqa: RUF012
-        "compute-task": machine.ComputeTaskEvent,
-        "free-keys": machine.FreeKeysEvent,
-        "remove-replicas": machine.RemoveReplicasEvent,
-        "acquire-replicas": machine.AcquireReplicasEvent,
-        "cancel-compute": machine.CancelComputeEvent,
-        "refresh-who-has": machine.RefreshWhoHasEvent,
-    }
+    cluster: Simulation
 
-    def __init__(self, simulation: Simulation, address: str) -> None:
-        self.simulation, self.address = simulation, address
-        # Dask's default limits of what a worker fetches at once.
-        self.state = machine.WorkerState(
-            address=address,
-            nthreads=simulation.machine.threads,
-            transfer_incoming_count_limit=10,
-            transfer_message_bytes_limit=50e6,
-            validate=False,
-        )
+    def __init__(self, cluster: Simulation, address: str) -> None:
+        super().__init__(cluster, address, cluster.machine.threads)
         self.gpu, self.host_link, self.inward, self.outward = Server(), Server(), Server(), Server()
-        self.held = self.peak = self.fetched = self.writing = 0
-
-    def handle(self, event: machine.StateMachineEvent) -> None:
-        for instruction in self.state.handle_stimulus(event):
-            if isinstance(instruction, machine.SendMessageToScheduler):
-                self.simulation.tell_scheduler(self.address, instruction.to_dict())
-            elif isinstance(instruction, machine.Execute):
-                self.execute(instruction.key)
-            elif isinstance(instruction, machine.GatherDep):
-                self.gather(instruction)
-            else:
-                raise NotImplementedError(instruction)
-        self.state.stimulus_log.clear()
-        self.hold()
-
-    def hold(self, others: int = 0) -> None:
-        """Note what is in memory now, and for a moment others beside it."""
-        self.held = self.writing + sum(block.nbytes for block in self.state.data.values())
-        self.peak = max(self.peak, self.held + others)
-
-    def receive(self, message: dict[str, Any]) -> None:
-        # The scheduler sends one dict to several workers, and takes a KeyError for a worker that has left.
-        fields = dict(message)
-        event = self.EVENTS[fields.pop("op")](**fields)
-        self.simulation.later(self.simulation.machine.message, lambda: self.handle(event))
 
     def execute(self, key: Any) -> None:
         ts = self.state.tasks[key]
-        product, seconds, nbytes, others = self.simulation.task(ts.run_spec.data)
+        product, seconds, nbytes, others = self.cluster.task(ts.run_spec.data)
         server = self.gpu if product else self.host_link
-        server.free = max(server.free, self.simulation.now) + seconds
+        server.free = max(server.free, self.cluster.now) + seconds
         done = machine.ExecuteSuccessEvent(
             key=key, run_id=ts.run_id, value=Sized(nbytes), start=0, stop=seconds, nbytes=nbytes, type=None,
             stimulus_id=f"done-{key}",
@@ -196,12 +134,12 @@ class VirtualWorker:
             self.writing -= nbytes
             self.handle(done)
 
-        self.simulation.later(server.free - self.simulation.now, finish)
+        self.cluster.later(server.free - self.cluster.now, finish)
         if not product:  # see `distmm.worker.worker_slots`
             self.handle(machine.SecedeEvent(key=key, compute_duration=0.0, stimulus_id=f"beside-{key}"))
 
     def gather(self, instruction: machine.GatherDep) -> None:
-        sim, peer = self.simulation, self.simulation.workers[instruction.worker]
+        sim, peer = self.cluster, self.cluster.workers[instruction.worker]
         data = {key: peer.state.data[key] for key in instruction.to_gather if key in peer.state.data}
         nbytes = sum(block.nbytes for block in data.values())
         seconds = nbytes / sim.machine.link
@@ -214,50 +152,29 @@ class VirtualWorker:
         sim.later(max(self.inward.free, peer.outward.free) - sim.now, lambda: self.handle(done))
 
 
-class Simulation:
-    """A scheduler, its virtual workers, and the events to come."""
+class Simulation(VirtualCluster):
+    """A cluster of `Machine`s."""
 
-    def __init__(self, virtual: Machine, workers: int) -> None:
-        self.machine, self.now, self.scheduler_free = virtual, 0.0, 0.0
-        self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.order = itertools.count()
-        self.scheduler = Scheduler(dashboard=False, dashboard_address=":0", validate=False)
-        self.plugin = PlacementPlugin()
-        self.workers: dict[str, VirtualWorker] = {}
+    def __init__(self, virtual: Machine) -> None:
+        super().__init__()
+        self.machine, self.scheduler_free = virtual, 0.0
+        self.live = 0
         self.first_task: float | None = None
-        for rank in range(workers):
-            address = f"tcp://10.0.{rank >> 8}.{rank & 255}:1"
-            self.workers[address] = worker = VirtualWorker(self, address)
-            self._add(address, rank, worker)
 
-    def _add(self, address: str, rank: int, worker: VirtualWorker) -> None:
-        scheduler = self.scheduler
-        ws = WorkerState(
-            address=address, status=Status.running, pid=0, name=rank, nthreads=self.machine.threads, memory_limit=0,
-            local_directory="", services={}, versions={}, nanny="", extra={}, server_id=address, scheduler=scheduler,
-        )  # fmt: skip
-        scheduler.workers[address], scheduler.aliases[rank] = ws, address
-        scheduler.running.add(ws)
-        scheduler.total_nthreads += self.machine.threads
-        scheduler.stream_comms[address] = Comm(lambda message: self._sent(worker, message))
-        scheduler.check_idle_saturated(ws)
-        for plugin in list(scheduler.plugins.values()):
-            plugin.add_worker(scheduler, address)
-
-    def _sent(self, worker: VirtualWorker, message: dict[str, Any]) -> None:
+    def message_seconds(self, worker: Any, message: dict[str, Any]) -> float:
         if self.first_task is None and message["op"] == "compute-task":
             self.first_task = time.process_time()
-        worker.receive(message)
+        return self.machine.message
 
-    def later(self, seconds: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (self.now + seconds, next(self.order), do))
-
-    def tell_scheduler(self, worker: str, message: dict[str, Any]) -> None:
+    def tell_scheduler(self, worker: VirtualWorker, message: dict[str, Any]) -> None:
         """Deliver a message after its way and after what the scheduler still has to do."""
         handler = self.scheduler.stream_handlers[message.pop("op")]
         work = self.machine.scheduler if handler == self.scheduler.handle_task_finished else 0.0
         self.scheduler_free = max(self.scheduler_free, self.now + self.machine.message) + work
-        self.later(self.scheduler_free - self.now, lambda: handler(worker=worker, **message))
+        self.later(self.scheduler_free - self.now, lambda: handler(worker=worker.address, **message))
+
+    def happened(self) -> None:
+        self.live = max(self.live, len(self.scheduler.tasks))
 
     def task(self, spec: Any) -> tuple[bool, float, int, int]:
         """Whether a task is a product, its virtual seconds, the bytes of its result, and others that it needs."""
@@ -279,8 +196,10 @@ class Simulation:
     async def run(self, plan: Plan) -> Result:
         """Multiply once, by `plan`."""
         self.plan, problem = plan, plan.problem
-        await self.plugin.start(self.scheduler)
-        self.scheduler.plugins[self.plugin.name] = self.plugin
+        for rank in range(plan.cluster.workers):
+            worker = MeasuredWorker(self, f"tcp://10.0.{rank >> 8}.{rank & 255}:1")
+            await self.add(worker, rank, self.machine.threads)
+        await self.start()
         self.scheduler.clients["sim"] = ClientState("sim")
         started = time.process_time()
         c = product(plan)
@@ -288,13 +207,7 @@ class Simulation:
         assert isinstance(layer, ProductLayer)
         self.a = layer.operands[0]
         left = await self._submit(c)
-        await asyncio.sleep(0)  # what the scheduler's plugin put off
-        live = 0
-        while self.events:
-            self.now, _, do = heapq.heappop(self.events)
-            do()
-            await asyncio.sleep(0)
-            live = max(live, len(self.scheduler.tasks))
+        await self.drain()
         missing = [key for key in left if self.scheduler.tasks[key].state != "memory"]
         if missing:
             states = Counter(ts.state for ts in self.scheduler.tasks.values())
@@ -305,7 +218,7 @@ class Simulation:
             ideal=problem.flops / len(self.workers) / self.machine.rate,
             fetched=sum(worker.fetched for worker in self.workers.values()),
             peak=max(worker.peak for worker in self.workers.values()),
-            live=live,
+            live=self.live,
             first_task=self.first_task - started,
         )
 
@@ -330,11 +243,11 @@ def simulate(plan: Plan, virtual: Machine) -> Result:
     """Run `plan` on virtual workers."""
 
     async def run() -> Result:
-        simulation = Simulation(virtual, plan.cluster.workers)
+        simulation = Simulation(virtual)
         try:
             return await simulation.run(plan)
         finally:
-            simulation.scheduler.http_server.stop()  # opened by its making, though nobody starts it
+            simulation.close()
 
     # The memory manager reads the workers' real memory, of which there is none.
     config = {**SCHEDULER_CONFIG, "distributed.scheduler.active-memory-manager.start": False}

@@ -35,18 +35,18 @@ def test_loads_that_may_begin_do_before_products_of_open_steps(monkeypatch: pyte
     virtual = Machine()
     plan = simulation.planned(131072, 4, "float32", virtual)
     asked: dict[str, list[tuple[bool, int, tuple[int, ...]]]] = {}
-    receive = simulation.VirtualWorker.receive
+    receive = simulation.MeasuredWorker.receive
 
-    def noted(self: simulation.VirtualWorker, message: dict[str, Any]) -> None:
+    def noted(self: simulation.MeasuredWorker, message: dict[str, Any]) -> None:
         if message["op"] == "compute-task":
             name, row, column, *step = message["key"]
             product = name.startswith(("distmm-step", "distmm-matmul"))
-            panel = column if name == self.simulation.a else row
+            panel = column if name == self.cluster.a else row
             number = (step or [len(plan.blocking.steps) - 1])[0] if product else panel // plan.blocking.panels
             asked.setdefault(self.address, []).append((product, number, message["priority"]))
         receive(self, message)
 
-    monkeypatch.setattr(simulation.VirtualWorker, "receive", noted)
+    monkeypatch.setattr(simulation.MeasuredWorker, "receive", noted)
     simulation.simulate(plan, virtual)
     assert len(asked) == 4
     for tasks in asked.values():

@@ -201,15 +201,25 @@ class Model:
             if task.state in ("waiting", "running"):
                 task.state = "failed"
                 if task.where is not None:
-                    self.machine.failed(task.key, task.where)
+                    self.machine.given_up(task.key, task.where)
                 stack += task.waiters
                 self._let_go(task)
 
     def _let_go(self, task: Task) -> None:
         for other in task.needs:
             other.waiters.discard(task)
-            if other.state == "memory" and not other.waiters and other.key not in self.wanted:
+            if other.waiters or other.key in self.wanted:
+                continue
+            if other.state == "memory":
                 self._release(other)
+            elif other.state in ("waiting", "running"):  # its reader has failed, and the client still wants that one
+                self._stop(other)
+
+    def _stop(self, task: Task) -> None:
+        task.state = "released"
+        if task.where is not None:
+            self.machine.given_up(task.key, task.where)
+        self._let_go(task)
 
     def _release(self, task: Task) -> None:
         task.state, task.copies, task.gone = "released", set(), True
@@ -231,6 +241,8 @@ class Model:
             return
         if task.state in ("waiting", "running"):
             task.state = "released"
+            if task.where is not None:
+                self.machine.given_up(task.key, task.where)
             for other in task.needs:
                 other.waiters.discard(task)
         needs = list(task.needs)
@@ -306,7 +318,7 @@ class Model:
             and other.where is not None
             and other.where.product == where.product
             and not other.done
-            and other.state != "failed"
+            and other.state not in ("failed", "released")
         ]
         return where.order < min(unfinished, default=where.order) + task.limits.lookahead
 
@@ -317,7 +329,7 @@ class Model:
             if not task.product or task.held or task.where is None or task.where.step:
                 continue
             result = self.tasks.get((task.where.product, task.where.i, task.where.j))
-            if result is not None and result.state != "failed" and not result.gone:
+            if result is not None and result.state not in ("failed", "released") and not result.gone:
                 begun.setdefault((task.where.run, task.where.rank), set()).add((task.where.product, task.where.chain))
         for (run, rank), chains in begun.items():
             assert len(chains) <= self.slots[run], f"{len(chains)} blocks of C at rank {rank}: {chains}"
