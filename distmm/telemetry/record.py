@@ -310,7 +310,7 @@ class Record:
             case Unwritten(time, tasks):
                 self.unwritten, self.advanced = tasks, max(self.advanced, time)
             case Noted(time, what):
-                self._tell(time, what)
+                self.incidents.add(time, what)
             case Heard(seen):
                 self.seen = seen
             case Retried(cause=cause):

@@ -63,7 +63,7 @@ class After(job.Stop):
 
 def markers() -> dict[str, int]:
     """Markers by name, and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path().glob("C.zarr.job/*/done/*.json")}
+    return {path.name: path.stat().st_mtime_ns for path in Path().glob("C.zarr.job/*/*/done/*.json")}
 
 
 @contextmanager
@@ -175,7 +175,7 @@ class JobStates(RuleBasedStateMachine):
         rng = random.Random(seed)
         name = rng.choice(sorted(self.whole))
         del self.whole[name]
-        (marker,) = Path().glob(f"C.zarr.job/*/done/{name}")
+        (marker,) = Path().glob(f"C.zarr.job/*/*/done/{name}")
         i, j = (int(part) for part in name.removesuffix(".json").split("."))
         (chunk,) = (path for path in Path().glob(f"C.zarr.job/**/c/{i}/{j}") if path.is_file())
         if how == "flip":
