@@ -33,6 +33,7 @@ from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.storage import open_matrix
 from distmm.storage.output import Target
+from tests.until import until
 
 EXAMPLES = int(os.environ.get("DISTMM_EXAMPLES", "2"))
 EDGE, ACROSS = 8, 3
@@ -170,8 +171,8 @@ class JobStates(RuleBasedStateMachine):
             np.testing.assert_array_equal(open_matrix("C.zarr")[...], before[0] * self.product)
 
     @precondition(lambda self: self.whole)
-    @rule(seed=st.integers(0, 99), how=st.sampled_from(["flip", "truncate", "delete", "unmark", "mark"]))
-    def damage_a_block(self, seed: int, how: str) -> None:
+    @rule(seed=st.integers(0, 99), how=st.sampled_from(["flip", "truncate", "delete", "unmark", "mark"]), end=ENDS)
+    def damage_a_block_and_resume(self, seed: int, how: str, end: tuple[str, int]) -> None:
         rng = random.Random(seed)
         name = rng.choice(sorted(self.whole))
         del self.whole[name]
@@ -190,6 +191,7 @@ class JobStates(RuleBasedStateMachine):
             marker.unlink()
         else:
             marker.write_bytes(b"{}")
+        self.run(end, resume=True)
 
     @invariant()
     def what_is_certified_is_right_and_the_status_is_true(self) -> None:
@@ -203,7 +205,7 @@ class JobStates(RuleBasedStateMachine):
             np.testing.assert_array_equal(open_matrix("C.zarr")[...], self.alpha * self.product)
         else:
             assert len(self.whole) <= found.done <= len(markers())
-            assert not any(self.client.processing().values())
+            until(lambda: not any(self.client.processing().values()))
 
 
 def test_a_job_ends_right_through_any_history() -> None:
