@@ -73,6 +73,7 @@ class Blocks(Pane):
         columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "text", "owner", "done", "state")
         self.source = ColumnDataSource({column: [] for column in columns})
         self.frames = ColumnDataSource({column: [] for column in ("x", "y", "width", "height", "left", "top", "text")})
+        self.hatched = ColumnDataSource({column: [] for column in ("x", "y", "hatch")})
         self.shape: tuple[object, ...] = ()
         self.root = figure(
             title="Blocks of C", x_range=Range1d(0, 1), y_range=Range1d(1, 0), tools="", toolbar_location=None,
@@ -82,7 +83,6 @@ class Blocks(Pane):
         cells = self.root.rect(
             x="x", y="y", width=0.92, height=0.92, source=self.source,
             fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
-            hatch_pattern="hatch", hatch_color=theme.LIGHT["ink"], hatch_alpha=0.5, hatch_scale=7, hatch_weight=1,
         )  # fmt: skip
         self.root.text(
             x="x", y="y", text="text", source=self.source, text_align="center", text_baseline="middle",
@@ -97,6 +97,11 @@ class Blocks(Pane):
             x="left", y="top", text="text", source=self.frames, text_baseline="bottom", text_font_size="11px",
             text_color=theme.LIGHT["ink"],
         )  # fmt: skip
+        # Only the cells that have a hatching: Bokeh makes a pattern for each cell of a renderer with every update.
+        self.root.rect(
+            x="x", y="y", width=0.92, height=0.92, source=self.hatched, fill_color=None, line_color=None,
+            hatch_pattern="hatch", hatch_color=theme.LIGHT["ink"], hatch_alpha=0.5, hatch_scale=7, hatch_weight=1,
+        )  # fmt: skip
         self.root.add_tools(
             HoverTool(
                 renderers=[cells],
@@ -109,6 +114,7 @@ class Blocks(Pane):
         if record is None:
             self.source.data = {column: [] for column in self.source.data}
             self.frames.data = {column: [] for column in self.frames.data}
+            self.hatched.data = {column: [] for column in self.hatched.data}
             return
         mosaic = Mosaic.of(record)
         matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)
@@ -147,6 +153,8 @@ class Blocks(Pane):
                 for flags in zip(mirrored, resumed, again, rejected, refuted, strict=True)
             ],
         }
+        hatched = mirrored | resumed
+        self.hatched.data = {column: np.asarray(self.source.data[column])[hatched] for column in self.hatched.data}
         if self.shape != (record.product, mosaic):
             self.shape = (record.product, mosaic)
             self._frame(record, mosaic, int(tile[-1]) + 1)
