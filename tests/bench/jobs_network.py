@@ -208,6 +208,7 @@ def main() -> int:
     if (why := missing()) is not None:
         say(f"this program cannot run here: {why}")
         return 3
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # and remove what was made
     SPAWN.set_forkserver_preload(PRELOAD)
     folder = Path(tempfile.mkdtemp(prefix="distmm-network-"))
     total, wrong, hung, seed, began = Counter[str](), 0, 0, options.seed, time.monotonic()
