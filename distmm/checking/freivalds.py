@@ -23,7 +23,7 @@ import dask
 import dask.array as da
 import numpy as np
 
-from distmm.checking import row_slices, sampled_elements
+from distmm.checking import row_slices, sampled_elements, sampled_sums
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.checking.verdict import Verdict
@@ -123,19 +123,19 @@ class Freivalds:
         """Return some rows of A and columns of B, and the elements of C where they cross."""
         if not self.tolerance.narrow:
             return ()
-        at = [sampled_elements.positions(size, seed, axis) for axis, size in enumerate(self.c.shape)]
+        at = [sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape)]
         return self.a[at[0]], self.b[:, at[1]], self.c[at[0]][:, at[1]]
 
     def _rounding(self, seed: int, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
         """Say by how much the rounding of the sampled elements is larger than that of the precision."""
-        some = sampled_elements.Columns(np.arange(columns.shape[1]), columns)
-        sample = sampled_elements.sampled(None, rows, [some])
+        some = sampled_sums.Columns(np.arange(columns.shape[1]), columns)
+        sample = sampled_sums.sampled(None, rows, [some])
         if sample is None:
             return None
         level, row = sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)
         if level <= 1:
             return None
-        row = int(sampled_elements.positions(self.c.shape[0], seed, 0)[row])
+        row = int(sampled_sums.positions(self.c.shape[0], seed, 0)[row])
         what = (
             f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes at this precision"
         )
@@ -246,11 +246,11 @@ class Freivalds:
 
     def _dependence(self, line: np.ndarray, ratio: np.ndarray) -> float:
         """How far the roundings of the worst elements of a row are from independent ones."""
-        worst = np.sort(np.argsort(-ratio, kind="stable")[: sampled_elements.EDGE])
+        worst = np.sort(np.argsort(-ratio, kind="stable")[: sampled_sums.EDGE])
         (found,) = fetch(self.b[:, worst])
-        columns = sampled_elements.Columns(worst, found)
-        rows = np.repeat(line[None], sampled_elements.EDGE, axis=0)
-        sample = sampled_elements.sampled(None, rows.astype(self.a.dtype), [columns])
+        columns = sampled_sums.Columns(worst, found)
+        rows = np.repeat(line[None], sampled_sums.EDGE, axis=0)
+        sample = sampled_sums.sampled(None, rows.astype(self.a.dtype), [columns])
         return 1.0 if sample is None else sampled_elements.dependence(sample, 0)
 
     def _down(self, lines: np.ndarray, columns: np.ndarray | None) -> np.ndarray:

@@ -41,263 +41,23 @@ A chain of float32 has r of about 0.4, and a BLAS less than 0.1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from distmm.checking.tolerance import CUT_OFF, STRETCH, Tolerance
-from distmm.worker import gpu
+from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
+from distmm.checking.tolerance import CUT_OFF, Tolerance
 
-__all__ = [
-    "EDGE",
-    "FALSE_ALARM",
-    "Columns",
-    "Sample",
-    "columns_of",
-    "dependence",
-    "level",
-    "positions",
-    "sampled",
-    "threshold",
-]
-
-# Rows and columns of a block that cross in the sampled elements.
-EDGE = 8
+__all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
 
 # Probability that a right block is taken for a wrong one.
 FALSE_ALARM = 1e-9
 
-# Products that are added at once here: partial sums are known at each sixteenth. Tensor cores add as many.
-GROUP = 16
-
 # What float32 products of halves may lose beside L: of sums and products; of the largest number of a row or column.
 HALVES, COARSE = 2.0**-20, 2.0**-38
 
-# What float64 numbers are multiplied by before a chain of float32 sums them: it has no short binary form.
-ODD = math.log(2)
-
 Block = Any  # a NumPy or CuPy array
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Some columns of a block of B.
-
-    Attributes
-    ----------
-    at : array of int, shape (c,)
-        Where they are in the block.
-    values : array of shape (k, c)
-        In the type of the block, in host memory.
-    """
-
-    at: np.ndarray
-    values: np.ndarray
-
-
-@dataclass(frozen=True)
-class Sample:
-    """Sums of products of sampled rows of A and columns of B, over the panels so far.
-
-    float64 is divided by powers of two, and multiplied by `ODD`.
-
-    Complex numbers have four real products (re re, im im, re im, im re), which some kernels sum one by one; the first
-    axis counts them. The others are rows, and the columns of all blocks.
-
-    Attributes
-    ----------
-    rows, columns : arrays of int
-        Where they are in their blocks; `columns` has shape (blocks, c).
-    shifts : pair of arrays of int, or None
-        Exponents of these powers, of rows and columns.
-    sums : array of shape (parts, rows, columns)
-    squares : array
-        Sums of squares of the partial sums, in ascending k or by lanes.
-    totals : array
-        Sums of each sixteenth partial sum.
-    lanes : array of shape (parts, GROUP, rows, columns)
-        Sums of each sixteenth product.
-    terms, groups, spread : arrays
-        Sums of the products' squares, of squared sums of 16 products, and of absolute products.
-    cut : array
-        Sum of absolute values of each sixteenth partial sum.
-    coarse : array
-        Squares of the largest number of a row or column times the others.
-    sixteenths : int
-        Partial sums that `totals` and `cut` have.
-    chain : array of float32, shape (parts, pairs, blocks)
-        The sums of some elements by a chain of float32: row p and column p of each block.
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-    shifts: tuple[np.ndarray, np.ndarray] | None
-    sums: np.ndarray
-    squares: np.ndarray
-    totals: np.ndarray
-    lanes: np.ndarray
-    terms: np.ndarray
-    groups: np.ndarray
-    spread: np.ndarray
-    cut: np.ndarray
-    coarse: np.ndarray
-    sixteenths: int
-    chain: np.ndarray
-
-
-def _is_float(dtype: np.dtype) -> bool:
-    return dtype.kind in "fcV"
-
-
-def _is_wide(dtype: np.dtype) -> bool:
-    return dtype.itemsize // (2 if dtype.kind == "c" else 1) > 4
-
-
-def positions(size: int, *seed: int) -> np.ndarray:
-    """Return `EDGE` different positions below `size`, or all, in ascending order."""
-    return np.sort(np.random.default_rng(seed).choice(size, min(size, EDGE), replace=False))
-
-
-def columns_of(block: Block, *seed: int) -> Columns | None:
-    """Sample columns of a block of B; None where it has integers."""
-    if not _is_float(block.dtype) or not block.size:
-        return None
-    at = positions(block.shape[1], *seed)
-    return Columns(at, _lines(block.T, at).T)
-
-
-def _lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
-    """Return some rows of a block, or the elements where they cross some columns, in host memory.
-
-    They are moved as integers: CuPy has all operations for those, and takes no subnormal number for zero.
-    """
-    moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
-    xp = gpu.namespace(block)
-    if xp is np:
-        lines = moved[at] if columns is None else moved[np.ix_(at, columns)]
-        return np.asarray(lines.view(block.dtype))
-
-    def on_gpu() -> np.ndarray:
-        with gpu.working("product"):
-            # One row after the other: an index of several rows may copy all of a transposed block.
-            lines = xp.stack([moved[row] for row in at.tolist()])
-            if columns is not None:
-                lines = xp.stack([lines[:, column] for column in columns.tolist()], axis=1)
-            return np.asarray(lines.get())
-
-    return gpu.retrying(on_gpu, f"rows of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},").view(
-        block.dtype
-    )
-
-
-def sampled(before: Sample | None, block: Block, right: list[Columns], *seed: int) -> Sample | None:
-    """Add the products of some rows of a block of A ``(m, k)`` and columns of a panel of B to the sums so far.
-
-    Parameters
-    ----------
-    before : Sample or None
-        None in the first panel.
-    block : NumPy or CuPy array
-    right : list of Columns
-        Of all blocks of the panel.
-    seed : int
-        Of the choice of rows, in the first panel.
-    """
-    if not block.size or not _is_float(block.dtype):
-        return None
-    # The blocks of a ragged last column may have fewer columns; it is repeated, and compared once.
-    at = np.stack([np.resize(one.at, EDGE) for one in right])
-    values = np.concatenate([one.values[:, np.resize(np.arange(len(one.at)), EDGE)] for one in right], axis=1)
-    rows = positions(block.shape[0], *seed) if before is None else before.rows
-    a, b = _lines(block, rows), values.T
-    shifts = (_exponents(a), _exponents(b)) if _is_wide(a.dtype) or _is_wide(b.dtype) else None
-    if before is not None:
-        shifts = before.shifts
-    with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        pairs = _real_pairs(a, b)
-        if shifts is not None:
-            pairs = [(ODD * np.ldexp(x, -shifts[0]), np.ldexp(y, -shifts[1])) for x, y in pairs]
-        parts = [_panel(x, y, len(right)) for x, y in pairs]
-        stacked = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
-        products = stacked.pop("products")
-        return _added(before, rows, at, shifts, stacked, products, block.shape[1])
-
-
-def _exponents(lines: np.ndarray) -> np.ndarray:
-    """Exponents ``(lines, 1)`` of the largest number of each line."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        return np.asarray(np.frexp(abs(lines).max(axis=1, keepdims=True))[1])
-
-
-def _real_pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    if a.dtype.kind != "c" and b.dtype.kind != "c":
-        return [(a.astype(np.float64), b.astype(np.float64))]
-    a, b = a.astype(np.complex128), b.astype(np.complex128)
-    return [(a.real, b.real), (a.imag, b.imag), (a.real, b.imag), (a.imag, b.real)]
-
-
-def _panel(a: np.ndarray, b: np.ndarray, blocks: int) -> dict[str, np.ndarray]:
-    """Return the sums of a panel for real rows ``(r, k)`` of A and columns ``(c, k)`` of B, by groups of 16 steps."""
-    k = a.shape[1]
-    padded = -k % GROUP
-    left, right = (np.pad(x, ((0, 0), (0, padded))).reshape(len(x), -1, GROUP) for x in (a, b))
-    pairs = min(len(a), EDGE)
-    by_block = b.reshape(blocks, EDGE, k)[:, :pairs]
-    return {
-        "within": left.transpose(1, 0, 2) @ right.transpose(1, 2, 0),
-        "lanes": left.transpose(2, 0, 1) @ right.transpose(2, 1, 0),
-        "terms": (a * a) @ (b * b).T,
-        "spread": abs(a) @ abs(b).T,
-        "coarse": np.outer((a * a).max(axis=1), (b * b).sum(axis=1)) + np.outer((a * a).sum(1), (b * b).max(1)),
-        "products": (a[:pairs] * by_block).transpose(1, 0, 2).astype(np.float32),
-    }
-
-
-def _added(
-    before: Sample | None,
-    rows: np.ndarray,
-    at: np.ndarray,
-    shifts: tuple[np.ndarray, np.ndarray] | None,
-    new: dict[str, np.ndarray],
-    products: np.ndarray,
-    k: int,
-) -> Sample:
-    within = new["within"]  # (parts, groups, rows, columns)
-    zero = np.zeros_like(new["terms"])
-    start = zero if before is None else before.sums
-    sums = start[:, None] + within.cumsum(axis=1)
-    earlier = np.concatenate([start[:, None], sums[:, :-1]], axis=1)
-    lanes = new["lanes"] if before is None else before.lanes + new["lanes"]
-    most = np.maximum(abs(lanes), 0 if before is None else abs(before.lanes))
-    by_order = GROUP / 2 * (earlier**2 + sums**2).sum(axis=1) + GROUP * new["terms"]
-    squares = np.maximum(by_order, _by_lanes(lanes, most, k))
-    # Tensor cores leave their sum after a stretch, and begin the next one with nothing.
-    begun = np.repeat(earlier[:, :: STRETCH // GROUP], STRETCH // GROUP, axis=1)[:, : sums.shape[1]]
-    stretch = np.maximum(abs(sums), abs(sums - begun)).sum(axis=1)
-    carried = np.zeros((*products.shape[:3], 1), np.float32) if before is None else before.chain[..., None]
-    chain = np.add.accumulate(np.concatenate([carried, products], axis=3), axis=3)[..., -1]
-    made = Sample(
-        rows, at, shifts, sums[:, -1], squares, sums.sum(axis=1), lanes, new["terms"], (within**2).sum(axis=1),
-        new["spread"], stretch, new["coarse"], within.shape[1], chain,
-    )  # fmt: skip
-    if before is None:
-        return made
-    summed = {
-        name: getattr(before, name) + getattr(made, name)
-        for name in ("squares", "totals", "terms", "groups", "spread", "cut", "coarse", "sixteenths")
-    }
-    return Sample(rows, at, shifts, made.sums, lanes=lanes, chain=chain, **summed)
-
-
-def _by_lanes(lanes: np.ndarray, most: np.ndarray, k: int) -> np.ndarray:
-    """Bound the squares of partial sums of kernels that add each w-th product by itself, w = 2, 4, 8, 16."""
-    worst = k / GROUP * (most**2).sum(axis=1)
-    for width in (2, 4, 8):
-        folded = lanes.reshape(lanes.shape[0], GROUP // width, width, *lanes.shape[2:]).sum(axis=1)
-        worst = np.maximum(worst, k / width * (folded**2).sum(axis=1))
-    return np.asarray(worst)
 
 
 def _squares(sample: Sample) -> np.ndarray:
@@ -354,7 +114,7 @@ def level(
     """
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep
-    given = _lines(block, sample.rows, at).astype(tolerance.work)
+    given = lines(block, sample.rows, at).astype(tolerance.work)
     names = "terms", "groups", "spread", "cut", "coarse"
     mine = {name: getattr(sample, name)[..., own].sum(axis=0) for name in names}
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
@@ -362,7 +122,7 @@ def level(
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
         truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
         if added is not None:
-            before = beta * _lines(added, sample.rows, at).astype(tolerance.work)
+            before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real ones add the parts before: twice the sums.
         walk = _squares(sample)[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)

@@ -40,8 +40,8 @@ from typing import Any
 
 import numpy as np
 
-from distmm.checking import sampled_elements
-from distmm.checking.sampled_elements import Columns, Sample
+from distmm.checking import sampled_elements, sampled_sums
+from distmm.checking.sampled_sums import Columns, Sample
 from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.worker import gpu, gpu_copies
@@ -76,7 +76,7 @@ class Sketch:
     columns : array of shape (block columns, vectors of a column)
         Norms of the blocks of B, times the weights, that went into `values`.
     sample : Columns or Sample, optional
-        Some columns of B, or sums of some elements of C (`distmm.checking.sampled_elements`).
+        Some columns of B, or sums of some elements of C (`distmm.checking.sampled_sums`).
     """
 
     values: np.ndarray
@@ -159,7 +159,7 @@ def of_b(
         if shift.any():
             values, norms = scaled(values, shift), scaled(norms, shift)
         whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, x.shape[1]))
-        return Sketch(values, norms, np.zeros_like(shift), whole, sampled_elements.columns_of(block, seed, column))
+        return Sketch(values, norms, np.zeros_like(shift), whole, sampled_sums.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
@@ -187,7 +187,7 @@ def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: in
     earlier = None if before is None else before.sample
     if len(columns) < len(panel) or (before is not None and not isinstance(earlier, Sample)):
         return None
-    return sampled_elements.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
+    return sampled_sums.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
 
 
 def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:

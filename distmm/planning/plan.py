@@ -310,4 +310,6 @@ class Plan:
 
 
 def _at_least(fewest: float, what: str) -> str:
-    return f"no number of these {what}" if fewest == math.inf else f"{fewest} {what} and more"
+    if fewest == math.inf:
+        return f"no number of these {what}"
+    return f"{fewest} {what if fewest > 1 else what[:-1]} and more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -130,7 +131,9 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
 def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
     """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
     problem, cluster = asked.problem, asked.cluster
-    for steps in candidates.DEEPER_STEPS:
+    for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
+        if tried * multiples[1] >= problem.k:
+            break  # blocks cannot be shorter along k than those that were tried
         for waves in _waves(asked):
             schedules = candidates.free(problem, cluster, multiples, waves, (steps,))
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)

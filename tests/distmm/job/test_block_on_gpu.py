@@ -17,7 +17,7 @@ from distributed import Client
 
 import distmm
 from distmm import clusters, job
-from distmm.checking import sampled_elements, sketch
+from distmm.checking import sampled_sums, sketch
 from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
@@ -144,7 +144,7 @@ def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
     vectors = sketch.VECTORS_OF_INTEGERS if c.dtype.kind in "iu" else sketch.VECTORS
     sums = max(8, work.itemsize) * M * vectors
     assert whole == [c.nbytes]
-    elements = sampled_elements.EDGE**2 * c.itemsize
+    elements = sampled_sums.EDGE**2 * c.itemsize
     assert sum(Block.to_host) <= c.nbytes + 3 * sums + elements  # products with vectors, norms, exponents, some of C
     assert sum(cupy.to_device) <= 2 * N * vectors * 8  # vectors
 
