@@ -112,7 +112,7 @@ def test_no_more_waves_are_in_flight_than_their_tails_say(tail: float, most: int
         if waves.sent and (len(sent) == 4 or not waves.may_send()):
             sent[-len(waves.sent)].pop().end()
 
-    waves = Waves(SimpleNamespace(status="running"), lambda future: taken.append(future.key), beat=beat)  # type: ignore[arg-type]
+    waves = Waves(SimpleNamespace(status="running", scheduler=None), lambda future: taken.append(future.key), beat=beat)  # type: ignore[arg-type]
     waves.run(partial(send, number) for number in range(4))
     assert max(flying) == most
     assert sorted(taken) == sorted((str(number), i) for number in range(4) for i in range(3))

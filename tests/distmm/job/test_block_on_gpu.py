@@ -164,6 +164,7 @@ def test_a_gpu_reads_the_c_that_is_added_too(tmp_path: Path, monkeypatch: pytest
     record = OneBlock(tmp_path, a, b, c.dtype, beta=-2).write((c - 2 * before).view(Block), before)
     assert record["written"]
     assert sum(pieces) == before.nbytes
+    (tmp_path / "other").mkdir()
     assert not OneBlock(tmp_path / "other", a, b, c.dtype, beta=-1).write((c - 2 * before).view(Block), before)[
         "written"
     ]

@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
+from distmm.checking.checksum import checksum
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, planning
 from distmm.job import job as one_run
@@ -235,6 +236,10 @@ def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, p
     assert new != old
 
 
+def store(writer: Writer, block: np.ndarray, **about: str) -> dict[str, Any]:
+    return writer._store(block, {"i": 0, "j": 0, "crc32c": checksum(block), "inputs": {"A": "", "B": ""}, **about})
+
+
 def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,7 +261,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     plan: Any = None
     writer = Writer(folder, counted_writes.CountedRun(mine.token), target, plan, None, 0, 1, 0, {})
     with pytest.raises(InputError, match="taken over"):
-        writer._store(np.ones((2, 2)), {"i": 0, "j": 0})
+        store(writer, np.ones((2, 2)))
     assert os.listdir(folder.owned(others[0].token).done) == []
     for lock in (mine, *others):
         lock.release()
@@ -298,13 +303,10 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
     lock.release()
 
 
-RECORD = {"i": 0, "j": 0, "crc32c": 1, "inputs": {"A": "", "B": ""}}
-
-
 def test_of_two_workers_that_make_a_block_the_first_one_counts(writer: Writer) -> None:
     """The scheduler had lost one of them."""
-    first = writer._store(np.ones((2, 2)), {**RECORD, "worker": "first"})
-    assert writer._store(np.zeros((2, 2)), {**RECORD, "worker": "second"}) == first
+    first = store(writer, np.ones((2, 2)), worker="first")
+    assert store(writer, np.zeros((2, 2)), worker="second") == first
     assert open_matrix(writer.folder.draft)[...].min() == 1
 
 
@@ -313,6 +315,7 @@ def test_a_block_that_another_worker_has_written_and_not_marked_stays_and_is_mar
 ) -> None:
     writer.target[:, :] = np.ones((2, 2))
     with pytest.raises(InputError, match="has written other bits"):
-        writer._store(np.zeros((2, 2)), {**RECORD})
+        store(writer, np.zeros((2, 2)))
     assert writer.marked(0, 0) is None
-    assert writer._store(np.ones((2, 2)), {**RECORD}) == writer.marked(0, 0)
+    written = store(writer, np.ones((2, 2)))
+    assert written == {**(writer.marked(0, 0) or {}), "written": True}
