@@ -83,6 +83,6 @@ def test_a_replacement_inherits_the_rank_and_what_was_placed_there() -> None:
 
 def test_events_of_products_that_are_not_known_change_nothing() -> None:
     products, (task, *_) = machine(1), chain("c", Grid(1, 1))
-    for event in (products.finished, products.failed, products.released, products.forgotten):
+    for event in (products.finished, products.given_up, products.released, products.forgotten):
         event(task.key, task.where)
     assert not products.undecided
