@@ -47,7 +47,7 @@ FAULTS: dict[str, tuple[Patch, int]] = {
     "events of jobs": (raises(Telemetry, "log_event"), 0),
     "heartbeats": (raises(worker, "heartbeat"), 0),
     "the progress": (raises(Telemetry, "figures"), 1),
-    "the report": (raises(report, "write"), 1),
+    "the report": (raises(report, "html"), 1),
 }
 
 
