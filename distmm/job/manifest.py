@@ -27,8 +27,9 @@ from distmm.worker import gpu
 
 __all__ = ["FORMAT", "completed", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
-# Of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no checksums of the inputs.
-FORMAT = 2
+# Of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no checksums of the inputs;
+# in format 2 the job's files were not in a folder of the lock's owner.
+FORMAT = 3
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 

@@ -173,7 +173,7 @@ def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Clien
     Path("C.zarr.job/manifest.json").write_text(json.dumps({"format": 1, "blocks": list(BLOCKS), "plan": PLAN}))
     Path("C.zarr.job/done/0.0.json").write_text("{}")
     for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client), lambda: job.status("C.zarr")):
-        with pytest.raises(InputError, match="has format 1, this distmm knows 2: finish the job with the version"):
+        with pytest.raises(InputError, match="has format 1, this distmm knows 3: finish the job with the version"):
             call()
     multiply(client, overwrite=True)
     np.testing.assert_allclose(values(), product)
