@@ -174,7 +174,7 @@ def test_plan_is_for_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest
     np.save("A.npy", np.zeros((50, 60), "f4"))
     small = run("plan", "A.npy", "60x40:float32", "--gpus", "64", "--model", "H100", "--gpu-memory", "80GB")
     assert (small.exit_code, "Cluster with" in small.output) == (0, False), small.output
-    assert re.search(r"would do +1 GPUs and more", small.output), small.output
+    assert re.search(r"would do +1 GPU and more", small.output), small.output
     huge = "40000x40000:float64", "40000x40000:float64", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2"
     short = run("plan", *huge, "--workers", "1", "--threads", "4", "--memory", "8GB")
     assert short.exit_code == 2
