@@ -30,6 +30,7 @@ class Gate(WorkerPlugin):
         self.waiting: deque[threading.Event] = deque()
         self.leaving: deque[threading.Event] = deque()
         self.multiply, products.multiply = products.multiply, self.wait_and_multiply
+        self.before = frozenset(worker.data)  # what the client holds, and what earlier tests have let go just now
 
     def wait_and_multiply(self, *args: Any, **kwargs: Any) -> Any:
         self.waiting.append(permit := threading.Event())
@@ -69,11 +70,14 @@ Look = tuple[int, bool, bool, int]
 
 
 def look(dask_worker: Worker) -> Look:
-    """Moves so far; whether it is at rest; whether products wait; bytes of arrays, memory that several share once."""
+    """Moves so far; whether it is at rest; whether products wait; bytes of arrays that came since the gate.
+
+    Memory that several arrays share counts once.
+    """
     state, gate = dask_worker.state, dask_worker.plugins[Gate.name]
     memory = {}
-    for block in dask_worker.data.values():
-        if isinstance(block, np.ndarray):
+    for key, block in dask_worker.data.items():
+        if key not in gate.before and isinstance(block, np.ndarray):
             while isinstance(block.base, np.ndarray):
                 block = block.base
             memory[id(block)] = block.nbytes
