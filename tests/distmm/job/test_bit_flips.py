@@ -84,11 +84,11 @@ def operands(dtype: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return a, b, a @ b
 
 
-def run(client: Client, expected: np.ndarray, **how: Any) -> tuple[job.Summary, dict[str, Any]]:
+def run(client: Client, expected: np.ndarray, out: str = "C.npy", **how: Any) -> tuple[job.Summary, dict[str, Any]]:
     """Multiply, see that C is right, and return what is said of it."""
-    summary = job.multiply("A.npy", "B.npy", "C.npy", client=client, plan=PLAN, seed=1, **how)
-    np.testing.assert_allclose(np.load("C.npy"), expected, rtol=1e-4, atol=1e-4)
-    return summary, json.loads(Path("C.npy.certificate.json").read_text())
+    summary = job.multiply("A.npy", "B.npy", out, client=client, plan=PLAN, seed=1, **how)
+    np.testing.assert_allclose(distmm.storage.open_matrix(out)[:, :], expected, rtol=1e-4, atol=1e-4)
+    return summary, json.loads(Path(f"{out}.certificate.json").read_text())
 
 
 def install(multiply: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,18 +195,19 @@ def test_a_block_of_c0_that_changes_in_memory_is_found(
     assert summary.recomputed == certificate["rejected"] == 1
 
 
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
 def test_a_block_of_c_that_changes_after_it_was_judged_gets_no_marker(
-    client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch
+    client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     _, _, expected = operands("float32")
     flips, real = flip(30), Writer._store
 
-    def store(self: Writer, block: np.ndarray, record: dict[str, Any]) -> bool:
+    def store(self: Writer, block: np.ndarray, record: dict[str, Any]) -> dict[str, Any]:
         flips(block)
         return real(self, block, record)
 
     monkeypatch.setattr(Writer, "_store", store)
-    summary, certificate = run(client, expected)
+    summary, certificate = run(client, expected, out)
     assert summary.recomputed == certificate["rejected"] == 1
 
 
