@@ -10,6 +10,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from distributed import Scheduler
@@ -73,7 +74,7 @@ class VirtualWorker:
                 self.gather(instruction)
             elif isinstance(instruction, machine.RetryBusyWorkerLater):
                 again = machine.RetryBusyWorkerEvent(worker=instruction.worker, stimulus_id="not-busy")
-                self.cluster.later(1.0, lambda again=again: self.handle(again))
+                self.cluster.later(1.0, partial(self.handle, again))
             else:
                 raise NotImplementedError(instruction)
         self.state.stimulus_log.clear()
@@ -136,11 +137,11 @@ class VirtualCluster:
 
         async def connected(comm: object, address: str) -> None:
             early = scheduler.stream_comms[address].buffer
-            scheduler.stream_comms[address] = comm = Comm(worker.receive)  # type: ignore[assignment]
+            scheduler.stream_comms[address] = comm = Comm(worker.receive)
             comm.send(*early)
 
         self.workers[address] = worker
-        scheduler.handle_worker = connected  # type: ignore[method-assign, assignment]
+        scheduler.handle_worker = connected
         no_metrics = {
             "bandwidth": {"total": 1e8, "workers": {}, "types": {}},
             "digests_total_since_heartbeat": {}, "memory": 0, "spilled_bytes": {"memory": 0, "disk": 0},

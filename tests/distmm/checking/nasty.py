@@ -177,7 +177,7 @@ def _pairwise(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     k = a.shape[1]
     if k <= 4:
         return _chain(a, b)
-    return _pairwise(a[:, : k // 2], b[: k // 2]) + _pairwise(a[:, k // 2 :], b[k // 2 :])
+    return np.asarray(_pairwise(a[:, : k // 2], b[: k // 2]) + _pairwise(a[:, k // 2 :], b[k // 2 :]))
 
 
 def _blas(a: np.ndarray, b: np.ndarray) -> np.ndarray:

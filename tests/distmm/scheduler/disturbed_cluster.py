@@ -52,7 +52,7 @@ class Faults:
         """Draw some kinds of faults; one schedule in six has none."""
         if rng.random() < 1 / 6:
             return cls(late=rng.random() < 0.5)
-        drawn = {one.name: rng.randint(1, 3) for one in fields(cls) if rng.random() < 0.35}
+        drawn: dict[str, Any] = {one.name: rng.randint(1, 3) for one in fields(cls) if rng.random() < 0.35}
         fail = rng.choice([0.01, 0.05]) if "fail" in drawn else 0.0
         return cls(**{**drawn, "late": "late" in drawn, "fail": fail, "restart": drawn.get("restart", 0) // 3})
 
@@ -139,8 +139,9 @@ class DisturbedCluster(VirtualCluster):
     # What takes time, and what fails
 
     def message_seconds(self, worker: Any, message: dict[str, Any]) -> float:
-        worker.heard = max(self.now + self._delay(), worker.heard + 1e-6)
-        return worker.heard - self.now
+        heard: float = max(self.now + self._delay(), worker.heard + 1e-6)
+        worker.heard = heard
+        return heard - self.now
 
     def tell_scheduler(self, worker: Any, message: dict[str, Any]) -> None:
         handler = self.scheduler.stream_handlers[message.pop("op")]
