@@ -74,7 +74,7 @@ class CublasKernel(CudaKernel):
         # for CuPy arrays, NumPy's function calls CuPy's
         return np.broadcast_to(self._module.ascontiguousarray(distinct(x)), x.shape)
 
-    def _layout(self, x: Array) -> tuple[int, int]:
+    def _layout(self, x: Array, operand: str) -> tuple[int, int]:
         """Return how the library is told to read a readable operand."""
         found = _layout(x)
         assert found is not None
@@ -110,7 +110,7 @@ class CublasKernel(CudaKernel):
         from cupy.cuda import cublas, get_cublas_handle
 
         *batch, m, n = d.shape
-        (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a), self._layout(b)
+        (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a, "A"), self._layout(b, "B")
         step_a, step_b, step_d = (x.strides[0] // x.itemsize if batch else 0 for x in (a, b, d))
         kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
         handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
@@ -153,9 +153,10 @@ class CublasInt8Kernel(CublasKernel):
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
 
-    def _layout(self, x: Array) -> tuple[int, int]:
-        turn, pitch = super()._layout(x)
-        return turn, pitch + -pitch % VECTOR_BYTES  # a line that is alone may have any pitch
+    def _layout(self, x: Array, operand: str) -> tuple[int, int]:
+        lines = x if operand == "A" else x.swapaxes(-1, -2)  # their k is contiguous
+        pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a line that is alone may have any
+        return AS_IT_IS if operand == "A" else TRANSPOSED, pitch + -pitch % VECTOR_BYTES
 
     def _depth(self, k: int) -> int:
         return k + -k % FOURS
