@@ -67,12 +67,12 @@ def select(
     Parameters
     ----------
     precision
-        ``"highest"``: the error of float32, float64 and complex products is not larger than that of ``"ieee"``, unless
-        B selects small numbers of A (``kernels/README.md``, Grades); 16-bit operands are multiplied exactly and added
-        in float32. ``"ieee"``: a chain of fused multiply-adds in the
-        operands' own type, bit for bit. ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to
-        bfloat16 (8 bits). A kernel that is stricter than asked for may be chosen where it is faster. 16-bit types,
-        float64 and complex numbers have ``"ieee"`` and ``"highest"``, integers one precision.
+        ``"highest"``: the error of float32, float64 and complex products is not larger than that of ``"ieee"``, and
+        within its bound for each element (``kernels/README.md``, Grades); 16-bit operands are multiplied exactly and
+        added in float32. ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit.
+        ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to bfloat16 (8 bits). A kernel that
+        is stricter than asked for may be chosen where it is faster. 16-bit types, float64 and complex numbers have
+        ``"ieee"`` and ``"highest"``, integers one precision.
     reproducible
         True: only kernels whose bits do not change with how k is cut into calls, at multiples of ``Kernel.granule``;
         and the choice looks at types and device alone, so that blocks of any size are multiplied by the same kernel.

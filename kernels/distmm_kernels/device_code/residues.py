@@ -5,7 +5,7 @@ is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbour
 
 All have the same parameters, unsigned and of 64 bits: the addresses of the operand, of the memory that receives its
 residues, of the flags and of the partial sums ``(matrices, stretches, rows)``; bytes from one matrix to the next, from
-one row to the next, and along k; rows, k; offsets in memory of factors and weights, ``(matrices, granules, rows)``
+one row to the next, and along k; rows, k; offsets in memory of factors and words, ``(matrices, granules, rows)``
 each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
 of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
 
@@ -22,12 +22,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.copies.halves import OVERFLOW, RANGE, UNDERFLOW, raise_guards
+from distmm_kernels.device_code.copies.halves import (
+    OVERFLOW,
+    RANGE,
+    SPARSE,
+    UNDERFLOW,
+    guards_of_counts,
+    raise_guards,
+)
 from distmm_kernels.device_code.copies.split import add_global, warp_sum
 from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
-from distmm_kernels.emulation.formats import GRANULE, SHARE
+from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, byte_weights, multiplier, start
-from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, NEAR, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.sparsity import FAR_BITS
 from distmm_kernels.launch.compiler import Source
 
 __all__ = [
@@ -164,7 +172,7 @@ def sum_squares(along_k: bool, parts: int = 1) -> Source:
     place, four = _placed(parts), _fours(parts)
 
     def kernel(
-        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
         last_least, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
@@ -204,7 +212,7 @@ def find_factors(parts: int = 1) -> Source:
     each = parts * GRANULE // STRETCH
 
     def kernel(
-        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
         last_least, first_matrix,
     ):  # fmt: skip
         row = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
@@ -238,15 +246,16 @@ def split(along_k: bool, parts: int = 1) -> Source:
     write = write_residues(MODULI, 4 // parts)
     place, four = _placed(parts), _fours(parts)
 
-    def weight_of(x, y, least, there):
-        small = y < least and y > -least
-        weight = u32(1) if x == f64(0) else u32(SHARE) if small else u32(0)
-        return weight if there else u32(0)
+    def word_of(x, y, least, there):
+        size = y if y >= i64(0) else -y
+        word = u32(1) if size < least << i64(NEAR) else u32(0)
+        word = word + u32(1 << FAR_BITS) if size < least and x != f64(0) else word
+        return word if there else u32(0)
 
-    weigh = inlined(weight_of)
+    count = inlined(word_of)
 
     def kernel(
-        source, memory, flags, sums, between, pitch, along, rows, k, factors, weights, granule_step, last_ld, least,
+        source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
         last_least, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
@@ -290,14 +299,14 @@ def split(along_k: bool, parts: int = 1) -> Source:
                     to_integer(x[2] * scale),
                     to_integer(x[3] * scale),
                 )
-                weight = weigh(x[0], y[0], bound, left > i32(0)) + weigh(x[1], y[1], bound, left > i32(1))
-                weight += weigh(x[2], y[2], bound, left > i32(2)) + weigh(x[3], y[3], bound, left > i32(3))
-                weight = warp_sum(weight)
-                if lane == u32(0) and weight != u32(0):
-                    # the weight only grows, so any block that adds to it may raise the guard
-                    weight += add_global(memory + weights + own * u64(4), weight)
-                    if weight > length:
-                        raise_guards(flags, granule, RANGE)
+                word = count(x[0], y[0], bound, left > i32(0)) + count(x[1], y[1], bound, left > i32(1))
+                word += count(x[2], y[2], bound, left > i32(2)) + count(x[3], y[3], bound, left > i32(3))
+                word = warp_sum(word)
+                if lane == u32(0) and word != u32(0):
+                    # the word only grows, so any block that adds to it may raise guards; each once by a row
+                    before = add_global(memory + words + own * u64(4), word)
+                    guard = guards_of_counts(before + word, length, RANGE, SPARSE)
+                    raise_guards(flags, granule, guard ^ guards_of_counts(before, length, RANGE, SPARSE))
                 if left > i32(0):
                     line = (matrix * u64(forms * moduli) * rows + u64(row)) * ld
                     column = (first + u64(at) - granule * u64(wide_granule)) // u64(parts)

@@ -28,18 +28,20 @@ LARGEST_EXPONENT = 60  # of a row's maximum, up and down: beyond it, scaling cou
 # float16 has its 10 bits behind the first one down to 2^-14, and lo, 11 or 12 bits below x, must still have them.
 # Smaller numbers keep fewer bits, down to the last float16, 2^-24.
 SMALL_EXPONENT = -3
-SHARE = 64  # of a row's numbers that are not zero, at most 1 in 64 may be small; N(0, 1) has 1 in 40,000
+NEAR_EXPONENT = 5  # larger numbers are near the row's largest: distmm_kernels.emulation.sparsity
+SHARE = 64  # a row may have one small number for so many near ones; N(0, 1) has 1 for 40,000
 # Products of TF32 numbers within these bounds neither overflow nor vanish, summed over any k.
 TF32_LARGEST_EXPONENT = 56
 TF32_SMALLEST_EXPONENT = -50
 
 
 class Guard(enum.IntFlag):
-    """Why a granule of an operand cannot be held in a format."""
+    """Why a granule of an operand cannot be held in a format, or not together with any other operand."""
 
     OVERFLOW = 1  # infinite, not a number, or too large
     UNDERFLOW = 2  # a row's maximum too small to scale, or too many numbers whose products would vanish
     RANGE = 4  # too many numbers of a row small against its maximum
+    SPARSE = 8  # a row has so few numbers near its maximum that the other operand decides
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 A row of A (a column of B) is scaled by a power of two, granule by granule of k, to integers that fill the moduli's
 range (`distmm_kernels.emulation.moduli`), and rounded. The scale comes from the row's norm, so that every inner product
 is known by its residues. What lies below the last bit of a row's integers is lost. That is little where a row's numbers
-are of similar size, and raises a `Guard` where they are not.
+are of similar size, and raises a `Guard` where they are not, or where few of them are near its norm.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, granules
 from distmm_kernels.emulation.moduli import MODULI
+from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.emulation.splits import ALIGNMENT, MAX_GRID_Z, Found
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import LoadedKernel, loaded
@@ -25,6 +26,7 @@ __all__ = [
     "FORMS",
     "LARGEST_SQUARES",
     "LEAST_SQUARES",
+    "NEAR",
     "SHORTEST",
     "STRETCH",
     "Residues",
@@ -42,6 +44,10 @@ COLUMNS = 4  # of C that one thread makes of their residues: a word of each modu
 
 # In a shorter granule the share of small numbers says too little, and a chain of float64 multiply-adds is as fast.
 SHORTEST = 512
+
+# Integers of so many more bits than the least one that is not small are near their row's norm
+# (`distmm_kernels.emulation.sparsity`).
+NEAR = 5
 
 # Matrices of residues that one matrix becomes, by the real numbers of an element: itself; or re, im and re + im.
 FORMS = {1: 1, 2: 3}
@@ -65,7 +71,7 @@ class Layout(NamedTuple):
     """Where the residues of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
 
     Each granule is a stack ``(batch, forms * moduli, rows, k)`` of its own, with lines of `GRANULE` bytes, in the last
-    one of ``last_ld``. If rows are scaled, a float64 factor and a weight of 32 bits follow for each matrix, granule and
+    one of ``last_ld``. If rows are scaled, a float64 factor and a word of 32 bits follow for each matrix, granule and
     row.
     """
 
@@ -75,7 +81,7 @@ class Layout(NamedTuple):
     last_ld: int
     granule_step: int
     factors: int
-    weights: int
+    words: int
     end: int
     matrices: int  # of residues, for each matrix
 
@@ -89,8 +95,8 @@ class Layout(NamedTuple):
         last_ld = row_pitch(k - (count - 1) * GRANULE, 1)
         step, table = lines * GRANULE, batch * count * rows if scaled else 0
         factors = -(-((count - 1) * step + lines * last_ld) // ALIGNMENT) * ALIGNMENT
-        weights = factors + 8 * table
-        return cls(batch, rows, k, last_ld, step, factors, weights, weights + 4 * table, matrices)
+        words = factors + 8 * table
+        return cls(batch, rows, k, last_ld, step, factors, words, words + 4 * table, matrices)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +124,16 @@ class Residues:
         """Return the address of float64 factors of one granule's rows, powers of two."""
         at = self.layout
         return int(self.memory.ptr) + at.factors + 8 * at.rows * (matrix * granules(at.k) + index)
+
+    @functools.cached_property
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what each granule has, of real numbers. The device must be current, and have made the residues."""
+        import cupy
+
+        at, count = self.layout, granules(self.layout.k)
+        parts = next(parts for parts, forms in FORMS.items() if forms * len(MODULI) == at.matrices)
+        words = cupy.ndarray((at.batch, count, at.rows), "uint32", self.memory + at.words)
+        return tuple(counts(words, tuple(parts * min(GRANULE, at.k - i * GRANULE) for i in range(count))))
 
 
 class _Plan(NamedTuple):
@@ -153,7 +169,7 @@ class Splitter:
         if plan.launches:
             stream = cupy.cuda.get_current_stream().ptr
             sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
-            cupy.cuda.runtime.memsetAsync(memory.ptr + at.weights, 0, at.end - at.weights, stream)
+            cupy.cuda.runtime.memsetAsync(memory.ptr + at.words, 0, at.end - at.words, stream)
             for first in range(0, batch, MAX_GRID_Z):
                 values = (stack.data.ptr, memory.ptr, found.address, sums.ptr, *plan.numbers, first)
                 for kernel, grid in plan.launches:
@@ -168,7 +184,7 @@ class Splitter:
             return _Plan(at, (), ())
         last = k - (granules(k) - 1) * GRANULE
         numbers = (
-            *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.weights, at.granule_step, at.last_ld),
+            *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.words, at.granule_step, at.last_ld),
             *(smallest(parts * GRANULE), smallest(parts * last)),
         )
         # a warp reads 32 neighbours, along k or along rows

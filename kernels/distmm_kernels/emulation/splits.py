@@ -11,6 +11,7 @@ import numpy as np
 
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Format, Guard, granules, warps_of
+from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
@@ -59,7 +60,7 @@ class Layout(NamedTuple):
     lo: int
     scales: int
     maxima: int
-    weights: int
+    words: int
     table_pitch: int  # words
     granule_step: int  # elements
     ld: int  # elements, as the next one
@@ -86,10 +87,10 @@ class Layout(NamedTuple):
         table = 4 * batch * count * pitch
         scales = form.parts * part
         maxima = scales + (table if form.scaled else 0)
-        weights = maxima + (table if form.scaled and not by_rows else 0)
-        end = weights + (table if form.guarded and not by_rows else 0)
+        words = maxima + (table if form.scaled and not by_rows else 0)
+        end = words + (table if form.scaled or (form.guarded and not by_rows) else 0)
         lo = (form.parts - 1) * part
-        return cls(batch, rows, k, k_major, lo, scales, maxima, weights, pitch, step, ld, last_ld, end)
+        return cls(batch, rows, k, k_major, lo, scales, maxima, words, pitch, step, ld, last_ld, end)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +135,15 @@ class Parts:
         if not self.format.scaled:
             return Piece(*parts, 0, 0)
         return Piece(*parts, self.memory.ptr + at.scales + 4 * index * at.table_pitch, scales_step)
+
+    @functools.cached_property
+    def counts(self) -> tuple[Counts, ...]:
+        """Return what each granule of scaled parts has. The device must be current, and have made the parts."""
+        import cupy
+
+        at, count = self.layout, granules(self.layout.k)
+        words = cupy.ndarray((at.batch, count, at.table_pitch), "uint32", self.memory + at.words)[..., : at.rows]
+        return tuple(counts(words, tuple(min(GRANULE, at.k - i * GRANULE) for i in range(count))))
 
     def array(self, part: Stack) -> Array:
         """Return a part of a piece as a CuPy array."""
@@ -186,7 +196,7 @@ class Found:
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """Guards of each granule. Where one is raised, the parts of the granule are not valid."""
+        """Guards of each granule. Where another one than `Guard.SPARSE` is raised, its parts are not valid."""
         if self._guards is None:
             self._done.synchronize()
             if not self._flags.any():
@@ -258,7 +268,7 @@ class Splitter:
         at = Layout.of(form, batch, rows, k, by_rows)
         numbers = (
             *(source.step, source.strides[1 if by_rows else 2], rows, k),
-            *(at.lo, at.scales, at.maxima, at.weights, at.table_pitch, at.granule_step, at.ld, at.last_ld),
+            *(at.lo, at.scales, at.maxima, at.words, at.table_pitch, at.granule_step, at.ld, at.last_ld),
         )
         if empty:
             return _Plan(at, (0, 0), (), numbers)

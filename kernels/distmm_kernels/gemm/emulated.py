@@ -24,6 +24,7 @@ from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, product_shape
@@ -62,6 +63,11 @@ class SplitOperand(GuardedOperand):
         """Bytes of device memory, those of the operand itself included."""
         return int(self.matrices.nbytes) + self.parts.nbytes
 
+    @property
+    def counts(self) -> tuple[Counts, ...]:
+        """Return the small and far numbers of each granule, for which this waits."""
+        return self.parts.counts
+
 
 class Fp16x3Kernel(GuardedKernel):
     """Halves in float16, where the operands allow it."""
@@ -90,7 +96,7 @@ class Fp16x3Kernel(GuardedKernel):
         return _expected(k, self.first)
 
     def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
-        if not (a.found.guards[index] or b.found.guards[index]):
+        if self._holds(a, b, index):
             return self.first
         if self.first is Way.FP16X3 and all(self._fits_tf32(operand, index) for operand in (a, b)):
             return Way.TF32X3

@@ -1,6 +1,7 @@
 """Products that multiply each granule of k in a fast way, or in an accurate one where a guard of it is raised.
 
-A granule's way depends on its own numbers only, so that cuts of k at granules leave the bits of the result as they are.
+A granule's way depends on its own numbers in A and B only, so that cuts of k at granules leave the bits of the result
+as they are.
 
 What another way makes of a guarded granule is not kept, and made for parts of C: plans count `WORKSPACE` bytes for it.
 """
@@ -18,7 +19,8 @@ import numpy as np
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.formats import GRANULE, Guard
+from distmm_kernels.emulation.sparsity import Counts, holds
 from distmm_kernels.emulation.splits import Found
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
@@ -59,6 +61,11 @@ class GuardedOperand:
     matrices: Array
     found: Found
 
+    @property
+    @abstractmethod
+    def counts(self) -> tuple[Counts, ...]:
+        """Return the small and far numbers of each granule, for which this waits."""
+
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""
         return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
@@ -90,6 +97,11 @@ class GuardedKernel(AlignedKernel):
     @abstractmethod
     def _way(self, a: Any, b: Any, index: int) -> Way:
         """Choose for one granule, from its guards."""
+
+    def _holds(self, a: GuardedOperand, b: GuardedOperand, index: int) -> bool:
+        """Whether the digits of the fast way are enough for the product of one granule of A and of B."""
+        guards = a.found.guards[index] | b.found.guards[index]
+        return not guards or (guards == Guard.SPARSE and holds(a.counts[index], b.counts[index]))
 
     @abstractmethod
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array) -> None:

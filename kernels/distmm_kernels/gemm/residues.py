@@ -18,6 +18,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
+from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
 from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
@@ -37,6 +38,11 @@ class ResidueOperand(GuardedOperand):
     def nbytes(self) -> int:
         """Bytes of device memory, those of the operand itself included."""
         return int(self.matrices.nbytes) + self.residues.nbytes
+
+    @property
+    def counts(self) -> tuple[Counts, ...]:
+        """Return the small and far numbers of each granule, for which this waits."""
+        return self.residues.counts
 
 
 class ResidueKernel(GuardedKernel):
@@ -74,7 +80,7 @@ class ResidueKernel(GuardedKernel):
         return tuple(Way.RESIDUES if length >= SHORTEST else Way.IEEE for length in lengths)
 
     def _way(self, a: ResidueOperand, b: ResidueOperand, index: int) -> Way:
-        return Way.IEEE if a.found.guards[index] or b.found.guards[index] else Way.RESIDUES
+        return Way.RESIDUES if self._holds(a, b, index) else Way.IEEE
 
     def _chain(self, ways: tuple[Way, ...], a: ResidueOperand, b: ResidueOperand, c: Array | None, d: Array) -> None:
         for index, way in enumerate(ways):

@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distmm_kernels.emulation.formats import GRANULE, SHARE, Guard
+from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET, PRODUCT, UNITS, WEIGHTS, digits
-from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, SHORTEST, STRETCH, smallest
+from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, NEAR, SHORTEST, STRETCH, smallest
+from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.reference.accuracy import Errors
+from distmm_kernels.reference.twins import guards_of, words
 
-__all__ = ["errors", "exact_product", "fma_chain", "product", "reconstruct", "scaled", "split", "squares"]
+__all__ = ["errors", "exact_product", "fma_chain", "product", "reconstruct", "row_counts", "scaled", "split", "squares"]
 
 Float64 = NDArray[np.float64]
 
@@ -54,10 +56,17 @@ def scaled(x: Float64) -> tuple[NDArray[np.int64], Float64, Guard]:
     exponent = np.where(held, np.frexp(LIMIT / np.where(held, sums, 1.0))[1].astype(np.int64) - 1 >> 1, 0)
     with np.errstate(under="ignore"):
         integers = np.rint(np.where(held[:, None], x, 0) * np.ldexp(1.0, exponent)[:, None]).astype(np.int64)
-    small = (x != 0) & (np.abs(integers) < 2 ** smallest(x.shape[1]))
-    if (SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any():
-        guard |= Guard.RANGE
-    return integers, np.ldexp(1.0, -exponent), guard
+    return integers, np.ldexp(1.0, -exponent), guard | guards_of(_words(x, integers), x.shape[1])
+
+
+def _words(x: Float64, integers: NDArray[np.int64]) -> NDArray[np.uint32]:
+    least = 2 ** smallest(x.shape[1])
+    return words(np.where(x == 0, 0, np.maximum(np.abs(integers), 1)), least, least << NEAR)
+
+
+def row_counts(x: Float64) -> Counts:
+    """Count the small and far numbers of rows ``(rows, k)`` of one granule."""
+    return next(counts(_words(x, scaled(x)[0])[None, None], (x.shape[1],)))
 
 
 def split(x: Float64) -> tuple[NDArray[np.int8], Float64, Guard]:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from distmm_kernels.emulation.formats import (
     GRANULE,
     LARGEST_EXPONENT,
+    NEAR_EXPONENT,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -25,11 +26,14 @@ from distmm_kernels.emulation.formats import (
     Guard,
     tf32_bits,
 )
+from distmm_kernels.emulation.sparsity import FAR_BITS, SIXTEENTHS, Counts, counts
 from distmm_kernels.tiles.hopper_tiles import STRETCH
 
 __all__ = [
     "fma_chain",
+    "fp16_counts",
     "fp16x3",
+    "guards_of",
     "mma_sync_x3",
     "nearest_tf32",
     "one_product",
@@ -38,6 +42,7 @@ __all__ = [
     "split_tf32",
     "tf32x3",
     "wgmma",
+    "words",
 ]
 
 Float32 = NDArray[np.float32]
@@ -56,23 +61,55 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
     scale
         ``(rows,)``, powers of two.
     """
-    top = np.max(np.abs(x), axis=1, initial=0.0)
-    finite = np.isfinite(x).all(axis=1)
-    raw = np.where(finite, _exponent(np.where(finite, top, 1.0)), 128)
-    exponent = np.where(top == 0, 0, np.clip(raw, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+    top, finite, raw, exponent = _tops(x)
     guard = Guard(0)
     if not finite.all() or (raw > LARGEST_EXPONENT).any():
         guard |= Guard.OVERFLOW
     if (top[finite] > 0).any() and (raw[finite & (top > 0)] < -LARGEST_EXPONENT).any():
         guard |= Guard.UNDERFLOW
-    small = (x != 0) & (np.abs(x) < np.ldexp(1.0, exponent - TOP + SMALL_EXPONENT)[:, None])
-    if _too_many(small, x):
-        guard |= Guard.RANGE
+    guard |= guards_of(_fp16_words(x), x.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x * np.ldexp(np.float32(1), TOP - exponent)[:, None]
         hi = scaled.astype(np.float16)
         lo = (scaled - hi.astype(np.float32)).astype(np.float16)
     return hi, lo, np.ldexp(np.float32(1), exponent - TOP), guard
+
+
+def _tops(x: Float32) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:
+    """Return of each row: its maximum, whether it is finite, the maximum's exponent, and that which scales the row."""
+    top = np.max(np.abs(x), axis=1, initial=0.0)
+    finite = np.asarray(np.isfinite(x).all(axis=1))
+    raw = np.where(finite, _exponent(np.where(finite, top, 1.0)), 128)
+    return top, finite, raw, np.where(top == 0, 0, np.clip(raw, -LARGEST_EXPONENT, LARGEST_EXPONENT))
+
+
+def _fp16_words(x: Float32) -> NDArray[np.uint32]:
+    one = np.ldexp(1.0, _tops(x)[3] - TOP)[:, None]
+    return words(x, one * 2.0**SMALL_EXPONENT, one * 2.0**NEAR_EXPONENT)
+
+
+def fp16_counts(x: Float32) -> Counts:
+    """Count the small and far numbers of rows ``(rows, k)`` of one granule, which `split_fp16` splits."""
+    return next(counts(_fp16_words(x)[None, None], (x.shape[1],)))
+
+
+def words(x: NDArray[Any], small: Any, near: Any) -> NDArray[np.uint32]:
+    """Return the words of rows ``(rows, k)`` (`distmm_kernels.emulation.sparsity`).
+
+    Parameters
+    ----------
+    small, near
+        The least magnitude that is not small, and the least that is near, of each row.
+    """
+    few, many = ((x != 0) & (np.abs(x) < small)).sum(axis=1), (np.abs(x) < near).sum(axis=1)
+    return np.asarray(few << FAR_BITS | many, np.uint32)
+
+
+def guards_of(words: NDArray[np.uint32], length: int) -> Guard:
+    """Return the guards that the words of rows raise."""
+    small, far = words >> FAR_BITS, words & ((1 << FAR_BITS) - 1)
+    too_small = Guard.RANGE if (SHARE * small > length - far).any() else Guard(0)
+    return too_small | (Guard.SPARSE if (16 * far > SIXTEENTHS * length).any() else Guard(0))
 
 
 def split_tf32(x: Float32) -> tuple[Float32, Float32, Guard]:
@@ -81,8 +118,7 @@ def split_tf32(x: Float32) -> tuple[Float32, Float32, Guard]:
     with np.errstate(invalid="ignore", over="ignore"):
         if not (np.abs(x) < np.ldexp(1.0, TF32_LARGEST_EXPONENT)).all():
             guard |= Guard.OVERFLOW
-        tiny = (x != 0) & (np.abs(x) < np.ldexp(1.0, TF32_SMALLEST_EXPONENT))
-        if _too_many(tiny, x):
+        if Guard.RANGE in guards_of(words(x, *[2.0**TF32_SMALLEST_EXPONENT] * 2), x.shape[1]):
             guard |= Guard.UNDERFLOW
         hi = round_tf32(x)
         return hi, round_tf32(x - hi), guard
@@ -209,11 +245,6 @@ def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promoti
                 acc = wgmma(acc, left[:, first:last], right[first:last])
         total = total + acc
     return total
-
-
-def _too_many(small: NDArray[np.bool_], x: Float32) -> bool:
-    """Whether any row has more than its share of small numbers among those that are not zero."""
-    return bool((SHARE * small.sum(axis=1) + (x == 0).sum(axis=1) > x.shape[1]).any())
 
 
 def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:

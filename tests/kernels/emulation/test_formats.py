@@ -46,7 +46,7 @@ def test_pieces_tile_the_memory_of_an_operand(form, batch, rows, k, by_rows):
             assert (1 << 20) + at.scales <= scales
             assert scales + (batch - 1) * scales_step + 4 * (rows + 256) <= (1 << 20) + at.maxima
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
-    assert at.lo <= at.scales <= at.maxima <= at.weights <= at.end
+    assert at.lo <= at.scales <= at.maxima <= at.words <= at.end
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))

@@ -73,11 +73,14 @@ def check(parts, guards, values, form):
     for g, guard in enumerate(guards):
         wanted = [expected(matrix[:, g * GRANULE : (g + 1) * GRANULE], form) for matrix in values]
         assert guard == np.bitwise_or.reduce([int(w[3]) for w in wanted]), g
+        if guard == Guard.SPARSE:
+            each = [twins.fp16_counts(matrix[:, g * GRANULE : (g + 1) * GRANULE]) for matrix in values]
+            assert parts.counts[g] == tuple(max(some) for some in zip(*each, strict=True))
         piece = parts.piece(g)
         hi, lo = parts.array(piece.hi), parts.array(piece.lo)
         assert hi.shape == ((batch, rows, length(k, g)) if parts.k_major else (batch, length(k, g), rows))
         for z, (want_hi, want_lo, want_scale, raised) in enumerate(wanted):
-            if raised:
+            if raised & ~Guard.SPARSE:
                 continue
             for part, want in ((hi, want_hi), (lo, want_lo)):
                 if want is not None:
@@ -134,7 +137,7 @@ def test_what_cannot_be_held_raises_the_guard_of_its_granule(gpu, form, order, g
 @pytest.mark.parametrize("zeros", [0, 300])
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_share_of_small_numbers_is_counted_exactly(gpu, form, order, zeros, more):
-    k = 64 * 20 + zeros
+    k = 65 * 20 + zeros + more
     values = np.ones((1, 40, k), np.float32)
     values[0, 7, :zeros] = 0
     values[0, 7, zeros : zeros + 20 + more] = 2.0**-70

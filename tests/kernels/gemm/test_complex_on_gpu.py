@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.emulation.formats import GRANULE, granules
+from distmm_kernels.emulation.formats import GRANULE, Guard, granules
 from distmm_kernels.layout.real_view import REALS, as_complex, as_real, doubled
 from distmm_kernels.reference import accuracy, complex_twin, twins
 from distmm_kernels.reference import products as reference
@@ -96,19 +96,19 @@ def test_residues_are_those_of_the_twin(kernel_for, order, shape):
     values = normal((2, *shape), 1, "complex128")
     residues, found = kernel_for("complex128")._split(on_gpu(values, order))
     for index in range(granules(shape[1])):
-        raised = False
+        raised = Guard(0)
         for z in range(2):
             part = values[z, :, index * GRANULE : (index + 1) * GRANULE]
             want, factor, flag = complex_twin.split(part)
-            raised |= flag != 0
-            if flag == 0:
+            raised |= flag
+            if flag in (0, Guard.SPARSE):
                 stack = residues.granule(index, z)
                 pointer = residues.memory + (stack.address - residues.memory.ptr)
                 there = cupy.ndarray(stack.shape, np.int8, pointer, stack.strides).get()
                 assert np.array_equal(there, want.reshape(there.shape))
                 pointer = residues.memory + (residues.factors(index, z) - residues.memory.ptr)
                 assert np.array_equal(cupy.ndarray((shape[0],), np.float64, pointer).get(), factor)
-        assert (found.guards[index] != 0) == raised
+        assert found.guards[index] == raised
 
 
 @DTYPES
@@ -175,6 +175,18 @@ def test_bits_do_not_depend_on_cuts_of_k_at_the_granule(kernel_for, dtype):
         for first, last in itertools.pairwise(cuts):
             d = multiply(kernel, a[:, first:last], b[first:last], d)
         assert (d == whole).all()
+
+
+@DTYPES
+def test_small_numbers_that_the_other_operand_selects_are_kept(kernel_for, dtype):
+    kernel, a, one = kernel_for(dtype), normal((300, 1024), 1, dtype), np.eye(1024, dtype=dtype)
+    a[:, ::100] *= 2.0**-40
+    roundoff = float(np.finfo(dtype).eps)
+    for d, expected in ((multiply(kernel, a, one), a), (multiply(kernel, one[:300], a.T), a.T[:300])):
+        error, magnitude = (np.abs(as_real(np.ascontiguousarray(x))) for x in (d.get() - expected, expected))
+        assert (error <= 4 * roundoff * magnitude).all()
+    whole = np.rint(64 * as_real(normal((300, 1024), 1, dtype))).view(dtype)
+    assert (multiply(kernel, whole, one).get() == whole).all()
 
 
 @DTYPES

@@ -210,6 +210,18 @@ def test_the_guarded_granule_alone_goes_another_way(kernel_for, name):
 
 
 @NAMES
+def test_small_numbers_that_the_other_operand_selects_are_kept(kernel_for, name):
+    kernel, a, one = kernel_for(name), normal((300, 1024), 1), np.eye(1024, dtype=np.float32)
+    a[:, ::100] *= np.float32(2.0**-40)
+    assert ways(kernel, a, one) == ["TF32X3"]
+    for d, expected in ((multiply(kernel, a, one), a), (multiply(kernel, one[:300], a.T), a.T[:300])):
+        assert (np.abs(d.get() - expected) <= 2.0**-21 * np.abs(expected)).all()
+    whole = np.rint(64 * normal((300, 1024), 1))  # no number is small beside the others
+    assert ways(kernel, whole, one) == [kernel.first.name]
+    assert (multiply(kernel, whole, one).get() == whole).all()
+
+
+@NAMES
 def test_granules_side_by_side_have_the_bits_of_one_after_the_other(kernel_for, name):
     a, b, c = (
         on_gpu(normal((300, 4 * GRANULE + 900), 1)),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.emulation.formats import GRANULE, granules
+from distmm_kernels.emulation.formats import GRANULE, Guard, granules
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import SHORTEST, STRETCH
 from distmm_kernels.reference import accuracy, residue_twin
@@ -73,16 +73,19 @@ def check_residues(residues, found, values):
     batch, rows, k = values.shape
     assert len(found.guards) == granules(k)
     for index, guard in enumerate(found.guards):
-        raised = False
+        raised = Guard(0)
         for z in range(batch):
             part = values[z, :, index * GRANULE : (index + 1) * GRANULE]
             want, factor, flag = residue_twin.split(part)
-            raised |= flag != 0
-            if flag == 0:
+            raised |= flag
+            if flag in (0, Guard.SPARSE):
                 assert np.array_equal(bytes_at(residues, residues.granule(index, z)).get(), want)
                 pointer = residues.memory + (residues.factors(index, z) - residues.memory.ptr)
                 assert np.array_equal(cupy.ndarray((rows,), np.float64, pointer).get(), factor)
-        assert (guard != 0) == raised, index
+        assert guard == raised, index
+        if raised == Guard.SPARSE:
+            each = [residue_twin.row_counts(matrix[:, index * GRANULE : (index + 1) * GRANULE]) for matrix in values]
+            assert residues.counts[index] == tuple(max(some) for some in zip(*each, strict=True))
 
 
 @ORDERS
@@ -103,7 +106,7 @@ def test_what_cannot_be_held_raises_the_guard_of_its_granule(kernel, order, gran
         values[1, 4, own] = value
     residues, found = kernel._split(on_gpu(values, order))
     check_residues(residues, found, values)
-    assert (found.guards[granule] != 0) == (value != 0)
+    assert (found.guards[granule] in (0, Guard.SPARSE)) == (value == 0)
     assert found.guards[1 - granule] == 0
 
 
@@ -111,7 +114,7 @@ def test_what_cannot_be_held_raises_the_guard_of_its_granule(kernel, order, gran
 @pytest.mark.parametrize("zeros", [0, 300])
 @pytest.mark.parametrize("more", [0, 1])
 def test_the_share_of_small_numbers_is_counted_exactly(kernel, order, zeros, more):
-    values = np.ones((1, 40, 64 * 20 + zeros))
+    values = np.ones((1, 40, 65 * 20 + zeros + more))
     values[0, 7, :zeros] = 0
     values[0, 7, zeros : zeros + 20 + more] = 2.0**-40
     residues, found = kernel._split(on_gpu(values, order))
@@ -136,6 +139,27 @@ def test_every_ragged_shape_is_right(kernel, shape):
     check(multiply(kernel, a, b), a, b)
     for order in ("C", "F", "every other"):
         check(multiply(kernel, a, b, on_gpu(c, order)), a, b, c)
+
+
+def test_small_numbers_that_the_other_operand_selects_are_kept(kernel):
+    a, one = normal((300, 1024), 1), np.eye(1024)
+    a[:, ::100] *= 2.0**-60
+    assert ways(kernel, a, one) == ["IEEE"]
+    assert (multiply(kernel, a, one).get() == a).all()
+    assert (multiply(kernel, one[:300], a.T).get() == a.T[:300]).all()
+    whole = np.rint(64 * normal((300, 1024), 1))  # no number is small beside the others
+    assert ways(kernel, whole, one) == ["RESIDUES"]
+    assert (multiply(kernel, whole, one).get() == whole).all()
+
+
+def test_few_zeros_of_one_operand_leave_the_way_as_it_is(kernel):
+    a, b = normal((300, 2048), 1), normal((2048, 200), 2)
+    a[:, ::2] = 0
+    assert ways(kernel, a, b) == ["RESIDUES"]
+    a[7], a[8, 9] = 0, 1e-3
+    assert ways(kernel, a, b) == ["RESIDUES"]
+    b[1::2] = 0
+    assert ways(kernel, a, b) == ["IEEE"]
 
 
 @ORDERS

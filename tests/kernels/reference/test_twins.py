@@ -42,9 +42,10 @@ def test_where_no_guard_is_raised_the_error_is_below_that_of_a_float32_chain(nam
     a, b = drawn(name)
     chain = accuracy.errors(twins.fma_chain(a, b), a, b)
     by_fp16, by_tf32 = guards(twins.split_fp16, a, b), guards(twins.split_tf32, a, b)
-    assert ((by_fp16 == 0), (by_tf32 == 0)) == (name in HELD, name in BY_TF32)
+    assert by_fp16 in (0, Guard.SPARSE) if name in HELD else by_fp16 & ~Guard.SPARSE
+    assert (by_tf32 == 0) == (name in BY_TF32)
     few = 1.5 if name == "very wide exponents" else 1.0  # so few products make each sum that a chain hardly rounds
-    for kernel, holds in (("fp16x3", by_fp16 == 0), ("tf32x3", by_tf32 == 0)):
+    for kernel, holds in (("fp16x3", name in HELD), ("tf32x3", by_tf32 == 0)):
         if holds:
             ours = accuracy.errors(getattr(twins, kernel)(a, b), a, b)
             assert ours.normwise <= few * chain.normwise
@@ -124,7 +125,7 @@ def test_below_256_of_k_a_chain_may_be_better():
 def test_steep_skew_along_k_destroys_fp16_parts_and_their_guard_says_so():
     a, b = drawn("steep skew along k")
     assert accuracy.errors(twins.fp16x3(a, b), a, b).normwise > 1e-5
-    assert guards(twins.split_fp16, a, b) == Guard.RANGE
+    assert Guard.RANGE in guards(twins.split_fp16, a, b)
 
 
 @pytest.mark.parametrize("kernel", ["fp16x3", "tf32x3"])
@@ -163,7 +164,7 @@ def test_fp16_parts_add_up_to_the_number(numbers, exponent, random):
     top = np.abs(x).max()
     assert (np.abs(whole - x) <= np.maximum(np.abs(x) * 2.0**-22, top * 2.0**-39)).all()
     if 2.0**-60 <= top < 2.0**61:
-        assert guard in (Guard(0), Guard.RANGE)
+        assert not guard & (Guard.OVERFLOW | Guard.UNDERFLOW)
 
 
 def test_one_instruction_truncates_towards_zero():

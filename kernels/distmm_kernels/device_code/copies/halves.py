@@ -18,6 +18,7 @@ from distmm_kernels.device_code.emit import inlined, types
 from distmm_kernels.emulation.formats import (
     GRANULE,
     LARGEST_EXPONENT,
+    NEAR_EXPONENT,
     SHARE,
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
@@ -26,18 +27,22 @@ from distmm_kernels.emulation.formats import (
     Guard,
     tf32_bits,
 )
+from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS
 
 __all__ = [
     "LARGE",
     "OVERFLOW",
     "RANGE",
+    "SPARSE",
     "UNDERFLOW",
     "exponent_of",
+    "far_below",
     "guard_of",
+    "guards_of_counts",
     "line_of",
     "raise_guards",
     "small_below",
-    "weight_of",
+    "word_of",
     "writer1",
     "writer4",
 ]
@@ -45,7 +50,7 @@ __all__ = [
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
-OVERFLOW, UNDERFLOW, RANGE = (u32(int(guard)) for guard in Guard)
+OVERFLOW, UNDERFLOW, RANGE, SPARSE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
 
 _to_tf32 = inlined(tf32_bits)
@@ -76,10 +81,22 @@ def guard_of(top):
 
 
 @inlined
-def weight_of(x, scaled, small):
-    """Return what a number adds to its row's weight; ``small``: bits of the magnitude below which it is small."""
-    weight = u32(SHARE) if magnitude(scaled) < small else u32(0)
-    return weight if x != f32(0) else u32(1)
+def word_of(x, scaled, small, far):
+    """Return what a number adds to its row's word; ``small``, ``far``: bits of the magnitudes below which it is so."""
+    size = magnitude(scaled)
+    word = u32(1) if size < far else u32(0)
+    return word + u32(1 << FAR_BITS) if size < small and x != f32(0) else word
+
+
+@inlined
+def guards_of_counts(word, length, too_small, sparse):
+    """Return the guards that a row's word raises: ``too_small`` for too many small numbers, ``sparse`` for far ones.
+
+    A word only grows, and so do its guards.
+    """
+    small, far = word >> u32(FAR_BITS), word & u32(FAR)
+    guard = too_small if u32(SHARE) * small > length - far else u32(0)
+    return guard | sparse if u32(16) * far > u32(SIXTEENTHS) * length else guard
 
 
 @inlined
@@ -100,6 +117,11 @@ def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
 def small_below(form: Format) -> Any:
     """Bits of the magnitude below which a number, scaled if the format is, loses bits or makes products that vanish."""
     return u32((SMALL_EXPONENT if form.scaled else TF32_SMALLEST_EXPONENT) + 127 << 23)
+
+
+def far_below(form: Format) -> Any:
+    """Bits of the magnitude below which a number is far from its row's largest: in TF32, if it is small or zero."""
+    return u32(NEAR_EXPONENT + 127 << 23) if form.scaled else small_below(form)
 
 
 def writer4(form: Format) -> Callable[..., None]:

@@ -17,8 +17,8 @@ bytes from one matrix to the next, and along the axis that is not contiguous; ro
 the tables, ``(matrices, granules, table_pitch)`` words each; elements from a granule to the next and from a row of
 parts to the next, in the last granule too; the matrix that the grid begins with.
 
-A row's *weight* decides on its guard: `SHARE` for each small number and 1 for each zero. If it exceeds k, too many
-numbers are small. It only grows, so any block that adds to it may raise the guard.
+A row's word counts its small and its far numbers (`distmm_kernels.emulation.sparsity`), and decides on its guards. It
+only grows, so any block that adds to it may raise them.
 """
 
 from __future__ import annotations
@@ -29,13 +29,16 @@ from distmm_kernels.device_code.copies.halves import (
     LARGE,
     OVERFLOW,
     RANGE,
+    SPARSE,
     UNDERFLOW,
     exponent_of,
+    far_below,
     guard_of,
+    guards_of_counts,
     line_of,
     raise_guards,
     small_below,
-    weight_of,
+    word_of,
     writer1,
     writer4,
 )
@@ -80,13 +83,15 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
     load = load4 if aligned else load4_unaligned
     write = writer4(form)
     together, blocks = 32 * warps, 8 // warps
-    itemsize, scaled, guarded, small = form.dtype.itemsize, form.scaled, form.guarded, small_below(form)
+    itemsize, scaled, guarded = form.dtype.itemsize, form.scaled, form.guarded
+    small, far = small_below(form), far_below(form)
+    too_small, sparse = (RANGE, SPARSE) if scaled else (UNDERFLOW, u32(0))
 
     def kernel(
-        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
         last_ld, first_matrix,
     ):  # fmt: skip
-        reduced, weighed = cuda.shared.array(8, u32), cuda.shared.array(8, u32)
+        reduced, counted = cuda.shared.array(8, u32), cuda.shared.array(8, u32)
         values = cuda.local.array(HELD, f32)
         thread = u32(cuda.threadIdx.x)
         warp, place = thread >> u32(5), thread & u32(together - 1)
@@ -115,23 +120,24 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                 scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
             elif top >= LARGE:
                 guard = OVERFLOW
-            weight = u32(0)
-            if magnitude(number(least) * scale) < small:  # true in few threads if the matrix is dense
+            word = u32(0)
+            if magnitude(number(least) * scale) < far:
                 for i in range(HELD):
-                    weight += weight_of(values[i], values[i] * scale, small)
-            weighed[warp] = warp_sum(weight)
+                    word += word_of(values[i], values[i] * scale, small, far)
+            counted[warp] = warp_sum(word)
             cuda.syncthreads()
             if place == u32(0):
+                own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
                 if row < rows:
-                    weight = u32(0)
+                    word = u32(0)
                     for i in range(warps):
-                        weight += weighed[home + u32(i)]
-                    weight -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
-                    if weight > u32(length):
-                        guard |= RANGE if scaled else UNDERFLOW
+                        word += counted[home + u32(i)]
+                    word -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
+                    guard |= guards_of_counts(word, u32(length), too_small, sparse)
                     raise_guards(flags, granule, guard)
+                    if scaled:
+                        store_word(memory + words + own * u64(4), word)
                 if scaled and row < table_pitch:  # beyond the last row too, where tiles of the product read
-                    own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
                     store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
         to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
         for i in range(HELD // 4):
@@ -152,7 +158,7 @@ def find_maxima(aligned: bool) -> Source:
     load = load4 if aligned else load4_unaligned
 
     def kernel(
-        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
         last_ld, first_matrix,
     ):  # fmt: skip
         reduced = cuda.shared.array((8, 128), u32)
@@ -193,14 +199,14 @@ def find_maxima(aligned: bool) -> Source:
 def split_columns(form: Format, aligned: bool) -> Source:
     """Split where rows are contiguous and stay so: parts are ``(matrices, k, ld)``. Grid: as for `find_maxima`.
 
-    The table of weights is zero before.
+    The table of words is zero before.
     """
     load = load4 if aligned else load4_unaligned
     write = writer4(form)
-    itemsize, small = form.dtype.itemsize, small_below(form)
+    itemsize, small, far = form.dtype.itemsize, small_below(form), far_below(form)
 
     def kernel(
-        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
         last_ld, first_matrix,
     ):  # fmt: skip
         reduced = cuda.shared.array((8, 128), u32)
@@ -238,9 +244,9 @@ def split_columns(form: Format, aligned: bool) -> Source:
                 if at < steps and left > i32(0):
                     x0, x1, x2, x3 = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
                     y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
-                    if min(min(magnitude(y0), magnitude(y1)), min(magnitude(y2), magnitude(y3))) < small:
-                        w0, w1 = w0 + weight_of(x0, y0, small), w1 + weight_of(x1, y1, small)
-                        w2, w3 = w2 + weight_of(x2, y2, small), w3 + weight_of(x3, y3, small)
+                    if min(min(magnitude(y0), magnitude(y1)), min(magnitude(y2), magnitude(y3))) < far:
+                        w0, w1 = w0 + word_of(x0, y0, small, far), w1 + word_of(x1, y1, small, far)
+                        w2, w3 = w2 + word_of(x2, y2, small, far), w3 + word_of(x3, y3, small, far)
                     write(to + u64(at) * ld * u64(itemsize), lo, y0, y1, y2, y3)
             step += u32(32)
         at = lane * u32(4)
@@ -248,14 +254,15 @@ def split_columns(form: Format, aligned: bool) -> Source:
         reduced[warp, at + u32(2)], reduced[warp, at + u32(3)] = w2, w3
         cuda.syncthreads()
         if thread < u32(128) and base + thread < u32(rows):
-            weight, guard = u32(0), u32(0)
+            word, guard = u32(0), u32(0)
             for i in range(8):
-                weight += reduced[i, thread]
+                word += reduced[i, thread]
             own = memory + (table + u64(base + thread)) * u64(4)
-            if weight != u32(0):
-                weight += add_global(own + weights, weight)
-                if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
-                    guard = RANGE
+            if word != u32(0):
+                length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
+                before = add_global(own + words, word)
+                guard = guards_of_counts(before + word, length, RANGE, SPARSE)
+                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # each is raised once by a row
             if first == granule * u64(GRANULE):  # one block of each granule
                 top = load_word(own + maxima)
                 guard |= guard_of(top)
@@ -268,13 +275,13 @@ def split_columns(form: Format, aligned: bool) -> Source:
 def split_transposed(form: Format) -> Source:
     """Split where rows are contiguous, into parts without scales whose k is. Any alignment.
 
-    The table of weights is zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
+    The table of words is zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
     """
     itemsize, guarded, small = form.dtype.itemsize, form.guarded, small_below(form)
     write = writer1(form)
 
     def kernel(
-        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, weights, table_pitch, granule_step, ld,
+        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
         last_ld, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
@@ -301,24 +308,24 @@ def split_transposed(form: Format) -> Source:
             top, least = max(top, size), min(least, size)
         guard = OVERFLOW if top >= LARGE else u32(0)
         if guarded:
-            weight = u32(0)
+            word = u32(0)
             if least < small and inside:
                 for i in range(TILE_HELD):
                     if warp + u32(8 * i) < steps:
-                        weight += weight_of(held[i], held[i], small)
-            counted[warp, lane] = weight
+                        word += word_of(held[i], held[i], small, small)
+            counted[warp, lane] = word
         cuda.syncthreads()
         if guarded:
             if warp == u32(0) and inside:
-                weight = u32(0)
+                word = u32(0)
                 for i in range(8):
-                    weight += counted[i, lane]
+                    word += counted[i, lane]
                 granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
-                if weight != u32(0):
+                if word != u32(0):
                     own = (matrix * granules + granule) * table_pitch + u64(row)
-                    weight += add_global(memory + weights + own * u64(4), weight)
-                    if weight > u32(min(k - granule * u64(GRANULE), u64(GRANULE))):
-                        guard |= UNDERFLOW
+                    word += add_global(memory + words + own * u64(4), word)
+                    length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
+                    guard |= guards_of_counts(word, length, UNDERFLOW, u32(0))
             guard = warp_or(guard)
             if lane == u32(0):
                 raise_guards(flags, granule, guard)
