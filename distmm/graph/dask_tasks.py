@@ -15,7 +15,6 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
-from dask.array.utils import meta_from_array
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
@@ -112,4 +111,4 @@ def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
         for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True)
     }
     graph = HighLevelGraph.from_collections(name, made, dependencies=[array])
-    return da.Array(graph, name, chunks, meta=meta_from_array(array._meta, ndim=len(chunks)))
+    return da.Array(graph, name, chunks, meta=array)
