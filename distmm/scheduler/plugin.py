@@ -83,7 +83,7 @@ class PlacementPlugin(SchedulerPlugin):
         return self.products.ranks.addresses
 
     def progress(self, product: str) -> tuple[int, int]:
-        """Number of product tasks that are done, and of all; 0 of 0 for a product that is not under way."""
+        """Product tasks that are done, and all product tasks; 0 of 0 for a product that is not under way."""
         state = self.products.products.get(product)
         return (len(state.done), state.total) if state else (0, 0)
 

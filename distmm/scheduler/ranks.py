@@ -52,7 +52,7 @@ class Ranks:
         self.alive.pop(address, None)
 
     def forget_dead(self) -> None:
-        """Number the living workers from 0 again. If all are dead, their replacements inherit all ranks.
+        """Count the living workers from 0 again. If all are dead, their replacements inherit all ranks.
 
         Call it only while no product runs: the blocks of a product would change their homes.
         """

@@ -27,7 +27,7 @@ class Replicas:
         self.used_up: dict[Replica, None] = {}  # read for the last time, and not dropped yet
 
     def settle(self, block: Key, planned: int, holders: Collection[int]) -> None:
-        """Give a block a home: among its holders the present one, the planned one or any; without holders the planned."""
+        """Give a block a home: of its holders the present home, the planned one or any; else the planned one."""
         if self.home.get(block, planned) not in holders:
             self.home[block] = planned if planned in holders or not holders else min(holders)
         else:
