@@ -11,11 +11,13 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+from dask.array.utils import meta_from_array
 
 from distmm import config
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
 from distmm.api import einsum as contractions
+from distmm.api.array_types import package_of
 from distmm.errors import InputError
 from distmm.graph.product_graph import ProductLayer
 
@@ -87,7 +89,7 @@ def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None
         raise StaysDasks("it is a part of another one")
     if data.ndim != 2 or data.numblocks[1] != 1 or data.numblocks[0] == 1:
         raise StaysDasks(f"it has {data.numblocks} blocks")
-    if data.dtype.char not in "fdFD" or type(data._meta).__module__.partition(".")[0] not in ("numpy", "cupy"):
+    if data.dtype.char not in "fdFD" or package_of(meta_from_array(data)) not in ("numpy", "cupy"):
         raise StaysDasks(f"LAPACK has no {data.dtype}")
     m, n = data.shape
     if not min(data.chunks[0]) >= n > 0:  # sizes may be unknown: NaN

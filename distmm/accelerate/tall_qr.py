@@ -20,7 +20,7 @@ def decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
     and Demmel, Direct QR factorizations for tall-and-skinny matrices in MapReduce architectures, 2013.
     """
     (blocks, _), (_, n) = data.numblocks, data.shape
-    same = {"dtype": data.dtype, "meta": data._meta}
+    same = {"dtype": data.dtype, "meta": data}
     factors = data.map_blocks(tasks.block_qr, tasks=blocks, **same)  # pairs, and no arrays
     q = factors.map_blocks(operator.itemgetter(0), **same)
     r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)

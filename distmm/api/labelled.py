@@ -52,7 +52,7 @@ class Labelled:
             For objects that are no arrays, and types without a product.
         """
         source = as_array(source, name)
-        kind_of(source._meta if isinstance(source, da.Array) else source, name, isinstance(source, da.Array))
+        kind_of(source, name)
         try:
             accumulator_dtype(np.dtype(source.dtype))
         except InputError as error:
@@ -82,8 +82,7 @@ class Labelled:
     @property
     def kind(self) -> Literal["numpy", "cupy"]:
         """Type of the blocks."""
-        chunked = isinstance(self.source, da.Array)
-        return kind_of(self.source._meta if chunked else self.source, self.name, chunked)
+        return kind_of(self.source, self.name)
 
     @property
     def in_memory(self) -> bool:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
+from dask.array.utils import meta_from_array
 from distributed import Client, futures_of
 
 from distmm.api.array_types import as_array, package_of
@@ -157,9 +158,7 @@ def _loaded(
 
 def _uploaded(array: da.Array) -> da.Array:
     """Copy each NumPy block to a GPU once, on its home worker. Products and transfers between GPUs use that copy."""
-    return array.map_blocks(
-        tasks.to_device, dtype=array.dtype, meta=array._meta, name=f"distmm-upload-{uuid.uuid4().hex}"
-    )
+    return array.map_blocks(tasks.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
@@ -180,11 +179,10 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
         accumulator_dtype(dtype)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
-    meta = source._meta if isinstance(source, da.Array) else source
     if transposed and len(source.shape) < 2:
         raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed")
     file = MappedFile.behind(source) if is_mapped(source) else None
-    return Operand(source, name, kind_of(meta, name, isinstance(source, da.Array)), transposed, file)
+    return Operand(source, name, kind_of(source, name), transposed, file)
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:
@@ -197,14 +195,16 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
     return Operand(source[None, :] if axis == 0 else source[:, None], operand.name, operand.kind)
 
 
-def kind_of(meta: Any, name: str, chunked: bool) -> Literal["numpy", "cupy"]:
-    """Tell NumPy blocks from CuPy blocks, by an array or by the meta of a `chunked` one.
+def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
+    """Tell NumPy blocks from CuPy blocks, by an array that is one block or by a Dask array.
 
     Raises
     ------
     InputError
         For blocks of other types.
     """
+    chunked = isinstance(source, da.Array)
+    meta = meta_from_array(source) if chunked else source
     package = package_of(meta)
     if package == "cupy":
         return "cupy"

@@ -75,7 +75,7 @@ def check_out(
         raise InputError(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: make out like the product"
         )
-    if isinstance(out, da.Array) and (given := kind_of(out._meta, "out", chunked=True)) != kind:
+    if isinstance(out, da.Array) and (given := kind_of(out, "out")) != kind:
         raise InputError(f"out has {given} blocks, the operands have {kind} blocks: make out like them")
     if isinstance(out, da.Array):
         return  # it may be an operand, too: arrays that were made of it keep its old tasks

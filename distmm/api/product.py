@@ -31,7 +31,6 @@ from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.write_units import unit_of
-from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Gemm"]
@@ -202,7 +201,6 @@ class Gemm:
         if plan is not wishes.plan:
             plan.validate_streamed()
         cluster.install(client)
-        telemetry.install(client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""

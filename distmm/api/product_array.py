@@ -35,7 +35,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
     @classmethod
     def of(cls, array: da.Array, fill: Fill | None = None) -> ProductArray:
         """Take over a Dask array; `fill` computes a lazy one, and a persisted one needs none."""
-        self = cls(array.dask, array.name, array.chunks, meta=array._meta)
+        self = cls(array.dask, array.name, array.chunks, meta=array)
         self._fill, self._made_as = fill, array.name
         return self
 

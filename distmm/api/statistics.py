@@ -9,6 +9,7 @@ from typing import Any
 import dask.array as da
 import ml_dtypes
 import numpy as np
+from dask.array.utils import meta_from_array
 from distributed import Client
 
 from distmm.api.array import gram
@@ -110,7 +111,7 @@ def cov(
     if weights is None:
         centred = second - first.mean(axis=1, dtype=wide, keepdims=True)
     else:
-        weights = np.asarray(weights, like=first._meta if isinstance(first, da.Array) else first)
+        weights = np.asarray(weights, like=meta_from_array(first))
         mean = (first * weights).sum(axis=1, dtype=wide, keepdims=True) / weights.sum()
         centred = (second - mean) * np.sqrt(weights)
     alpha = 1 / freedom if freedom else np.inf

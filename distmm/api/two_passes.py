@@ -40,4 +40,4 @@ def _made_again(array: da.Array) -> da.Array:
     for name, new in names.items():
         layers[new], _ = graph.layers[name].clone(keys, seed)
         dependencies[new] = {names.get(other, other) for other in graph.dependencies[name]}
-    return da.Array(HighLevelGraph(layers, dependencies), names[array.name], array.chunks, meta=array._meta)
+    return da.Array(HighLevelGraph(layers, dependencies), names[array.name], array.chunks, meta=array)

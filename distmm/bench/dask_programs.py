@@ -97,7 +97,7 @@ def wait_for_gpu() -> None:
 def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     """Start a cluster, and yield what measures a case on it."""
     with clusters.local(device=task.device, workers=task.workers, threads=1, dashboard=None) as client:
-        telemetry.bytes_moved(client)  # the first call installs what counts
+        telemetry.install(client)  # it counts what workers receive
         if task.device == "gpu":
             client.run(count_allocations)
         arenas: list[matrices.Arena] = []

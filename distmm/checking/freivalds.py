@@ -22,6 +22,7 @@ from typing import Any, Literal
 import dask
 import dask.array as da
 import numpy as np
+from dask.array.utils import meta_from_array
 
 from distmm.checking import row_slices, sampled_elements, sampled_sums
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
@@ -175,7 +176,7 @@ class Freivalds:
         rows, by_rows, by_columns = (None,) * 3 if scales is None else (scales.rows, scales.c_rows, scales.c_columns)
         y = self._across(self.b, x, None, by_columns, 0 if exact else 2)
         if not exact:
-            y = y.map_blocks(_rooted, dtype=work, meta=y._meta)
+            y = y.map_blocks(_rooted, dtype=work, meta=y)
         left, right, *found = fetch(
             self._across(self.a, y.rechunk((self.a.chunks[1], y.shape[1])), rows, None, 0 if exact else 1),
             self._across(self.c, x, by_rows, by_columns, 0 if exact else 2),
@@ -213,7 +214,7 @@ class Freivalds:
     def _in_blocks(self, values: np.ndarray, chunks: tuple[Any, ...]) -> da.Array:
         """Return `values` cut into blocks, in GPU memory if the matrices' blocks are."""
         blocks = da.from_array(values, chunks=chunks)
-        return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks._meta) if self.on_gpu else blocks
+        return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks) if self.on_gpu else blocks
 
     def _elements(self, row: int, scales: Scales | None) -> tuple[str, str | None, float]:
         """Recompute one row, O(kn): the outcome, where its first element is that is not right, and the dependence."""
@@ -300,7 +301,7 @@ class Freivalds:
 
 def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:
     """Apply a function to each block of a matrix ``ij``; along the first of these indices each block has one result."""
-    meta = namespace(matrix._meta).empty((0,) * len(indices), dtype)
+    meta = namespace(meta_from_array(matrix)).empty((0,) * len(indices), dtype)
     once = {indices[0]: 1}
     return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=once, dtype=dtype, meta=meta)
 

@@ -1,13 +1,13 @@
-"""Calls from the client to a Dask cluster: install the plugin, describe the workers, follow a product."""
+"""Calls from the client to a Dask cluster: install the plugins, describe the workers, follow a product."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler, WorkerPlugin, wait
-from distributed.comm import CommClosedError
+from distributed import Client, Scheduler, wait
 
 from distmm.all_workers import everywhere
 from distmm.clusters.measured import measured_once
@@ -16,6 +16,8 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
+from distmm.telemetry.faults import tolerated
+from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import serialization
 from distmm.worker import tasks
 from distmm.worker.plugin import DevicePlugin
@@ -25,9 +27,6 @@ __all__ = [
 ]  # fmt: skip
 
 Device = Literal["auto", "cpu", "gpu"]
-
-# Tries to register the workers' plugin.
-REGISTRATIONS = 3
 
 # Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
@@ -100,22 +99,22 @@ def refuse_asynchronous(client: Client | None = None) -> None:
 
 
 def install(client: Client) -> None:
-    """Register the plugins of scheduler and workers; nothing happens where they are there already."""
+    """Give scheduler and workers the plugins that they lack. Where they lack none, it is one message to the scheduler.
+
+    The client remembers nothing: the scheduler may be a new one, or may have lost its plugins.
+    """
     serialization.register()  # here, for blocks that come to the client
-    client.register_plugin(PlacementPlugin())
-    _register_on_workers(client, DevicePlugin())
+    while not client.run_on_scheduler(_install_on_scheduler):
+        with suppress(OSError):  # a worker has died meanwhile; the scheduler has asked all others too
+            client.register_plugin(DevicePlugin())
 
 
-def _register_on_workers(client: Client, plugin: WorkerPlugin) -> None:
-    """Register a worker plugin. Dask asks all workers, and raises an error if one dies meanwhile: try again then."""
-    for _ in range(REGISTRATIONS - 1):
-        try:
-            client.register_plugin(plugin)
-            return
-        except CommClosedError:
-            if client.status != "running":
-                raise
-    client.register_plugin(plugin)
+async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
+    """Add the scheduler's plugins, and return whether it has that of the workers."""
+    await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
+    with tolerated("telemetry"):
+        await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
+    return DevicePlugin.name in dask_scheduler.worker_plugins
 
 
 def warm_up(client: Client) -> None:

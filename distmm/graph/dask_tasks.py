@@ -1,6 +1,6 @@
 """Dask's task classes, and those of distmm's tasks. The only module that imports ``dask._task_spec``.
 
-That module is private by its name, and the only way to build tasks since Dask 2024.12. Seen on Dask 2026.7.1 and
+That module has a private name, and since Dask 2024.12 there is no other way to build tasks. Seen on Dask 2026.7.1 and
 2026.8.0; ``tests/distmm/graph/test_dask_tasks.py`` fails first when it changes.
 """
 
@@ -15,7 +15,6 @@ import dask.array as da
 import numpy as np
 from dask._task_spec import Alias, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
-from dask.array.utils import meta_from_array
 from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 
@@ -88,7 +87,7 @@ def is_view(task: object) -> bool:
 
 
 def stores(key: object) -> bool:
-    """Whether a task is one of those that Dask's own `store` makes, with which ``C.to_zarr`` writes blocks."""
+    """Whether a task was made by Dask's own `store`, with which ``C.to_zarr`` writes blocks."""
     return isinstance(key, tuple) and str(key[0]).startswith("store-map-")
 
 
@@ -101,8 +100,8 @@ def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple
 def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
     """Return an array of these chunks whose blocks, in C order, are the reshaped blocks of `array`, in C order.
 
-    No block moves, and none depends on two. Where merged dimensions are cut, other than the first of them, the order of
-    elements is not that of `numpy.reshape`; given the first chunks again, the array is as it was.
+    No block moves, and none depends on two blocks. If dimensions are merged of which others than the first are cut, the
+    order of elements is not that of `numpy.reshape`. Reshaping to the first chunks gives the first array again.
     """
     name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
     sources = itertools.product(*(range(len(edges)) for edges in array.chunks))
@@ -112,4 +111,4 @@ def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
         for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True)
     }
     graph = HighLevelGraph.from_collections(name, made, dependencies=[array])
-    return da.Array(graph, name, chunks, meta=meta_from_array(array._meta, ndim=len(chunks)))
+    return da.Array(graph, name, chunks, meta=array)

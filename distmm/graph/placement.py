@@ -1,4 +1,4 @@
-"""Where and when a task of a product runs. Pure: the scheduler's state machine reads it, and is simulated without Dask.
+"""Where and when a task of a product runs. Pure: the scheduler's state machine reads it, and knows nothing of Dask.
 
 A placement is an argument of the task itself. Dask's annotations would be the usual way to say it, but array
 optimisation drops them.
@@ -32,7 +32,7 @@ class Placement:
     step : int
         Step of the chain that makes this block.
     order : int
-        Number of the step in the whole product: the steps of all waves are counted on, in the order of waves.
+        Number of the step in the whole product: steps are numbered through all waves, in the order of waves.
     layer : int
         Layer of the grid, if k is split.
     run : str
@@ -65,5 +65,5 @@ class Placement:
         return self.grid.owner(row, column, tuple(batch), self.layer)
 
     def owners(self) -> set[int]:
-        """Ranks that run a chain for this block of C: one on each layer."""
+        """Ranks that run a chain for this block of C: one rank on each layer."""
         return {self.grid.owner(self.i, self.j, self.batch, layer) for layer in range(self.grid.layers)}

@@ -4,8 +4,8 @@ C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of
 
     D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
 
-The chain continues a kernel's loop over k across tasks: step s starts from the bits that step s - 1 has left. If C has
-too few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
+The chain continues a kernel's loop over k across tasks: step s starts from the result of step s - 1. If C has too
+few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
 tree of fixed shape adds the results.
 
 A symmetric product has chains for ``i >= j`` only. They read blocks of A alone: ``A[j,p]`` stands for the transpose of
@@ -38,13 +38,13 @@ __all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
 
 @dataclass(frozen=True)
 class Reduced:
-    """That each block of C is reduced by the task that finishes it, and how.
+    """How each block of C is reduced by the task that finishes it.
 
     Attributes
     ----------
     reduction : Chunk
     down : bool
-        Whether lines are columns of C, and not rows.
+        Whether lines are columns of C; otherwise they are rows.
     norms : pair of str, optional
         Names of the arrays of squared norms, ``(m,)`` and ``(n,)``, cut like C.
     mirrored : bool
@@ -125,7 +125,7 @@ class ProductLayer(ParametricLayer):
             batch, i, j = chain
             c_key = (self.name, *batch, i, j)
             a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
-            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and the layers that have them
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their layers
             first = 0
             for layer, steps in enumerate(parts):
                 previous: TaskRef | None = None
@@ -140,7 +140,7 @@ class ProductLayer(ParametricLayer):
                     previous = TaskRef(key)
                 partial.append((key, layer))
                 first += len(steps)
-            # A tree of fixed shape: its bits depend on how k was split, and not on who was first.
+            # A tree of fixed shape: its bits depend on how k was split, and not on which sum was ready first.
             order = max(map(len, parts))
             while len(partial) > 1:
                 sums: list[tuple[Key, int]] = []
@@ -176,7 +176,7 @@ class ProductLayer(ParametricLayer):
 
 
 def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
-    """Return one graph of those of all waves, which `build` has made with one name and operands of their own."""
+    """Merge the graphs of all waves, which `build` has made with one name and with operands for each wave."""
     layers: dict[str, Layer] = {}
     dependencies: dict[str, set[str]] = {}
     for number, graph in enumerate(waves, 1):
@@ -225,7 +225,7 @@ def build(
     run : str, optional
         Name that the waves of a job share. Each of them has a product name of its own.
     reduced : Reduced, optional
-        Blocks are reduced by the tasks that finish them: what a key stands for are the parts of a block, not the block.
+        Blocks are reduced by the tasks that finish them. A key then stands for the parts of a block, not for the block.
     norms : arrays
         Those that `reduced` names.
     """

@@ -1,7 +1,8 @@
 """The Dask graph that merges the parts of a reduced product: one tree for each row of blocks, or each column.
 
-A tree's shape follows from the number of blocks alone, and its tasks take parts in the order of blocks. So the results
-have the same bits whoever finishes first, and for any number of workers. Parts are small: Dask decides where they meet.
+A tree's shape depends only on the number of blocks, and its tasks take parts in the order of blocks. So the results
+have the same bits whichever part is ready first, and for any number of workers. Parts are small: Dask decides where to
+merge them.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from distmm.worker import tasks
 
 __all__ = ["GROUP", "MergeLayer", "parts_of_blocks", "results"]
 
-# Parts that a task merges. A task takes the scheduler 0.35 ms: of eight parts, trees add a seventh of the chains' last
-# tasks to them at most, and parts wait for few others.
+# Parts that a task merges. The scheduler takes 0.35 ms for a task. With eight parts, trees add at most one task for
+# seven chains, and a part waits for few others.
 GROUP = 8
 
 
@@ -81,7 +82,7 @@ class MergeLayer(ParametricLayer):
             keys, level, of_blocks = tuple(merged), level + 1, False
 
     def _source(self, batch: tuple[int, ...], line: int, at: int) -> tuple[Key, int]:
-        """Key of the task that has the part of a line in its block `at`, and which of its parts that is."""
+        """Key of the task that makes the part of a line in its block `at`, and the index of this part in its result."""
         i, j = (at, line) if self.reduced.down else (line, at)
         if self.plan.blocking.triangle and i < j:  # the mirror image of a block that was multiplied
             return (self.product, *batch, j, i), 1
@@ -95,7 +96,7 @@ def results(
     reduced: Reduced,
     kinds: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
 ) -> list[da.Array]:
-    """Return what a reduction has for all lines, as lazy arrays ``(*batch, lines, *shape)`` that share one graph.
+    """Return the results of a reduction for all lines, as lazy arrays ``(*batch, lines, *shape)`` with one graph.
 
     Parameters
     ----------
@@ -129,7 +130,7 @@ def parts_of_blocks(product: str, graph: HighLevelGraph, plan: Plan, wave: Wave)
     """Return the part of each block of a wave, lazy, by its indices ``(*batch, i, j)``."""
     name = f"distmm-part-{product.rpartition('-')[2]}-{wave.index}"
     keys = [(*batch, i, j) for batch, i, j in plan.blocking.c_indices(wave)]
-    # A task of its own: blocks that a client keeps under the product's keys would lift the bound on blocks of C.
+    # A separate task: if a client kept blocks under the product's keys, the bound on blocks of C would not hold.
     made = {(name, *at): Task((name, *at), operator.getitem, TaskRef((product, *at)), 0) for at in keys}
     whole = HighLevelGraph({**graph.layers, name: made}, {**graph.dependencies, name: {product}})
     return {at: Delayed((name, *at), whole, layer=name) for at in keys}

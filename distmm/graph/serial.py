@@ -20,7 +20,7 @@ def execute(
 ) -> np.ndarray:
     """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)``: waves, their blocks, each chain in ascending k.
 
-    A symmetric product reads `a` alone, and copies the blocks below the diagonal to above it.
+    A symmetric product reads only `a`, and copies the blocks below the diagonal to their places above it.
 
     Returns
     -------
@@ -60,6 +60,6 @@ def execute(
 
 
 def _own(at: tuple[slice, ...], index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[slice, ...]:
-    """Batch slices of an operand: those of C along its own dimensions, and all of a dimension that it broadcasts."""
+    """Batch slices of an operand: those of C along the dimensions that it has, and all of a broadcast dimension."""
     own = at[len(at) - len(index) :]
     return tuple(slice(None) if length == 1 else s for s, length in zip(own, shape, strict=True))

@@ -230,7 +230,6 @@ class Job:
         folder, spec = self.folder, self.spec
         blocks = self._units(plan)
         cluster.install(client)
-        telemetry.install(client)
         finished = FinishedBlocks(client, folder, spec, plan)
         done = finished.trusted(target)
         self._make_room(target, done, lock)

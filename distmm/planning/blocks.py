@@ -33,7 +33,7 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
 
 
 def are_even(edges: tuple[int, ...]) -> bool:
-    """Whether blocks are of one length, as `even_edges` cuts them: the last one may be shorter."""
+    """Whether all blocks have one length, except that the last one may be shorter, as `even_edges` cuts them."""
     return len(set(edges[:-1])) < 2 and edges[-1] <= edges[0]
 
 
@@ -55,7 +55,7 @@ def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
 
 @dataclass(frozen=True)
 class Wave:
-    """A rectangle of C blocks that are computed together, and fit into the workers' memory together.
+    """A rectangle of C blocks that are computed at the same time: all of them fit into the workers' memory.
 
     Attributes
     ----------
@@ -129,7 +129,7 @@ class Blocking:
 
     @property
     def loads(self) -> int:
-        """Number of blocks of A and B; of a symmetric product those of A."""
+        """Number of blocks of A and B; for a symmetric product only those of A."""
         lines = len(self.m) + (0 if self.triangle else len(self.n))
         return lines * len(self.k) * math.prod(map(len, self.batch))
 
@@ -139,7 +139,7 @@ class Blocking:
         return tuple(tuple(range(p, min(p + self.panels, part.stop)) for p in part[:: self.panels]) for part in parts)
 
     def part_panels(self, layers: int) -> int:
-        """Count the panels of each part of k but the last, which may have fewer: a multiple of those of a step."""
+        """Count the panels of each part of k, a multiple of the panels of a step. The last part may have fewer."""
         return _length(len(self.k), layers, self.panels)
 
     @property
@@ -172,7 +172,7 @@ class Blocking:
         """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
 
         Row-major: consecutive waves read the same rows of A. Batches are cut along their first dimension. A triangle is
-        cut alike along both sides: into triangles on the diagonal, and rectangles below it.
+        cut in the same way along both sides: into triangles on the diagonal, and rectangles below it.
         """
         batches, areas = self._cuts(parts, multiple)
         return tuple(
@@ -201,7 +201,7 @@ class Blocking:
         return (first, *(range(len(edges)) for edges in self.batch[1:])) if self.batch else ()
 
     def regions(self, wave: Wave) -> tuple[tuple[slice, ...], ...]:
-        """Index ranges in C of a wave's blocks, and of their mirror images where those lie elsewhere."""
+        """Index ranges in C of a wave's blocks, and of their mirror images where these are not the same ranges."""
         there = self.region(wave)
         *batch, rows, columns = there
         return (there, (*batch, columns, rows)) if self.triangle and not wave.triangle else (there,)

@@ -14,24 +14,24 @@ from distmm.planning.schedule import LOOKAHEAD, Schedule
 
 __all__ = ["DEEPER_STEPS", "STEPS", "free", "given", "waves"]
 
-# Chains a worker, as blocks of C down and across. One chain a worker waits for the scheduler between its steps; more
-# than 4 x 4 only add tasks.
+# Chains per worker, as blocks of C down and across. With one chain, a worker waits for the scheduler between steps.
+# More than 4 x 4 chains add tasks and gain nothing.
 CHAINS = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 2), (4, 4))
 STEPS = (1, 2, 4, 8, 16, 32, 64)
 
-# Steps that are tried where nothing fits with those: blocks of A and B become smaller, and tasks more. More panels than
-# MOST_PANELS are more than a scheduler can serve.
+# Numbers of steps that are tried where no plan with the ones above fits: they make blocks of A and B smaller, and tasks
+# more numerous. A scheduler cannot serve more than MOST_PANELS panels.
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
-# Of a symmetric product, whose busiest workers have n (n + 1) / 2 blocks of C instead of n^2 / 2: their excess falls
-# with n.
+# The same for a symmetric product. Its busiest workers have n (n + 1) / 2 blocks of C instead of n^2 / 2, and this
+# excess falls with n.
 TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
 
-# Blocks of C down a wave of a symmetric product, at most: more have more tasks than a scheduler can serve.
+# Most blocks of C down a wave of a symmetric product: a scheduler cannot serve the tasks of more.
 TRIANGLE_ROWS = 256
 
-# Waves down and across that are tried, each where the ones before need more memory than there is.
+# Numbers of waves down and across. Each is tried if the plans with the one before need more memory than there is.
 WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (32, 32))
 
 # Share of C a worker below which k is split: smaller blocks run at a fraction of a kernel's rate.
@@ -39,7 +39,7 @@ SMALLEST_SHARE = 512 * 512
 
 
 def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[tuple[int, int]]:
-    """Numbers of waves down and across, ascending; where C cannot fit at all, one wave, to say what is missing.
+    """Numbers of waves down and across, ascending. If C cannot fit at all: one wave, whose error says what is missing.
 
     `stays` says whether finished blocks of C stay in the memory of the workers.
     """
@@ -66,7 +66,7 @@ def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tup
     # The scheduler must be busy for 30 % of the time at most.
     enough = math.ceil(cluster.workers * SCHEDULER_SECONDS / 0.3 / max(seconds, 1e-9))
     for grid in Grid.all_of(cluster.workers):
-        # As many panels as the grid is wide come from as many homes: with fewer, one home sends to all others.
+        # A step with as many panels as the grid is wide reads from as many homes. With fewer, one home sends to all.
         for panels in {enough, max(enough, grid.rows, grid.columns)}:
             # Never the whole chain: its inputs would all be in memory at once.
             cut_k = replace(blocking, panels=min(panels, max(1, count // 4)))
@@ -111,7 +111,7 @@ def free(
 
 
 def _grids(problem: Problem, workers: int) -> Iterator[Grid]:
-    """Grids that move the fewest bytes; in layers where C has too few elements to keep all workers busy."""
+    """Grids that move the fewest bytes. They have layers if C has too few elements to keep all workers busy."""
 
     def between(grid: Grid) -> int:
         return problem.m * (grid.columns - 1) + problem.n * (grid.rows - 1)

@@ -1,4 +1,4 @@
-"""A cluster as plans see it: workers, memory, rates and links; and where matrices are on it."""
+"""A cluster in figures: workers, memory, rates and links; and where matrices are on it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SCHEDULER_SECONDS = 0.35e-3
 # Where an operand is. "resident": in the workers' memory before and after the product. "streamed": loaded step by step,
 # and freed after its step; a wave that needs it again loads it again, unless all of C stays in memory. "kept": loaded
 # step by step, and in memory until the last wave has read it. "whole": made by tasks that others need too, and in
-# memory from its making to its last use.
+# memory from when they are made until their last use.
 Residence = Literal["resident", "streamed", "kept", "whole"]
 
 # Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
@@ -39,8 +39,8 @@ class ClusterSpec:
     link : float
         Bytes/s that a worker receives from other workers, and sends to them.
     load : float
-        Bytes/s at which a worker loads blocks of A and B that are in no worker's memory. A GPU copies finished blocks
-        of C to the host as fast at the same time: 52 GB/s each way were measured.
+        Bytes/s at which a worker loads blocks of A and B that are in no worker's memory. At the same time a
+        GPU copies finished blocks of C to the host at this rate: 52 GB/s each way were measured.
     host_memory : int, optional
         Bytes of host memory that a GPU worker may take; not limited where it is not known.
     threads : int
@@ -48,13 +48,13 @@ class ClusterSpec:
     prepared : float
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
     workspace : int
-        Bytes that the kernel takes for each task at work, beside operands and results, at most.
+        Most bytes that the kernel takes for each running task, in addition to operands and results.
     granule : int
-        Cuts of k at its multiples leave the bits of the kernel's results as they are.
+        If k is cut at multiples of it, the kernel's results keep their bits.
     kernel : str, optional
         The kernel that all workers use, unless the user has named one.
     promises_bits : bool
-        Whether the kernel has a granule at all; without one its bits may differ with any cut.
+        Whether the kernel has a granule. Without one, any cut of k may change the bits.
     """
 
     workers: int

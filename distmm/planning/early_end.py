@@ -31,7 +31,7 @@ LONG_SECONDS = 1800.0
 
 
 def largest_share(schedule: Schedule, by_rows: bool) -> float:
-    """Largest share of C's blocks that are finished together: a wave, or with `by_rows` all waves of the same rows."""
+    """Largest share of C's blocks that are finished together: one wave, or all waves of the same rows if `by_rows`."""
     blocks: Counter[Hashable] = Counter()
     for wave in schedule.waves:
         blocks[wave.rows if by_rows else wave.index] += wave.c_blocks
@@ -50,7 +50,7 @@ def short_enough(
 ) -> Iterator[tuple[int, int]]:
     """Leave out numbers of waves, down and across, for which the arithmetic of one wave alone takes too long.
 
-    The last number is kept in any case, so that there is a plan whose error can say what is missing.
+    The last number always stays, so that there is a plan whose error can say what is missing.
     """
     tried = list(waves)
     seconds = problem.flops / cluster.rate / cluster.workers

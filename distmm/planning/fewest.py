@@ -9,8 +9,8 @@ __all__ = ["MOST_WORKERS", "few_workers"]
 # More workers than one Dask scheduler serves.
 MOST_WORKERS = 4096
 
-# The number found is above the fewest by at most this share of itself: each number that is tried too low costs the
-# search for a plan that is not there, seconds for the largest products.
+# The result exceeds the fewest workers by at most this share of itself. It is not exact, because each number that turns
+# out too low costs a search without a result, which takes seconds for the largest products.
 TOLERANCE = 1 / 8
 
 
@@ -18,8 +18,8 @@ def few_workers(fits: Callable[[int], bool], first: int, least: int = 1) -> int 
     """Return a number of workers that is enough, at most an eighth above the fewest.
 
     It is None if `MOST_WORKERS` are too few. From `first` the numbers are halved or doubled until one is enough and
-    another is not, and bisected then. More workers mostly hold what fewer hold. Where that is not so (a prime number of
-    workers has no square grid), there may be smaller numbers that are enough.
+    another is not, and bisected then. More workers usually hold what fewer hold. There are exceptions (a prime number
+    of workers has no square grid), so a smaller number may also be enough.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ def few_workers(fits: Callable[[int], bool], first: int, least: int = 1) -> int 
     first : int
         Number that is tried first.
     least : int
-        So many workers are needed at least.
+        Fewer workers are never enough.
     """
     if least > MOST_WORKERS:
         return None

@@ -16,7 +16,7 @@ class Grid:
     ``A[i, p]`` and ``C[i, j]`` share a row of workers, ``B[p, j]`` and ``C[i, j]`` a column: each block of A is
     sent along one row of the grid and each block of B along one column, at most once to each worker. A batch index
     rotates the ranks, so that many small products spread over all workers. `shift` rotates them too, for a product that
-    is computed again on other workers; a grid of one worker then uses a second one.
+    is computed again on other workers. A grid of one worker then uses a second worker.
 
     With several `layers`, each layer is such a grid for a part of k (split-K) and makes a partial sum of every block
     of C.
@@ -47,6 +47,6 @@ class Grid:
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:
-        """Every grid of exactly `workers` ranks in `layers` layers; none where they do not divide evenly."""
+        """Every grid of exactly `workers` ranks in `layers` layers; none if `layers` does not divide `workers`."""
         cells, rest = divmod(workers, layers)
         return () if rest else tuple(Grid(r, cells // r, layers) for r in range(1, cells + 1) if cells % r == 0)

@@ -34,7 +34,7 @@ class Traffic(NamedTuple):
     ----------
     received, sent : arrays of int
     homes : pair of arrays of int
-        At home there, of A and of B; those of a symmetric product are all A's.
+        Bytes of A, and of B, whose home is the rank. A symmetric product has no B.
     both : array of int
         Bytes of a symmetric product's A that a rank needs both as A and as its transpose.
     """
@@ -46,7 +46,7 @@ class Traffic(NamedTuple):
 
 
 class Depths(NamedTuple):
-    """Elements along k of each layer: of all panels ``(layers,)``, and of those that are alike modulo the grid.
+    """Elements along k of each layer: of all panels ``(layers,)``, and of the panels with one residue modulo the grid.
 
     `by_row` is ``(layers, rows)``, `by_column` ``(layers, columns)``.
     """
@@ -58,7 +58,7 @@ class Depths(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Bytes by rank, for a product and its schedule; in array arithmetic, for hundreds of schedules a second."""
+    """Bytes by rank, for a product and its schedule, in array arithmetic: a search looks at hundreds of schedules."""
 
     problem: Problem
     schedule: Schedule
@@ -92,7 +92,7 @@ class Layout:
     def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
         """Bytes of the mirror images of a wave's blocks, by the rank of their source.
 
-        Those of a symmetric product are views of their sources, and take none; a conjugate needs memory of its own.
+        A mirror image in a symmetric product is a view of its source and takes none. A conjugate needs its own memory.
         """
         images = np.zeros(self._shape, np.int64)
         if self.problem.symmetry == "hermitian":
@@ -131,17 +131,17 @@ class Layout:
         return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
 
     def windows(self, length: int) -> list[slice]:
-        """Ranges of `length` steps, one for each way in which the homes of their panels lie: of these the deepest.
+        """Ranges of `length` steps: the deepest one for each arrangement of the homes of their panels.
 
-        A rank at which the first panels live receives nothing for those, but copies for later ones.
+        A rank that is the home of the first panels receives no copies of them, but copies of later panels.
         """
         k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
         lines = math.lcm(self.grid.rows, self.grid.columns)
         period = lines // math.gcd(lines, panels)
         starts = range(max(1, count - length + 1))
-        if are_even(k):  # later windows repeat the first ones, or are less deep
+        if are_even(k):  # later ranges repeat the first ones, or are less deep
             return [slice(s, s + length) for s in starts[:period]]
-        if self.layers > 1:  # of two windows that are as deep, one may be deeper on another layer
+        if self.layers > 1:  # one of two equally deep ranges may be deeper on another layer
             return [slice(s, s + length) for s in starts]
         ends = np.cumsum((0, *k))
         last = len(k)
@@ -188,7 +188,7 @@ class Layout:
         needs = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
         needs[ranks[0, 0, : np.count_nonzero(others)]] = 1
         for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
-            if length == 1:  # the same blocks for all batch blocks of C, which other ranks have
+            if length == 1:  # all batch blocks of C read the same blocks, and are on other ranks
                 needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
         users, at_home, used = np.flatnonzero(needs), needs[ranks[0, 0]], edges > 0
         received = np.zeros(self.grid.size, np.int64)
@@ -285,7 +285,7 @@ class Layout:
         return (1,) * (len(self.blocking.batch) - len(own)) + own
 
     def _of_all_batches(self, figures: Ints, wave: Wave, own: tuple[int, ...]) -> Ints:
-        """Sum of `figures` ``(..., ranks)``, of one matrix of batch block 0, over those of an operand for a wave."""
+        """Sum `figures` ``(..., ranks)`` of the matrix of batch block 0 over all matrices of an operand in a wave."""
         for length, blocks, edges in zip(
             self._aligned(own), self.blocking.wave_batches(wave), self.blocking.batch, strict=True
         ):
@@ -297,8 +297,8 @@ class Layout:
 def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
     """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks.
 
-    Nearly all neighbouring rotations have equal weights. They cancel in the difference of neighbouring ranks, so that
-    few terms are left. The differences are summed first, and then accumulated from rank 0 on.
+    Nearly all neighbouring rotations have equal weights. They cancel in the differences between neighbouring ranks, so
+    few terms are left. The differences are computed first, and then accumulated from rank 0 on.
     """
     if len(blocks) == 1:
         return np.roll(figures, blocks.start, axis=-1) * weights

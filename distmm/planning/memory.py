@@ -24,34 +24,34 @@ from distmm.planning.time_model import TimeModel
 
 __all__ = ["MemoryModel", "Peak"]
 
-# Time until a block is freed after its last use. On CPU clusters 6 ms, and 25 where processes starve for CPU; on one
-# and two H200 up to 10 ms: products of 1.6, 5, 13 and 20 ms left 6, 3, 2 and 2 blocks of C that were not freed yet.
+# Time until a block is freed after its last use. On CPU clusters it is 6 ms, and 25 ms if the cores are overloaded. On
+# one and two H200 it is up to 10 ms: products of 1.6, 5, 13 and 20 ms left 6, 3, 2 and 2 blocks of C not yet freed.
 RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 
-# Time in which GPUs load blocks of the next step before those of the last step are freed: it takes 12 ms to free them,
-# and the loads begin 6 ms after the end of the step, when the scheduler has heard of it.
+# Time in which GPUs already load blocks of the next step while those of the last step are not freed yet: freeing takes
+# 12 ms, and the loads begin 6 ms after the end of the step, when the scheduler has been told of it.
 LOADS_BEFORE_RELEASE_SECONDS = 6e-3
 
 # Operands whose blocks are loaded step by step.
 BY_STEP = ("streamed", "kept")
 
-# Elements of a byte in a line of the second-level cache of GPUs.
+# Number of one-byte elements in a line of the second-level cache of GPUs.
 LINE = 128
 
 
 class Peak(NamedTuple):
-    """Bytes at the peak, and the limits that workers keep to so that there are no more.
+    """Bytes at the peak, and the limits by which the workers stay below them.
 
     Attributes
     ----------
     worker : int
-        Largest sum of blocks on one worker: its blocks of C, those being written or not yet freed, its own blocks of A
-        and B as far as they are there, and copies from other workers for as many steps as the lookahead.
+        Largest sum of blocks on one worker: its blocks of C, blocks that are being written or not yet freed, its own
+        blocks of A and B that are in memory, and copies from other workers for as many steps as the lookahead.
     host : int
-        On GPU clusters: host memory for each GPU, for blocks on their way to and from it and for results that stay.
+        On GPU clusters: host memory per GPU, for blocks that are copied to or from it and for results that stay.
     output_slots : int or None
-        Blocks of C that a worker may hold at a time, from their first step until they have left it
-        (`distmm.scheduler.output_slots`); None where they stay, and where C is one wave.
+        Blocks of C that a worker may hold at a time, from their first step until they leave the worker
+        (`distmm.scheduler.output_slots`); None if they stay, or if C is one wave.
     slot : int
         Bytes of such a block, and of its mirror image.
     prepared : int
@@ -69,7 +69,7 @@ class Peak(NamedTuple):
 class MemoryModel:
     """Predicts memory, for a schedule on `cluster` with A and B where `operands` says and C where `result` says.
 
-    With `streamed`, blocks of C leave when the tasks that read them are done.
+    If `streamed`, blocks of C leave when the tasks that read them are done.
     """
 
     layout: Layout
@@ -83,7 +83,7 @@ class MemoryModel:
         blocking, schedule = self.layout.blocking, self.layout.schedule
         if self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
             fullest = [max(schedule.waves, key=lambda wave: wave.c_blocks)]
-        else:  # of chunks of any sizes, the wave with the most blocks may not be the largest; rectangles need more of A
+        else:  # with uneven chunks the wave with the most blocks may not be the largest; rectangles need more of A
             fullest = [wave for wave, _ in schedule.kinds_of_waves]
         peaks = [self._peak_of(wave) for wave in fullest]
         slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
@@ -125,7 +125,7 @@ class MemoryModel:
         return Peak(int(held.max()) + writing, 0, slots, slot, prepared)
 
     def _prepared_elements(self, step: Traffic) -> int:
-        """Elements of A and B that a worker keeps in the kernel's own format: of a step, and of one task of the next.
+        """Elements of A and B that a worker keeps in the kernel's own format: of one step, and of one task of the next.
 
         Tasks of the next step begin while the last ones of a step run.
         """
@@ -136,7 +136,7 @@ class MemoryModel:
         return (of_step + of_task) // item
 
     def _blocks_leaving_late(self, chains: int) -> int:
-        """Count the finished blocks that need a slot beside the at most `chains` blocks of the next wave.
+        """Count the finished blocks that need a slot in addition to the blocks of the next wave, at most `chains`.
 
         Extra slots let the next wave start without waiting for copies of C. The first block leaves when one product is
         done, and the last chain of the next wave begins ``2 * chains - 2`` products after that. One more block is being
@@ -152,7 +152,7 @@ class MemoryModel:
         return self.layout.c_bytes(wave, item, 1) + self.layout.mirror_bytes(wave, item)
 
     def _of_kept_operands(self, largest: Wave) -> Ints:
-        """Bytes of A and B by rank where waves read what earlier ones have loaded: all of it, or what is kept.
+        """Bytes of A and B by rank if waves read what earlier waves have loaded: of all of it, or of what is kept.
 
         All waves of a row read the same rows of A. Each row of waves reads all of B.
         """
@@ -170,7 +170,7 @@ class MemoryModel:
     def _of_operands(
         self, largest: Wave, operands: tuple[Residence, Residence], lookahead: int, read: Wave | None = None
     ) -> Ints:
-        """Bytes of A and B by rank: of `lookahead` steps of a wave; of what is there as a whole, all `read` needs."""
+        """Bytes of A and B by rank: of `lookahead` steps of a wave, and of all that `read` needs of whole operands."""
         held, kept = [], np.zeros(self.layout.grid.size, np.int64)
         for steps in self.layout.windows(lookahead):
             window = self.layout.operand_bytes(largest, steps)
@@ -182,13 +182,13 @@ class MemoryModel:
         return most
 
     def _loaded_early(self, step: Traffic) -> Ints:
-        """Bytes of A and B by rank that GPUs load before the blocks of the step before are freed."""
+        """Bytes of A and B by rank that GPUs load before the blocks of the previous step are freed."""
         loaded = sum(home for home, where in zip(step.homes, self.operands, strict=True) if where in BY_STEP)
         early: Ints = np.minimum(loaded, self.cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
         return early
 
     def _blocks_written(self) -> int:
-        """Count the blocks of C that a worker writes beside those it holds.
+        """Count the blocks of C that a worker writes in addition to those that it holds.
 
         A task continues the sum D of the task before. The scheduler frees that D some time later; meanwhile short tasks
         write more of them.
@@ -198,13 +198,13 @@ class MemoryModel:
         seconds = flops / cluster.rate / max(1, schedule.tasks)
         freed_late = math.ceil(RELEASE_SECONDS[cluster.device] / max(seconds, 1e-9)) if schedule.steps > 1 else 0
         chains, on_gpu = max(1, layout.busiest), cluster.device == "cuda"
-        # On one and two H200 one block more was there than the time explains, with products of 13 and of 44 ms. A task
-        # with several panels also holds the sum of all but its last panel, until the product of that one is queued.
+        # On one and two H200 there was one block more than this time explains, with products of 13 and of 44 ms. A task
+        # with several panels also holds the sum of all panels but the last, until the last product is queued.
         writing = min(cluster.threads + freed_late + (on_gpu and freed_late > 0), chains)
         return writing + (on_gpu and layout.blocking.panels > 1)
 
     def _on_host(self) -> int:
-        """Bytes of host memory for each GPU: a block on its way for each thread, and one being written."""
+        """Bytes of host memory per GPU: one block in transfer for each thread, and one that is being written."""
         if self.cluster.device != "cuda":
             return 0
         a, b, c = self._block_bytes(self.layout.problem.dtype.itemsize)
@@ -221,9 +221,9 @@ class MemoryModel:
 
 
 def _padding(edges: tuple[int, ...]) -> float:
-    """Bytes of rows in a kernel's own format, those between rows included, for each of their own.
+    """Ratio of the bytes of rows in a kernel's own format, with the gaps between them, to those of the rows alone.
 
-    They begin at multiples of 128 elements at most, and only where that takes no more than 6.2 %.
+    Rows begin at multiples of 128 elements at most, and only if the gaps take no more than 6.2 %.
     """
     if all(edge % LINE == 0 for edge in edges):
         return 1.0

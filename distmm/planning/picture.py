@@ -65,7 +65,7 @@ def _matrix(
 ) -> str:
     """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room.
 
-    Of a `triangle`, mirror images are pale, in the colour of the worker that has them beside their source.
+    In a `triangle`, mirror images are pale, in the colour of the worker that holds them and their source.
     """
     shapes = []
     rows, columns = _drawn(down), _drawn(across)
@@ -93,7 +93,7 @@ def _matrix(
 
 
 def _drawn(edges: tuple[int, ...]) -> tuple[float, ...]:
-    """Edges to draw: all, or as many of one length as can be told apart."""
+    """Edges to draw: all of them, or the largest number of equal ones that can be told apart."""
     return edges if len(edges) <= MOST else (sum(edges) / MOST,) * MOST
 
 

@@ -1,4 +1,4 @@
-"""A plan: a product, the cluster that it is for, the schedule that was chosen, and what that will take.
+"""A plan: a product, the cluster that it is for, the chosen schedule, and the seconds and bytes that this takes.
 
 Pure: worker count, memory and rates are arguments; nothing here talks to a cluster or a device.
 """
@@ -44,14 +44,14 @@ class Plan:
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
     streamed : bool
-        Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and the next ones
-        wait for that.
+        Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and further
+        blocks wait until then.
     run_seconds : float, optional
         How long a run takes before it may be stopped. Waves are short enough that it loses little of its work then:
         see `distmm.planning.early_end`.
     fewest : float, optional
-        How few of these workers would do (`distmm.planning.fewest`), infinity where no number does; known of a plan
-        for a cluster that is not there.
+        How few of these workers would be enough (`distmm.planning.fewest`), infinity if no number is. Only plans for a
+        cluster that is not there have it.
     """
 
     problem: Problem
@@ -97,7 +97,7 @@ class Plan:
 
     @cached_property
     def peak(self) -> Peak:
-        """Bytes at the peak, and limits for the runtime: part of `cost`, and much sooner known."""
+        """Bytes at the peak, and limits for the runtime: a part of `cost` that takes much less time to compute."""
         return MemoryModel(self.layout, self.cluster, self.operands, self.result, self.streamed).peak()
 
     @cached_property
@@ -153,7 +153,7 @@ class Plan:
 
     @property
     def slots_that_fit(self) -> float:
-        """Blocks of C that a worker has memory for, beside what else the plan needs; infinite if C is one wave."""
+        """Blocks of C that fit into a worker's memory with all else that the plan needs; infinite if C is one wave."""
         peak, cluster = self.peak, self.cluster
         if peak.output_slots is None:
             return math.inf
@@ -180,14 +180,14 @@ class Plan:
         return True
 
     def validate(self) -> None:
-        """Refuse a plan that cannot fit. Where C is not written with ``out=``, all of it is to stay.
+        """Refuse a plan that cannot fit. Unless C is written with ``out=``, all of it has to stay.
 
         A streamed product can be computed nevertheless, if its blocks need not stay: see `validate_streamed`.
 
         Raises
         ------
         DoesNotFitError
-            If a worker would hold more than it may: says how much is short and how many workers would do.
+            If a worker would hold more than it may. The error says how much is short and how many workers would do.
         """
         self.validate_streamed(self.layout.busiest if self.streamed else 0)
 

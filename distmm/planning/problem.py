@@ -49,7 +49,7 @@ class Problem:
     """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
 
     `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
-    With a `symmetry`, B is the (conjugate) transpose of A, and no operand of its own.
+    If there is a `symmetry`, B is the (conjugate) transpose of A, and not a second operand.
     """
 
     m: int
@@ -86,7 +86,7 @@ class Problem:
 
     @property
     def flops(self) -> int:
-        """Operations of the product: those of all elements of C, or of one triangle of a symmetric one."""
+        """Operations of the product: those of all elements of C, or of one triangle of a symmetric product."""
         elements = self.m * self.n if self.symmetry is None else self.m * (self.m + 1) // 2
         return elements * math.prod(self.batch) * self.element_flops
 

@@ -13,7 +13,7 @@ from distmm.planning.problem import Problem
 
 __all__ = ["EXAMPLE", "LOOKAHEAD", "Schedule", "parse"]
 
-# Steps whose blocks of A and B may be in memory at once: while one step computes, the blocks of the next one travel.
+# Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.
 LOOKAHEAD = 2
 
 # Text of a schedule, for messages.
@@ -43,7 +43,7 @@ class Schedule:
 
     @cached_property
     def waves(self) -> tuple[Wave, ...]:
-        """Waves in the order in which they are computed: the C blocks of one fit into the workers' memory together."""
+        """Waves in the order in which they are computed. All C blocks of one wave fit into the workers' memory."""
         return self.blocking.waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
 
     @cached_property

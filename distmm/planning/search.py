@@ -27,8 +27,8 @@ __all__ = ["TILE", "make_plan"]
 # with k cut at multiples of it the bits of C do not depend on the cut.
 TILE = 32
 
-# Where the copies of C from GPUs to their hosts take less than this share of a product's seconds, more waves than it
-# needs to fit are not tried: they would gain about that share at most.
+# If the copies of C from GPUs to their hosts take less than this share of a product's seconds, the search does not try
+# more waves than the product needs to fit: they would gain at most about that share.
 STORING_SHARE = 0.02
 
 
@@ -129,7 +129,7 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
 
 
 def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
-    """Return a plan with more steps than others have, as few as fit, where no other plan fits."""
+    """Return a plan with more steps, as few as fit, for a product that no other plan fits."""
     problem, cluster = asked.problem, asked.cluster
     for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
         if tried * multiples[1] >= problem.k:
@@ -145,8 +145,8 @@ def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
 def _may_gain_by_waves(plan: Plan) -> bool:
     """Whether a product may be faster in more waves than it needs to fit.
 
-    On CPUs by fewer and deeper tasks. On GPUs because C is copied to the host while the next wave is made. Where C
-    stays on the hosts that does not hold: the waves then are one graph, and blocks that one wave has loaded stay for
+    On CPUs, more waves have fewer and deeper tasks. On GPUs, C is copied to the host while the next wave is made. This
+    is not so if C stays on the hosts: the waves are then one graph, and the blocks that one wave has loaded stay for
     the next.
     """
     problem, cluster = plan.problem, plan.cluster
@@ -165,8 +165,8 @@ def _common(multiple: int, granule: int, size: int) -> int:
 def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
     """Return the plan of the least score, the first of equals.
 
-    Of hundreds of plans most are slower for the number of their tasks alone, or need more memory than the best one.
-    They are sorted by the lower bound of their seconds: when one cannot be faster than the best, none after it can.
+    Most of the hundreds of plans are slower because of their many tasks alone, or need more memory than the best one.
+    They are sorted by the lower bound of their seconds. If one cannot be faster than the best, none after it can.
     """
     bounded = ((_weighed(plan, plan.least_seconds), plan) for plan in plans)
     for least, plan in sorted(bounded, key=lambda each: each[0]):
@@ -193,7 +193,7 @@ def _score(plan: Plan) -> tuple[float, ...]:
 
 
 def _weighed(plan: Plan, seconds: float) -> float:
-    """Seconds with a scheduler that is busy for 30 % of them at most.
+    """Seconds, or more if the scheduler were busy for more than 30 % of them, with a price for memory and loads.
 
     A step more of lookahead must gain more than 1 %: it takes memory. So must twice as many waves on GPUs: they load A
     and B more often, and the model counts only roughly how much of that overlaps with products.

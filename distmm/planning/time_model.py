@@ -22,15 +22,15 @@ __all__ = ["Cost", "Resource", "TimeModel"]
 # What a product may be bound by; "storing" is the copy of C from the GPUs to their hosts.
 Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
 
-# Time that the scheduler takes for each task of a new graph before it hands out the first one: 60 to 90 us to make and
-# order the task, the rest in our plugin.
+# Time that the scheduler takes for each task of a new graph before it sends out the first one: 60 to 90 us to make and
+# order the task, the rest in distmm's plugin.
 INSERT_SECONDS = 0.15e-3
 
-# On GPU clusters, from the call to the first product, beside the making of the tasks: 36 ms in all were measured on two
-# H200 for 96 tasks with a plan that took 13.
+# Time on GPU clusters from the call to the first product, without the making of the tasks. 36 ms in all were measured
+# on two H200 for 96 tasks, with a plan that took 13 ms.
 START_SECONDS = 20e-3
 
-# The same, in addition, where blocks come from the client's memory or go there.
+# Added to this if blocks come from the client's memory or go there.
 HOST_START_SECONDS = 15e-3
 
 # For a worker that runs one task at a time: idle time of its GPU after each task. For all workers: the least time from
@@ -41,9 +41,9 @@ ALONE_GAP_SECONDS, TASK_SECONDS = 3.4e-3, 1.4e-3
 # scheduler), measured. Other chains of the worker run meanwhile.
 ROUND_TRIP_SECONDS = 6e-3
 
-# CPU time that one task takes of Dask in all, on CPU clusters: scheduler, connection, the worker's event loop beside
-# two products, and the gap between tasks. Rough: 264 tasks fewer saved 12 ms each on two busy cores, fewer additions of
-# C included.
+# CPU time that Dask spends on one task on CPU clusters: scheduler, connection, the worker's event loop while two
+# products run, and the gap between tasks. It is rough: 264 fewer tasks saved 12 ms each on two busy cores, which
+# includes fewer additions of C.
 CPU_TASK_SECONDS = 10e-3
 
 
@@ -58,15 +58,15 @@ class Cost:
         and of the partial blocks of C where k is split.
     bytes_bound : int
         The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
-        elements, and ``mn (layers - 1)`` accumulators. Of a symmetric product half of the latter; its first and last
-        blocks have fewer users, so that it stays below.
+        elements, and ``mn (layers - 1)`` accumulators. A symmetric product has half of these accumulators. It stays
+        below this figure, because fewer workers use its first and last blocks.
     peak_bytes, peak_host_bytes : int
         `worker` and `host` of `distmm.planning.memory.Peak`.
     tasks : int
         Product tasks in the graph; without the mirror images of a symmetric product.
     seconds : float
-        On GPU clusters the largest of arithmetic, transfers, loading, storing and scheduling, and what does not overlap
-        with it; on CPU clusters their sum.
+        On GPU clusters the longest of arithmetic, transfers, loading, storing and scheduling, and what does not overlap
+        with it; on CPU clusters the sum of all.
     bound_by : str
         The largest of these.
     """
@@ -100,7 +100,7 @@ class TimeModel:
         ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
         for wave, count in schedule.kinds_of_waves:
             elements = float(layout.c_bytes(wave, 1, layout.layers).max())
-            if not on_gpu:  # each thread has cores of its own, which nobody uses if there are fewer chains
+            if not on_gpu:  # each thread has its own cores, which are idle if there are fewer chains
                 chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
                 elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
             arithmetic += count * elements * per_element
@@ -131,8 +131,8 @@ class TimeModel:
     def least_seconds(self) -> float:
         """Return a lower bound of the seconds that `predict` returns, from numbers of blocks alone.
 
-        Nothing travels between workers, each operand is loaded once, and all workers that have a chain are busy all
-        the time.
+        It assumes no transfers between workers, one load of each operand, and no idle worker among those that have
+        a chain.
         """
         problem, schedule, cluster = self.layout.problem, self.layout.schedule, self.cluster
         blocking, grid = schedule.blocking, schedule.grid
@@ -163,7 +163,7 @@ class TimeModel:
 
     @cached_property
     def copied(self) -> float:
-        """Blocks of C that a GPU copies to its host for each one that it makes; `out` takes mirror images too."""
+        """Blocks of C that a GPU copies to its host for each one that it makes. `out` takes mirror images too."""
         if self.result in ("workers", "reduced"):
             return 0.0
         blocking = self.layout.blocking
@@ -180,7 +180,7 @@ class TimeModel:
         """Seconds of a product whose resources are busy for `busy` seconds each.
 
         Nothing overlaps with the making of the first wave's tasks and the transfers of the first step. On CPU clusters
-        the cores that multiply also load, send and receive, and run Dask: there all adds up.
+        the cores that multiply also load, send, receive and run Dask, so all seconds add up.
         """
         schedule, cluster = self.layout.schedule, self.cluster
         tasks = self.graph_tasks + schedule.blocking.loads
@@ -199,8 +199,7 @@ class TimeModel:
         earlier waves overlap with products of the next (`distmm.worker.worker_slots`). With layers, the last sums are
         taken to follow one another like the last products.
 
-        Products begin when the blocks of the first step are loaded, and go on for a step when those of the last one
-        are.
+        Products begin when the blocks of the first step are loaded. The last step begins when its blocks are loaded.
         """
         schedule, loading, arithmetic = self.layout.schedule, busy["loading"], busy["arithmetic"]
         steps = schedule.steps * waves

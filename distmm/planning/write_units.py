@@ -1,4 +1,4 @@
-"""Writing units of arrays that are there: chunks of files, and shards. Whoever writes a part of one writes all of it.
+"""Writing units of arrays: the chunks of files, or their shards. A write to a part of a unit writes all of it.
 
 Two tasks that write parts of one unit at the same time lose blocks: each reads the unit, changes its part, and writes
 the whole. Pure.
@@ -37,13 +37,13 @@ def whole_units(edges: tuple[int, ...], start: int, unit: int) -> tuple[int, ...
     edges : tuple of int
         Of the blocks.
     start : int
-        Where the first one begins. This border stays, and so does that at the end.
+        Where the first one begins. This border and the last one do not move.
     unit : int
 
     Returns
     -------
     tuple of int
-        Of the same sum. No two of them have a part of the same unit.
+        Edges with the same sum. No two of these blocks have a part of the same unit.
     """
     stop = start + sum(edges)
     rounded = ((start + end + unit // 2) // unit * unit for end in accumulate(edges[:-1]))
@@ -52,7 +52,7 @@ def whole_units(edges: tuple[int, ...], start: int, unit: int) -> tuple[int, ...
 
 
 def are_shared(region: tuple[slice, ...], shape: tuple[int, ...], unit: Unit) -> bool:
-    """Whether a region of an array begins or ends inside a unit, the rest of which others write."""
+    """Whether a region of an array begins or ends inside a unit whose other part belongs to another region."""
     return any(
         at.start % n or (at.stop % n and at.stop != size) for at, size, n in zip(region, shape, unit, strict=True)
     )

@@ -1,7 +1,7 @@
 """How many blocks of C have to be in memory at a time for the tasks that read them. Pure.
 
 Blocks of a streamed product leave as soon as the tasks that read them are done. A task that reads one block, as in
-``C.max()``, lets it go at once. A task that reads blocks of several waves, as in ``C + C.T``, keeps the first of them
+``C.max()``, frees it at once. A task that reads blocks of several waves, as in ``C + C.T``, keeps the first of them
 until the last one is made. A worker with fewer slots for blocks of C than that takes would wait for ever.
 """
 
@@ -20,7 +20,7 @@ Neighbours = Callable[[Key], Iterable[Key]]
 
 
 class MadeBlock(NamedTuple):
-    """What one chain makes, for which it needs a slot.
+    """The result of one chain, for which the chain needs a slot.
 
     Attributes
     ----------
@@ -31,7 +31,7 @@ class MadeBlock(NamedTuple):
     ranks : collection of int
         Workers that need a slot for it: one on each layer of the grid.
     stays : bool
-        Whether it stays in memory until the end, or may do so: a client keeps it, or another product reads it.
+        Whether it stays in memory until the end, or may stay: a client keeps it, or another product reads it.
     """
 
     keys: Collection[Key]

@@ -33,9 +33,9 @@ __all__ = [
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
-# A held task is restricted to this address, which no worker has. So the scheduler sends it to nobody. When the task's
-# dependencies are in memory, the scheduler wants it in the state "no-worker", where users read an alarm and
-# `no-workers-timeout` would fail it. `park` keeps it in the state "waiting": for its dependencies, and for this entry.
+# A held task is restricted to this address, which no worker has. So the scheduler sends it to no worker. When the
+# task's dependencies are in memory, the scheduler moves it to the state "no-worker". Users take that for an alarm, and
+# `no-workers-timeout` would fail the task. `park` keeps it in "waiting": for its dependencies, and for this entry.
 HELD = "distmm-held"
 
 
@@ -46,11 +46,11 @@ def hold(ts: TaskState, order: int) -> None:
 
 
 def park(scheduler: Scheduler, ts: TaskState) -> None:
-    """Let a held task that has just become "no-worker" wait for `place` and `start` instead.
+    """Move a held task that has just become "no-worker" to "waiting", until `place` and `start`.
 
-    The restriction says that a task is held, and the entry in `waiting_on` follows it: Dask drops the entry of a task
-    that it releases, and such a task comes here again when it is wanted again. A task that is lost, fails or is
-    forgotten leaves nothing behind.
+    The restriction says that a task is held. The entry in `waiting_on` is only its consequence: Dask drops the entry of
+    a task that it releases, and when the task is wanted again, this function is called again. A task that is lost,
+    fails or is forgotten leaves nothing behind.
 
     A scheduler that checks itself (`distributed.scheduler.validate`) asserts that tasks wait for dependencies alone. It
     keeps held tasks in "no-worker".
@@ -86,7 +86,7 @@ def move_tasks(scheduler: Scheduler, old: str, new: str) -> None:
 
 
 def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
-    """Send tasks that were held, and have been placed, to their workers."""
+    """Send tasks that were held and have been placed to their workers."""
     ready = []
     for ts in tasks:
         waiting_on = ts.waiting_on or set()
@@ -108,7 +108,7 @@ def stranded(scheduler: Scheduler) -> list[TaskState]:
 
 
 def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
-    """Keys of the tasks that a new graph will run: all that `keys` need, but what is in memory or under way already."""
+    """Keys of the tasks that a new graph will run: all that `keys` need and that are not in memory or under way."""
     found: set[object] = set()
     stack = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
     while stack:
@@ -120,9 +120,9 @@ def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
 
 
 def makers(ts: TaskState, new: set[object]) -> Iterator[TaskState]:
-    """Yield the task that makes a block, and those before it that serve this block alone.
+    """Yield the task that makes a block, and the tasks that it needs and no other task needs.
 
-    Only those that are still to run, and that neither the user nor an earlier product has placed.
+    Tasks that have run, and those that the user or an earlier product has placed, are left out.
     """
     while ts.key in new and not ts.worker_restrictions:
         yield ts
@@ -142,7 +142,7 @@ def copy_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
 def drop_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
     """Ask a worker to drop its replicas of blocks, as Dask's Active Memory Manager would.
 
-    Those of a task that is running there are left out: the worker would refuse, with an error.
+    Blocks that a running task there reads are left out: the worker would refuse to drop them, with an error.
     """
     worker = scheduler.workers.get(address)
     if worker is None:
@@ -172,7 +172,7 @@ class MemoryManager:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.manager = scheduler.extensions.get("amm")
-        self.paused = False  # by us
+        self.paused = False  # by `pause`
 
     def pause(self) -> None:
         """Stop it, if it runs."""

@@ -61,7 +61,7 @@ class Lookahead:
         return self.held[order]
 
     def finish(self, order: int, key: Key) -> bool:
-        """Note that a product task is done, or will never be; return whether it was the last one of its step."""
+        """Note that a product task is done, or will never run; return whether it was the last one of its step."""
         tasks = self.unfinished.get(order)
         if tasks is None or key not in tasks:
             return False
@@ -72,6 +72,6 @@ class Lookahead:
         return True
 
     def open(self) -> list[HeldStep]:
-        """Open the steps that need not wait any longer; return what they held, in the order of steps."""
+        """Open the steps that need not wait any longer; return what waited for them, in the order of steps."""
         end = min(self.unfinished) + self.steps if self.unfinished else max(self.held, default=0) + 1
         return [self.held.pop(order) for order in sorted(order for order in self.held if order < end)]

@@ -1,17 +1,17 @@
-"""Slots for blocks of C on each worker, where C does not stay: they bound its memory, however slow its readers are.
+"""Slots for blocks of C on each worker, if C does not stay: they bound C's memory even if its readers are slow.
 
-A chain takes a slot on its worker before its first step. It gives the slot back when its block of C is released, which
-is after the block has been written to a target, or read by the tasks of the user's graph. A worker has slots for the
+A chain takes a slot on its worker before its first step. It returns the slot when its block of C is released: after the
+block has been written to a target, or has been read by the tasks of the user's graph. A worker has slots for the
 largest wave, and some more, so that the next wave can start while blocks of this wave are still being written
-(`distmm.planning.memory`). Further chains wait: where the target is slow, products wait for it, and memory does not
+(`distmm.planning.memory`). Further chains wait: if the target is slow, products wait for it, and memory does not
 fill up. Tasks that read blocks of several waves need more slots (`distmm.scheduler.consumers`).
 
-Where a block is reduced by the task that finishes it, the chain gives the slot back then: what is left of the block is
-small. If that is lost with its worker, the chain runs again without a slot; priorities keep such chains in the order of
-waves.
+If the task that finishes a block also reduces it, the chain returns the slot when that task ends: the reduced parts are
+small. If they are lost with their worker, the chain runs again without a slot. Priorities keep such chains in the
+order of waves.
 
 There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
-the order of waves. Those never wait for chains that come after them. This also holds where a product is wanted again
+the order of waves. Those never wait for chains that come after them. This also holds if a product is wanted again
 while it runs.
 """
 
@@ -59,10 +59,10 @@ class OutputSlots:
         self.waiting: defaultdict[int, list[Waiting]] = defaultdict(list)
         self.products: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self.changed: set[int] = set()  # ranks at which a chain that waits may get a slot
-        self.numbers = count()  # of two first steps with equal priority, the one that asked first starts first
+        self.numbers = count()  # if two first steps have one priority, the one that asked first starts first
 
     def expect(self, key: Key, where: Placement) -> None:
-        """Note a task, which may make a result that a chain's slot is for: a block of C, or its mirror."""
+        """Note a task. It may make a result for which its chain has a slot: a block of C, or its mirror image."""
         if key[0] == where.product:
             self.results[where.product, where.chain].add(key)
 
@@ -73,13 +73,13 @@ class OutputSlots:
         self.changed.add(rank)
 
     def admit(self, is_wanted: Callable[[str, Key], bool]) -> list[tuple[Key, Placement]]:
-        """Return the first steps that get a slot now, without those of tasks that nobody wants any more."""
+        """Return the first steps that get a slot now, except for tasks that are not wanted any more."""
         admitted = []
         for rank in self.changed:
             waiting, products = self.waiting[rank], self.products[rank]
             while waiting:
                 _, _, key, where = waiting[0]
-                # Chains of later waves do not count: this one does not wait for them.
+                # Chains of later waves do not count: this chain does not wait for them.
                 if bisect_right(self.orders[rank], where.order) >= self.most:
                     break
                 heappop(waiting)

@@ -33,21 +33,21 @@ __all__ = ["PlacementPlugin"]
 
 logger = logging.getLogger(__name__)
 
-# What the state machine is told of: tasks that reach one of these states.
+# The state machine is told of tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
 
-# Where all workers are lost at once, tasks wait so long for the replacements of their own ones, and then start on those
-# that are there. Without the wait the first worker that comes back would get all tasks.
+# If all workers are lost at once, tasks wait this long for the replacements of their own workers. Then they start on
+# the workers that are there. Without the wait, the first worker that comes back would get all tasks.
 STRANDED_SECONDS = 30.0
 
-# States of tasks that are known, and still to be done.
+# States of tasks that still have to run.
 PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def reported(method: Method) -> Method:
-    """Call ``self.give_up`` with what a method of the plugin raises, once the scheduler has ended what it is doing."""
+    """Call ``self.give_up`` with the exception that a method of the plugin raises, when Dask's call of it has ended."""
 
     @functools.wraps(method)
     def guarded(self: PlacementPlugin, *args: Any, **kwargs: Any) -> Any:
@@ -83,7 +83,7 @@ class PlacementPlugin(SchedulerPlugin):
         return self.products.ranks.addresses
 
     def progress(self, product: str) -> tuple[int, int]:
-        """Product tasks that are done, and all of them; 0 of 0 for a product that is not under way."""
+        """Product tasks that are done, and all product tasks; 0 of 0 for a product that is not under way."""
         state = self.products.products.get(product)
         return (len(state.done), state.total) if state else (0, 0)
 
@@ -105,7 +105,7 @@ class PlacementPlugin(SchedulerPlugin):
     def update_graph(self, scheduler: Scheduler, *, keys: Iterable[object], **kwargs: Any) -> None:
         """Hold or place the product tasks of a new graph, and the tasks that make their operands."""
         if not self.ranks:
-            return  # there has been no worker yet: the tasks run as any others
+            return  # there has been no worker yet: the tasks run like any others
         self.products.renumber()
         known = scheduler.tasks
         new = dask_internals.to_run(scheduler, keys)
@@ -134,11 +134,11 @@ class PlacementPlugin(SchedulerPlugin):
         for key, rank, order in arranged.place:
             dask_internals.place(known[key], self.ranks[rank], order)
         self._make_room(new, set(keys))
-        self._decide_soon()  # after Dask has sent out what does not wait, in an order of its own
+        self._decide_soon()  # after Dask has sent the tasks that do not wait, in its own order
 
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Say what a change of a task's state means for products."""
+        """Tell the state machine what a change of a task's state means for products."""
         if finish not in TOLD:
             if finish == "no-worker":
                 dask_internals.park(self.scheduler, self.scheduler.tasks[key])
@@ -158,7 +158,7 @@ class PlacementPlugin(SchedulerPlugin):
             products.finished(key, task.placement)
         elif finish == "released" and start == "memory":
             products.released(key, task.placement)
-        elif finish in ("released", "erred"):  # what needed a task may fail, and keep the scheduler from forgetting it
+        elif finish in ("released", "erred"):  # a failed task that needs it may keep the scheduler from forgetting it
             products.given_up(key, task.placement)
         else:
             products.forgotten(key, task.placement)
@@ -166,9 +166,9 @@ class PlacementPlugin(SchedulerPlugin):
             self._decide_soon()
 
     def _make_room(self, new: set[object], wanted: set[object]) -> None:
-        """Give each streamed product the slots that the tasks which read its C need, or let it fail if they do not fit.
+        """Give each streamed product the slots that the readers of its C need, or let it fail if they do not fit.
 
-        Only now is it known whether a client keeps C, and whether tasks read blocks of several waves at a time.
+        It is known only now whether a client keeps C, and whether tasks read blocks of several waves at a time.
         """
         known, products = self.scheduler.tasks, self.products
         if not any(state.limits.wave_orders for state in products.products.values()):
@@ -176,7 +176,7 @@ class PlacementPlugin(SchedulerPlugin):
 
         def readers(key: Key) -> list[Key]:
             found = [ts.key for ts in known[key].dependents if ts.key in new or ts.state in PENDING]
-            # A view keeps the memory of the block: what reads the view reads the block.
+            # A view keeps the memory of the block: a task that reads the view reads the block.
             return found + [reader for each in found if is_view(known[each].run_spec) for reader in readers(each)]
 
         def reads(key: Key) -> list[Key]:
@@ -197,7 +197,7 @@ class PlacementPlugin(SchedulerPlugin):
             made = products.made_blocks(name, stays)
             if not made or products.require(name, slots := most_at_a_time(made, readers, reads)):
                 continue
-            # What the client asks for fails, and not C: something else may read its blocks one by one.
+            # The tasks that the client asks for fail, and not C: other tasks may read its blocks one by one.
             needs = reached((key for each in made for key in each.keys), readers)
             failed = [known[key] for key in needs & wanted]
             plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
@@ -251,13 +251,13 @@ class PlacementPlugin(SchedulerPlugin):
             self.memory_manager.resume()
 
     def _watch_stranded(self) -> None:
-        """Look after some seconds whether tasks wait for workers that have gone."""
+        """Check after some seconds whether tasks wait for workers that have gone."""
         if self.watch is None and any(ts.loose_restrictions for ts in self.scheduler.unrunnable):
             self.watch = self.loop.call_later(STRANDED_SECONDS, self._start_stranded)
 
     @reported
     def _start_stranded(self) -> None:
-        """Start tasks on the workers that are there, whose own workers have gone, when no other was there."""
+        """Start tasks whose own workers have gone on other workers, if no worker was there when they became ready."""
         self.watch = None
         if self.scheduler.running and (tasks := dask_internals.stranded(self.scheduler)):
             dask_internals.start(self.scheduler, tasks)
@@ -287,7 +287,7 @@ class PlacementPlugin(SchedulerPlugin):
     # Faults
 
     def give_up(self, error: Exception) -> None:
-        """Let the products under way fail: what is known of them may be wrong, and nobody would open their steps."""
+        """Let the products under way fail: their state here may be wrong, and their steps would never open."""
         self.products, self.deciding = Products(self.products.ranks), False
         reason = RuntimeError(
             f"distmm's plugin of the scheduler failed ({type(error).__name__}: {error}), and the products under way "

@@ -25,14 +25,14 @@ class Limits(NamedTuple):
     output_slots : float or None
         Blocks of C that each worker may hold; None where all of C stays.
     slots_that_fit : float
-        As many it may hold if the tasks that read C need more of them at a time.
+        The most that it may hold if the tasks that read C need more of them at a time.
     wave_orders : int
-        Orders (`Placement.order`) of one wave, where blocks of C leave as tasks of the user's graph read them; else 0.
+        Orders (`Placement.order`) of one wave, if blocks of C leave when the user's tasks have read them; else 0.
     loads_first : int
         Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
-        the workers' threads, and those that may start do so before product tasks of open steps.
+        the workers' threads, so loads that may start come before product tasks of open steps.
     reduced : bool
-        Whether the task that finishes a block of C reduces it: a chain then needs its slot no longer.
+        Whether the task that finishes a block of C reduces it. The chain then does not need its slot any longer.
     """
 
     lookahead: int = LOOKAHEAD
@@ -64,7 +64,7 @@ class PlannedTask(NamedTuple):
     rank : int
         ``where.rank``, the rank of the plan.
     is_first : bool
-        Whether it begins a chain, and so needs a slot for its block of C.
+        Whether it begins a chain, and therefore needs a slot for its block of C.
     operands : tuple of keys
         Blocks of A and B that it reads.
     priority : tuple
@@ -94,7 +94,7 @@ class OperandBlock(NamedTuple):
     Attributes
     ----------
     makers : tuple of keys
-        Tasks that are still to run and that serve this block alone; the first one makes it.
+        Tasks that still have to run and that only this block needs; the first one makes it.
     reader : str or None
         The only product that reads it; None if anything else does.
     holders : collection of int
@@ -126,7 +126,7 @@ class ProductState:
         self.total = 0  # product tasks, those that the scheduler has forgotten included
 
     def rank(self, planned: int) -> int:
-        """Rank of the cluster for a rank of the plan: a plan for more workers than there are wraps around."""
+        """Rank of the cluster for a rank of the plan, modulo the workers: a plan may be for more than there are."""
         return planned % self.workers
 
     def add(self, task: PlannedTask) -> HeldStep:

@@ -26,7 +26,7 @@ __all__ = ["Arrangement", "Decisions", "Products"]
 
 @dataclass(slots=True)
 class Arrangement:
-    """What becomes of the tasks of a graph that has just arrived, before any of them runs.
+    """What happens to the tasks of a graph that has just arrived, before any of them runs.
 
     `order` is added to the priority of a task: tasks of early steps start first, whatever their chains.
     """
@@ -37,7 +37,7 @@ class Arrangement:
 
 @dataclass(slots=True)
 class Decisions:
-    """What is to be done now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
+    """What to do now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
 
     drop: list[Replica] = field(default_factory=list)
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
@@ -126,7 +126,7 @@ class Products:
                 seen.add(block)
                 operand, home = operands[block], product.rank(where.home(block))
                 replicas.settle(block, home, operand.holders)
-                # What a product needs to finish must not wait for a step of another one.
+                # Tasks that a product needs to finish must not wait for a step of another product.
                 waits = operand.reader == where.product
                 earlier = order - product.limits.loads_first
                 if not operand.makers:
@@ -147,7 +147,7 @@ class Products:
         for name in kept:
             product = self.products.get(name)
             if product is not None and product.slots is not None and not product.limits.wave_orders:
-                # A client keeps blocks of C: they do not leave, and give no slot back.
+                # A client keeps blocks of C: they do not leave, and return no slot.
                 self.opening.update(dict.fromkeys(product.slots.require(math.inf)))
         return arranged
 
@@ -185,7 +185,7 @@ class Products:
         self.block_loaded(key)  # C may be an operand of another product
 
     def given_up(self, key: Key, where: Placement) -> None:
-        """Stop waiting for a task that has failed, or that nobody waits for any more."""
+        """Stop waiting for a task that has failed, or that is not wanted any more."""
         self.released(key, where)
         product = self.products.get(where.product)
         task = product.tasks.get(key) if product is not None else None
@@ -193,14 +193,14 @@ class Products:
             self._close(product, task)
 
     def released(self, key: Key, where: Placement) -> None:
-        """Give back the slot of a block of C that was let go; one that was lost keeps it, and is made again."""
+        """Return the slot of a block of C that was released. A lost block keeps its slot, and is made again."""
         product = self.products.get(where.product)
         if product is not None and product.slots is not None:
             for waiting in product.slots.leave(key, where):
                 self.opening[waiting] = None
 
     def forgotten(self, key: Key, where: Placement) -> None:
-        """Forget a task that the scheduler has forgotten, and with its last task the product."""
+        """Forget a task that the scheduler has forgotten; if it was the last one, forget the product."""
         self.released(key, where)
         self.replicas.forget(key)
         product = self.products.get(where.product)
@@ -238,7 +238,7 @@ class Products:
         return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
 
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
-        """Decide what events since the last call ask for.
+        """Decide what to do after the events since the last call.
 
         Parameters
         ----------
@@ -298,7 +298,7 @@ class Products:
         return product is not None and key in product.tasks
 
     def _pass_on(self, loads: dict[Key, tuple[tuple[Key, ...], int]]) -> None:
-        """Let loads that were held for a product that is gone wait for another one that reads the same blocks."""
+        """Have loads that a forgotten product held wait for another product that reads the same blocks."""
         if not loads:
             return
         first: dict[Key, PlannedTask] = {}
@@ -316,7 +316,7 @@ class Products:
                 self.orphans.update(dict.fromkeys(makers, rank))
 
     def _count(self, product: ProductState, task: PlannedTask) -> None:
-        """Count a task as done, once: its operands are not needed for it any more."""
+        """Count a task as done, once: it does not need its operands any more."""
         if task.key not in product.done:
             product.done.add(task.key)
             self.replicas.used(task.operands, product.rank(task.rank))

@@ -13,7 +13,7 @@ class Ranks:
     Attributes
     ----------
     addresses : list of str
-        The dead keep theirs until a replacement comes.
+        A dead worker keeps its entry until a replacement comes.
     names : list
         Names of these workers. A nanny restarts a worker under the same name, at another address.
     """
@@ -27,7 +27,7 @@ class Ranks:
         return len(self.addresses)
 
     def join(self, address: str, name: Hashable) -> str | None:
-        """Give a worker a rank: that of its dead namesake, of any dead worker, or a new one, in this order.
+        """Give a worker a rank: that of the dead worker with its name, of any dead worker, or a new one, in this order.
 
         Returns
         -------
@@ -52,9 +52,9 @@ class Ranks:
         self.alive.pop(address, None)
 
     def forget_dead(self) -> None:
-        """Count the living anew, from 0; where all are dead, their replacements inherit all ranks.
+        """Count the living workers from 0 again. If all are dead, their replacements inherit all ranks.
 
-        Only where no product runs: the blocks of a product would change their homes.
+        Call it only while no product runs: the blocks of a product would change their homes.
         """
         if not self.alive:
             return

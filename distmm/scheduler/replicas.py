@@ -27,7 +27,7 @@ class Replicas:
         self.used_up: dict[Replica, None] = {}  # read for the last time, and not dropped yet
 
     def settle(self, block: Key, planned: int, holders: Collection[int]) -> None:
-        """Give a block a home: of its holders its home so far, the planned one or any; else the planned one."""
+        """Give a block a home: of its holders the present home, the planned one or any; else the planned one."""
         if self.home.get(block, planned) not in holders:
             self.home[block] = planned if planned in holders or not holders else min(holders)
         else:
@@ -40,7 +40,7 @@ class Replicas:
         return not before
 
     def used(self, blocks: Iterable[Key], rank: int) -> None:
-        """Note that a task which was planned to read these blocks at a rank has done so, or never will."""
+        """Note that a task that was planned to read these blocks at a rank has read them, or never will."""
         for block in blocks:
             replica = block, rank
             left = self.uses[replica] - 1
@@ -52,7 +52,7 @@ class Replicas:
                 self.used_up[replica] = None
 
     def want(self, replicas: Iterable[Replica]) -> None:
-        """Note the replicas that the steps which open now need, but for those whose readers have been given up."""
+        """Note the replicas that the steps which open now need, except those whose readers have been given up."""
         for block, rank in replicas:
             if (block, rank) in self.uses:
                 self.missing[block].add(rank)
@@ -79,7 +79,7 @@ class Replicas:
     def drops(self, holders: Callable[[Key], Collection[int]]) -> list[Replica]:
         """Return the replicas to drop: those that have been read for the last time. One copy of a block stays."""
         dropped = []
-        left: dict[Key, int] = {}  # copies; the home may have died, and several replicas be used up at the same time
+        left: dict[Key, int] = {}  # copies: the home may be dead, and several replicas may be used up at the same time
         for block, rank in self.used_up:
             if (block, rank) in self.uses:  # planned again meanwhile
                 continue

@@ -1,7 +1,7 @@
 """An array in the memory of the client's process, as workers on the same machine read and write it.
 
-It is indexed to read a block, and assigned to to write one. It knows host memory only: `distmm.worker.gpu_copies`
-copies its parts to and from GPUs.
+Indexing reads a block, and assignment writes one. It knows only host memory: `distmm.worker.gpu_copies` copies its
+parts to and from GPUs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["FORGOTTEN_TOPIC", "ClientArray", "has_gaps", "release", "share"]
 # Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
 SMALLEST = 1 << 20
 
-# Topic of Dask's events. In it the scheduler names the operands of products that it has forgotten.
+# Topic of Dask's events with which the scheduler names the operands of products that it has forgotten.
 FORGOTTEN_TOPIC = "distmm-forgotten"
 
 
@@ -40,7 +40,7 @@ class ClientArray:
     Attributes
     ----------
     name : str
-        The owner keeps the array alive under this name; "" if others keep it alive.
+        The owner keeps the array alive under this name; "" if the caller keeps it alive.
     pid, address
         Where its first element is.
     shape, strides, dtype
@@ -53,7 +53,7 @@ class ClientArray:
     owner : numpy.ndarray or None
         The array; None in other processes.
     lease : Lease or None
-        Writers hold it. Without one, a writer must know by other means that the memory is still there.
+        Writers hold it. Without a lease, the caller must make sure that the memory is still there.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ClientArray:
         return cls(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.name and self.owner is not None:  # on its way to a cluster, whose tasks may outlive other references
+        if self.name and self.owner is not None:  # sent to a cluster: its tasks may live longer than other references
             _kept[self.name] = self.owner
         where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment, self.proof
         return type(self), (*where, None, self.lease)
@@ -159,7 +159,7 @@ class ClientArray:
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
         owner = self.owner if self.owner is not None else _kept[self.name] if self.name else None
         view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
-        return view.view(self.dtype)  # in two steps: the interface has no name for bfloat16
+        return view.view(self.dtype)  # in two steps, because the interface has no name for bfloat16
 
     def with_contiguous_rows(self) -> tuple[ClientArray, bool]:
         """Return it with its last dimension contiguous, and whether the last two were exchanged for that."""
@@ -195,7 +195,7 @@ class ClientArray:
 
 @dataclass(frozen=True)
 class _Memory:
-    """What NumPy makes a view of. The view keeps this object, and so the owner's memory, alive."""
+    """Memory of which NumPy makes a view. The view keeps this object alive, and with it the owner's memory."""
 
     owner: np.ndarray | None
     __array_interface__: dict[str, Any]
@@ -221,14 +221,14 @@ def share(array: np.ndarray, client: Client, name: str | None = None, writable: 
     name : str, optional
         The array is kept alive under this name from when it is sent until `release`; by default the caller does so.
     writable : bool
-        Workers will write to it, so that a copy will not do.
+        Workers will write to it, so a copy is of no use.
 
     Returns
     -------
     ClientArray or None
         None for an array that is small or of foreign byte order, and where a worker cannot reach this process's memory:
-        on another machine, of another user, or forbidden by the system. Of an array to be written also None if it has
-        gaps between elements, or if the system has no file for a `Lease`.
+        on another machine, as another user, or because the system forbids it. For an array that is to be written also
+        None if it has gaps between elements, or if the system has no file for a `Lease`.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
@@ -248,7 +248,7 @@ def has_gaps(array: np.ndarray) -> bool:
 
 @lru_cache(maxsize=64)
 def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
-    """Refuse memory that this process cannot reach, or that may be another process's; errors are not cached."""
+    """Refuse memory that this process cannot reach, or that may belong to another process; errors are not cached."""
     if not process_memory.can_read(pid, *proof):
         raise InputError(
             f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}: all workers reached "
@@ -262,7 +262,7 @@ _tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref
 
 
 def _within_reach(client: Client) -> bool:
-    """Whether every worker reaches this process's memory; tried again when there are other workers."""
+    """Whether every worker reaches this process's memory. It is tried again when the workers have changed."""
     workers = frozenset(client.scheduler_info(n_workers=-1)["workers"])
     known = _tried.get(client)
     if known is not None and known[0] == workers:

@@ -1,10 +1,11 @@
-"""The writes of one run, counted in every process: when the run has ended, none of its tasks writes any more.
+"""The writes of one run, counted in every process: after the end of the run none of its tasks writes.
 
 A *run* is one call with `out=`, or one run of a job. Cancelling a task does not stop it once a worker has begun it. So
-tasks name their run when they begin to write. A process that has been told of the run's end begins no write of it, and
-can say when those that it has begun are done.
+tasks name their run when they begin to write. A process that has been told that the run has ended begins no write of
+it, and can tell when its writes that have begun are done.
 
-Memory of the client is not counted but leased (`distmm.transfer.write_lease`), which holds for lost workers too.
+Writes to the client's memory are not counted. They need a lease (`distmm.transfer.write_lease`), which also stops lost
+workers.
 """
 
 from __future__ import annotations
@@ -69,9 +70,9 @@ class CountedRun:
         Parameters
         ----------
         client : distributed.Client or None
-            Whose workers write; None: threads of this process do.
+            The client whose workers write; None if threads of this process write.
         seconds : float, optional
-            How long to wait; by default without a bound.
+            How long to wait; by default without a limit.
         """
         try:
             if client is None:
@@ -100,12 +101,12 @@ class CountedTarget:
 
 
 def _end(run: str, seconds: float | None) -> None:
-    """Let this process begin no write of a run, and wait for those that it has begun."""
+    """Stop this process from beginning a write of a run, and wait for the writes that it has begun."""
     with _changed:
         _ended.add(run)
         _changed.wait_for(lambda: not _running[run], seconds)
 
 
 async def _end_on_worker(run: str, seconds: float | None) -> None:
-    """Do so on a worker, whose event loop goes on meanwhile."""
+    """Do the same on a worker, without blocking its event loop."""
     await asyncio.to_thread(_end, run, seconds)

@@ -1,8 +1,8 @@
 """Checksums that blocks in host memory had when they were loaded: they tell whether a block has changed since.
 
 A job compares C with sketches that are made of the blocks in memory. A bit that flips between the load of a block and
-its sketch spoils both, and they agree. So a job has its loads note a checksum, which the task that sketches compares.
-It travels with the block (`distmm.transfer.serialization`).
+its sketch changes both, and they agree. So the loads of a job note a checksum, and the task that makes the sketch
+compares it. The checksum is sent with the block (`distmm.transfer.serialization`).
 
 Blocks in GPU memory are not noted: that memory corrects its errors itself (ECC) in the GPUs of data centres.
 """
@@ -18,18 +18,18 @@ from distmm.transfer.crc32c import crc32c
 
 __all__ = ["has_changed", "note", "noted"]
 
-# By address and bytes: the CRC-32C, and who owns the memory. Views of a block have its memory, and are other objects.
+# By address and bytes: the CRC-32C, and the owner of the memory. A view of a block is another object in its memory.
 _noted: dict[tuple[int, int], tuple[weakref.ref[np.ndarray], int]] = {}
 
 
 def note(block: np.ndarray, crc: int | None = None) -> None:
-    """Note the checksum of a block that has just been loaded; nothing for one whose memory has gaps.
+    """Note the checksum of a block that has just been loaded, unless its memory has gaps.
 
     Parameters
     ----------
     block : array
     crc : int, optional
-        The one that was noted where the block was loaded; by default that of the block as it is.
+        The checksum that was noted where the block was loaded; by default that of the block as it is now.
     """
     if (crc := _sum(block) if crc is None else crc) is None:
         return
@@ -38,7 +38,7 @@ def note(block: np.ndarray, crc: int | None = None) -> None:
         owner = owner.base
 
     def forget(gone: weakref.ref[np.ndarray]) -> None:
-        if _noted.get(key, (None,))[0] is gone:  # another block may be there by now
+        if _noted.get(key, (None,))[0] is gone:  # another block may be at this address now
             _noted.pop(key, None)
 
     _noted[key] = weakref.ref(owner, forget), crc
@@ -52,7 +52,7 @@ def noted(block: Any) -> int | None:
 
 
 def has_changed(block: Any) -> bool:
-    """Whether a block is not what was loaded; False where that is not known."""
+    """Whether a block has changed since it was loaded; False if that is not known."""
     return (crc := noted(block)) is not None and _sum(block) not in (None, crc)
 
 
@@ -61,7 +61,7 @@ def _key(block: np.ndarray) -> tuple[int, int]:
 
 
 def _sum(block: np.ndarray) -> int | None:
-    """CRC-32C of a block in the order of its memory; None if that has gaps, or there is none."""
+    """CRC-32C of a block in the order of its memory; None if the memory has gaps, or if it is empty."""
     whole = block if block.flags.c_contiguous else block.T
     if not whole.flags.c_contiguous or not block.size:
         return None

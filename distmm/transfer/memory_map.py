@@ -17,15 +17,15 @@ __all__ = ["MappedFile", "is_mapped"]
 def is_mapped(source: Any) -> bool:
     """Whether `source` is a memory map of a whole array with the same elements as its file.
 
-    Changes to a copy-on-write map (mode "c") are in this process's memory alone, and so is a file that has lost its
-    name. Such maps are treated as arrays in memory.
+    Changes to a copy-on-write map (mode "c") are only in this process's memory, and only this process reaches a file
+    that has lost its name. Such maps are treated as arrays in memory.
     """
     whole = isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
     return whole and source.mode != "c" and _has_its_name(source)
 
 
 def _has_its_name(source: np.memmap) -> bool:
-    """Whether the mapped file still has that name; assumed where the system does not tell (only Linux does)."""
+    """Whether the mapped file still has that name. Only Linux tells; on other systems it is assumed."""
     assert source.filename is not None
     address = source.ctypes.data
     try:
@@ -88,7 +88,7 @@ class MappedFile:
         Raises
         ------
         InputError
-            If another file has that name now, or none.
+            If another file has that name now, or no file has it.
         """
         try:
             with open(self.filename, "rb") as file:

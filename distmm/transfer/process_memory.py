@@ -1,7 +1,7 @@
 """Memory of another process of this user, read and written by the kernel's cross-memory attach, in several threads.
 
-``process_vm_readv`` copies directly between two processes, without help of either; MPI libraries and UCX use it between
-ranks of one machine. `copy` is the plain NumPy copy for memory of this process, in the same threads.
+``process_vm_readv`` copies directly between two processes, and the other process takes no part in it. MPI libraries and
+UCX use it between ranks of one machine. `copy` is the plain NumPy copy for memory of this process, in the same threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["allow", "can_read", "copy", "populate", "read", "secret", "write"]
 # One thread copies 2 to 4 GB/s; 8 threads copied 17 GB/s (two H200, 32 cores). A GPU's host link takes 55 GB/s.
 THREADS = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
-# Bytes of one call: every thread gets a part of a 64 MB staging buffer, and calls take a small part of the time.
+# Bytes of one call: every thread gets a part of a 64 MB staging buffer, and the cost of a call is a small part of it.
 PIECE = 4 << 20
 
 IOV_MAX = 1024  # ranges of one call: the kernel's limit
@@ -88,7 +88,7 @@ def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     count = max(1, min(IOV_MAX, PIECE // width))
     for first in range(0, len(starts), count):
         part = starts[first : first + count]
-        for skip in range(0, width, PIECE):  # rows longer than a piece come alone, and in several
+        for skip in range(0, width, PIECE):  # a row that is longer than a piece is cut into several
             size = min(PIECE, width - skip) if len(part) == 1 else width
             here = np.array([[ours + first * width + skip, size * len(part)]], np.uint64)
             yield here, np.stack([part + skip, np.full_like(part, size)], 1).astype(np.uint64)
@@ -105,7 +105,7 @@ def _one(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the system provide the pages of a new map in several threads; in one thread it provides 2 GB/s only."""
+    """Have the system provide the pages of a new map in several threads; one thread provides only 2 GB/s."""
     size = -(-nbytes // THREADS)
     size += -size % mmap.PAGESIZE
     # Linux before 5.14 refuses this advice. It then provides the pages at their first use.
@@ -119,18 +119,18 @@ def populate(address: int, nbytes: int) -> None:
 def allow() -> bool:
     """Let the descendants of this process, such as the workers of a local cluster, use its memory.
 
-    For processes that are no descendants the system's own rule holds: those of the same user, unless a security module
-    such as Yama forbids it. Returns whether the system can share memory in this way at all.
+    For other processes the system's own rule holds: processes of the same user, unless a security module such as Yama
+    forbids it. Returns whether the system can share memory in this way at all.
     """
     if not sys.platform.startswith("linux"):
         return False
-    _libc().prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getpid()), 0, 0, 0)  # fails, with no harm, where there is no Yama
+    _libc().prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getpid()), 0, 0, 0)  # fails without harm if there is no Yama
     return True
 
 
 @cache
 def secret() -> np.ndarray:
-    """Return 32 random bytes in this process's memory. Who can read them reaches this process, and no other."""
+    """Return 32 random bytes in this process's memory. A process that can read them reaches this process."""
     return np.frombuffer(secrets.token_bytes(32), np.uint8)
 
 

@@ -1,17 +1,16 @@
-"""Blocks that Dask sends arrive as they were: with a checksum of host memory, and with the type of GPUs' bfloat16.
+"""Blocks that Dask sends arrive unchanged: with a checksum of host memory, and with the type of bfloat16 on GPUs.
 
-*Checksums.* TCP's own sum has 16 bits, and no memory on the way but ECC has any. So what is sent from host memory has a
-CRC-32C in its header, and the receiver compares. Where it differs, the receiver treats the message as one that the
-network has cut short: it closes the connection, and asks for the block again. The same holds for blocks that Dask has
-written to its disk: a task that needs a damaged one fails. Blocks that GPUs send to each other have no such sum.
+*Checksums.* TCP's own checksum has 16 bits, and on the way only ECC memory has one. So a block that is sent from host
+memory has a CRC-32C in its header, and the receiver compares it. If it differs, the receiver treats the message as one
+that the network has cut short: it closes the connection, and asks for the block again. The same holds for blocks that
+Dask has written to its disk: a task that needs a damaged one fails. Blocks that GPUs send to each other have none.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which knows NumPy's own types only: a bfloat16 block
 arrives as two bytes without a meaning (``|V2``).
 
-The functions that Dask has registered for blocks are private parts, used here and nowhere else: ``Dispatch._lookup``
-and the keys of their headers; that an EOFError of theirs is taken for a message that was cut short, too. Where they
-have changed, blocks are sent as Dask sends them; blocks of bfloat16 then fail by their type, and never give wrong
-numbers.
+The functions that Dask has registered for blocks are private parts, used only here: ``Dispatch._lookup``, the keys of
+their headers, and that Dask takes their EOFError for a message that was cut short. If they have changed, blocks are
+sent as Dask sends them. Blocks of bfloat16 then fail by their type, and never give wrong numbers.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ logger = logging.getLogger(__name__)
 # Of the headers of messages.
 KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
 
-# Bytes below which a message gets no checksum: it is no block of a product worth the name.
+# Bytes below which a message gets no checksum: blocks of large products are larger.
 SMALLEST = 256
 
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
@@ -47,11 +46,11 @@ Receive = Callable[[dict[str, Any], list[Any]], Any]
 
 
 class ChangedOnTheWayError(EOFError):
-    """A block that is not what was sent. Dask takes it for a message that was cut short, and asks for it again."""
+    """A block that has changed on its way. Dask takes it for a message that was cut short, and asks for it again."""
 
 
 def register() -> None:
-    """Have Dask send checksums of blocks in host memory; from the first CuPy block on, the type of elements too."""
+    """Have Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements."""
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
     if "distributed.protocol.cupy" in sys.modules:
         _wrap()
@@ -104,7 +103,7 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
 
 def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Send a checksum of what is sent from host memory, and compare it where it is received."""
+    """Send a checksum of each block in host memory, and compare it where the block is received."""
 
     @functools.wraps(send, assigned=())  # Dask looks whether it takes a context
     def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:

@@ -1,7 +1,7 @@
 """Shared memory segments: `empty` makes them for the user, and workers that own GPUs map and pin them.
 
-Workers without GPUs read them as any other memory of the client. A map would count as memory of the worker, and Dask
-pauses and kills workers that seem to hold too much.
+Workers without GPUs read them like any other memory of the client. A map would count as memory of the worker, and Dask
+pauses and kills workers that seem to hold too much memory.
 """
 
 from __future__ import annotations
@@ -75,12 +75,12 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     dtype : data-type
         Type of its elements.
     client : distributed.Client, optional
-        Cluster whose workers pin the memory now; by default each worker does so at its first block.
+        Cluster whose workers pin the memory now; by default each worker pins it at its first block.
 
     Returns
     -------
     numpy.ndarray
-        Its memory is given back when the last view of it is gone.
+        Its memory is freed when the last view of it is gone.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def pinned(segment: Segment) -> int:
 
 
 def drop_freed() -> None:
-    """Unmap segments whose owner has freed them. Workers do so every second: a map keeps the memory allocated."""
+    """Unmap segments whose owner has freed them. Workers call it every second: a map keeps the memory allocated."""
     with _mapping:
         for segment in [segment for segment in _maps if not segment.is_there()]:
             del _maps[segment]

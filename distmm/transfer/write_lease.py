@@ -1,7 +1,7 @@
 """Leases: other processes may write into this one's memory until the call that allowed it ends.
 
-Writers hold a lock of a file without a name. The system releases the locks of processes that die. So when a lease has
-ended nobody writes any more, not even a worker that the scheduler has lost and that nobody can ask.
+Writers hold a lock of a file without a name. The system releases the locks of processes that die. So after the end of a
+lease no process writes, not even a worker that the scheduler has lost and that cannot be asked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Lease:
 
     @classmethod
     def begin(cls) -> Lease:
-        """Make a lease, under which other processes may write."""
+        """Make a lease. Other processes may write while they hold it."""
         fd = os.memfd_create("distmm-lease")
         os.write(fd, b"1")
         return cls(os.getpid(), fd, _identity(os.fstat(fd)))

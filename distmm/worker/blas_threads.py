@@ -1,8 +1,8 @@
 """Threads of BLAS for tasks that run side by side in one process.
 
-By default each call of BLAS takes a thread a core. Dask's threaded scheduler runs a task a core: on two cores four
-threads then wait for each other, and most of their time goes into waiting. Workers that Dask's nanny has started have
-one BLAS thread from the environment, and nothing happens there.
+By default each call of BLAS uses one thread per core, and Dask's threaded scheduler runs one task per core. On two
+cores there are then four threads, which spend most of their time waiting for each other. Workers that Dask's nanny has
+started have one BLAS thread from the environment, and nothing happens there.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ _before: list[int] = []  # threads of each library when the first of the running
 
 @contextmanager
 def shared_by(tasks: int) -> Iterator[None]:
-    """Give each of so many tasks that run side by side its share of the cores; nobody gets more than before.
+    """Give each of `tasks` tasks that run side by side its share of the cores, and no more threads than before.
 
-    The number of threads belongs to the process. It is what it was before when none of these tasks runs any more.
+    The number of threads belongs to the process. It is restored when none of these tasks runs any more.
 
     Parameters
     ----------
     tasks : int
-        As planned, and not as counted at the moment: with other numbers of threads BLAS may give other bits. The
-        process runs no more than a worker has threads, or without a cluster one a core.
+        The planned number, not the present one: BLAS may give other bits with another number of threads. It is limited
+        to the threads of the worker, or without a cluster to the cores.
     """
     global _running, _before
     share = max(1, CPU_COUNT // max(1, min(tasks, _task_threads())))
@@ -71,7 +71,7 @@ def _set(threads: Iterable[int]) -> None:
 def _libraries() -> list[Any]:
     """BLAS libraries whose number of threads belongs to the process. NumPy has loaded the one that multiplies.
 
-    With OpenMP it belongs to each thread, and threads of other tasks would keep a share that they were given here.
+    With OpenMP the number belongs to each thread: threads of other tasks would keep a number that was set here.
     """
     from threadpoolctl import ThreadpoolController
 

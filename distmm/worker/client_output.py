@@ -12,7 +12,7 @@ from distmm.worker.worker_slots import slot_released
 
 __all__ = ["ClientOutput"]
 
-# Of the stores that have released their slots, two copy at a time: they keep the host link busy.
+# Stores without a slot that copy at a time: two keep the host link busy.
 _copying = threading.BoundedSemaphore(2)
 
 

@@ -1,6 +1,6 @@
 """Private parts of Dask's worker that distmm uses: here and nowhere else.
 
-Each function says what is lost where Dask has changed the part: no product needs it. The tests
+Each function says what is lost if Dask has changed the part: no product needs it. The tests
 (``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `VERSIONS_SEEN`.
 """
 
@@ -33,7 +33,7 @@ VERSIONS_SEEN = ("2026.7.", "2026.8.")
 def in_task() -> bool:
     """Whether this thread runs a task of a worker (``distributed.utils.thread_state``).
 
-    Where Dask has no such thing, no: tasks then keep their slots while they wait for copies.
+    False if Dask has no such thing: tasks then keep their slots while they wait for copies.
     """
     try:
         from distributed.utils import thread_state
@@ -45,8 +45,8 @@ def in_task() -> bool:
 def without_task_meters() -> AbstractContextManager[Any]:
     """Return a context without the callbacks that measure the current task (``distributed.metrics.context_meter``).
 
-    Where Dask has no such thing, nothing happens: if it adds callbacks to the contexts of tasks that secede, as
-    2026.7 does, long products become slower.
+    If Dask has no such thing, nothing happens. Long products become slower if it adds callbacks to the contexts of
+    tasks that secede, as 2026.7 does.
     """
     try:
         from distributed.metrics import context_meter
@@ -58,9 +58,9 @@ def without_task_meters() -> AbstractContextManager[Any]:
 
 
 def pending_plugins(worker: Worker) -> Iterable[object]:
-    """Return the plugins that a worker which starts is going to set up (``Worker._pending_plugins``).
+    """Return the plugins that a starting worker is going to set up (``Worker._pending_plugins``).
 
-    Where Dask has no such thing, none: a worker then does not wait for the memory of a dead one.
+    There are none if Dask has no such thing: a worker then does not wait for the memory of a dead one.
     """
     found = getattr(worker, "_pending_plugins", None)
     if found is None:
@@ -71,15 +71,15 @@ def pending_plugins(worker: Worker) -> Iterable[object]:
 
 
 def profile_without_collecting(worker: Worker) -> None:
-    """Keep the garbage collector out of Dask's profiler, where on Python 3.11 it can stop the worker for ever.
+    """Keep the garbage collector out of Dask's profiler: on Python 3.11 it can stop the worker for ever.
 
     The profiler takes the frames of all threads, under the interpreter's lock for its list of threads. Up to Python
     3.11 that may start a collection. Dask's callback then reads the process's memory and lets another thread run. If
     that thread starts one more thread, as each block that is written does, it waits for the list, and the collection
     waits for it: seen here, and in python/cpython issue 106883 and dask/distributed issue 8616.
 
-    What is replaced is the callback ``"profile"`` of ``Worker.periodic_callbacks``, which calls
-    ``Worker.trigger_profile``. Where Dask has neither, the profiler is left as it is.
+    This replaces the callback ``"profile"`` of ``Worker.periodic_callbacks``, which calls ``Worker.trigger_profile``.
+    If Dask has neither, the profiler is left as it is.
     """
     if sys.version_info >= (3, 12):
         return
@@ -104,8 +104,8 @@ def run_on_workers(
 ) -> Awaitable[dict[str, dict[str, Any]]]:
     """Have all workers of a host run a function, as ``Client.run`` does; asked by a worker of the same cluster.
 
-    That is the message ``"run"`` through ``Scheduler.broadcast``. Returns an awaitable of each worker's reply, with
-    ``"status"`` and ``"result"``. Where Dask has changed the message, awaiting it raises.
+    It sends the message ``"run"`` through ``Scheduler.broadcast``. It returns an awaitable of each worker's reply, with
+    ``"status"`` and ``"result"``. If Dask has changed the message, awaiting it raises.
     """
     from distributed.protocol.pickle import dumps
 

@@ -1,8 +1,8 @@
 """Reads of files into this worker's GPU: threads read pieces into pinned memory, and the device copies them.
 
-A bfloat16 product reads A and B at 14 GB/s, and the GPU's host link has 55. One thread reads files in the page cache
-into new memory at 2 GB/s only, and the device copies memory that is not pinned at less than 10 GB/s. Here each thread
-reads into memory that exists already, at 4 GB/s or more, and fills one buffer while the device copies another.
+A bfloat16 product needs A and B at 14 GB/s, and the GPU's host link has 55 GB/s. One thread reads files in the page
+cache into new memory at only 2 GB/s, and the device copies memory that is not pinned at less than 10 GB/s. Here each
+thread reads into memory that exists already, at 4 GB/s or more, and fills one buffer while the device copies another.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def upload(source: Source, index: tuple[slice, ...]) -> Any:
         try:
             for future in futures:
                 future.result()
-        finally:  # on an error too: the other threads copy to this block's memory
+        finally:  # also after an error: the other threads copy to this block's memory
             for future in futures:
                 future.cancel()
             wait(futures)
@@ -115,7 +115,7 @@ def _copy(target: Any, staged: np.ndarray, stream: Any) -> None:
     from cupy.cuda import runtime
 
     height, width = staged.shape[0], staged.shape[1] * staged.itemsize
-    pitch = target.strides[0] if height > 1 else width  # the stride of a single row means nothing
+    pitch = target.strides[0] if height > 1 else width  # the stride of a single row is not used
     runtime.memcpy2DAsync(
         target.data.ptr, pitch, staged.ctypes.data, width, width, height, runtime.memcpyHostToDevice, stream.ptr
     )

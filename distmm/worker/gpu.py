@@ -1,8 +1,8 @@
 """The worker's GPU as tasks use it: streams, operands that are prepared once, another try when its memory is full.
 
-A process has one non-blocking stream for each kind of work, so that copies and products overlap. Each task waits for
-its own end by an event. What several threads put on one stream runs without a gap: with two tasks at a time on a GPU,
-the next product is queued while one runs.
+A process has one non-blocking stream for each kind of work, so that copies and products overlap. Each task waits with
+an event for the end of its own work. Work of several threads on one stream runs without a gap: with two tasks at a time
+on a GPU, the next product is queued while one runs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-# Dask's name for the events that tell telemetry of a task for which the GPU's memory was full, and which has ended well
-# when it was tried again.
+# Topic of Dask's events that report a task to telemetry for which the GPU's memory was full at first, and which
+# succeeded when it was tried again.
 HEALED_TOPIC = "distmm-memory"
 
 Work = Literal["product", "merge", "upload", "download"]
 Result = TypeVar("Result")
 
-# Seconds to wait for memory before another try: the scheduler frees blocks by messages, some milliseconds late.
+# Seconds to wait for memory before another try: the scheduler frees blocks by messages, which take milliseconds.
 PAUSES = (0.0, 0.1, 1.0)
 
 # Seconds without a product after which prepared operands are freed. They are as large as the operands (17 GB a GPU at
@@ -55,21 +55,22 @@ def _stream(work: Work, device: int) -> Any:
         return cupy.cuda.Stream(non_blocking=True)
 
 
-# A thread that reduces a block, or merges parts, holds one of these for as long as it has its workspace. A plan counts
-# one of each, although more threads may do so at a time. What they launch goes to one stream, so that taking turns
-# costs the GPU no time. Two locks: the reduction of a block, which products wait for, does not wait for merges.
+# A thread that reduces a block, or merges parts, holds one of these locks as long as it has its workspace. A plan
+# counts one workspace of each kind, although several threads may reduce or merge. Their work goes to one stream, so
+# taking turns costs the GPU no time. There are two locks because products wait for reductions, which must not wait for
+# merges.
 reducing, merging = threading.Lock(), threading.Lock()
 
-# What found no room is tried again while no other task of this process works on the GPU. Transfers to other workers
+# Work that found no memory is tried again while no other task of this process uses the GPU. Transfers to other workers
 # go on.
 _turns = Turns()
 
 
 @contextmanager
 def working(work: Work) -> Iterator[Any]:
-    """Run what the ``with`` block asks of CuPy and of kernels on the stream for this work, and wait for its end.
+    """Run the CuPy calls and kernels of the ``with`` block on the stream for this work, and wait for their end.
 
-    The work starts after all that is on the default stream by then. Blocks that other libraries made there may not be
+    The work starts after all work that is on the default stream now. Blocks that other libraries made there may not be
     complete when their task returns, and a non-blocking stream does not wait for them by itself.
 
     Yields
@@ -79,13 +80,13 @@ def working(work: Work) -> Iterator[Any]:
     import cupy
 
     stream = _stream(work, cupy.cuda.runtime.getDevice())
-    done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads leave their core to others
+    done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads use no core
     with _turns.beside_others(), stream:
         done.record(cupy.cuda.Stream.null)
         stream.wait_event(done)
         try:
             yield stream
-        finally:  # also on an error: what is freed then must not be in use
+        finally:  # also after an error: memory that is then freed must not be in use
             done.record(stream)
             done.synchronize()
 
@@ -93,8 +94,8 @@ def working(work: Work) -> Iterator[Any]:
 class Prepared:
     """Operands in a kernel's own format: made once for each block, kept while the block exists and is used often.
 
-    A block of A takes part in every product of its row. To split it into float16 halves, say, takes a few per cent of
-    one product. Blocks are told apart by identity: Dask keeps one object for each block on a worker.
+    A block of A takes part in every product of its row. Splitting it into float16 halves, for example, takes a few per
+    cent of one product. Blocks are compared by identity: Dask keeps one object for each block on a worker.
     """
 
     def __init__(self) -> None:
@@ -104,13 +105,13 @@ class Prepared:
         self._making = threading.Lock()  # products that begin at the same time use the same blocks
 
     def get(self, block: Any, form: object, prepare: Callable[[Any], Any], most: float = math.inf) -> Any:
-        """Return ``prepare(block)``, or what it returned before for this block and `form`.
+        """Return ``prepare(block)``, or its earlier result for this block and `form`.
 
         Parameters
         ----------
         block : array
         form : object
-            What is made of it; hashable.
+            Which form of the block it makes; hashable.
         prepare : callable
         most : int
             Keep the prepared forms of at most so many elements of blocks. This block counts, and is always kept.
@@ -127,8 +128,8 @@ class Prepared:
         return operand
 
     def _make_room(self, most: float) -> None:
-        """Free what was used longest ago, until the blocks that are left have at most so many elements."""
-        kept = self._kept.copy()  # the original loses entries at any time, when blocks become garbage
+        """Free the least recently used forms, until the remaining blocks have at most this many elements."""
+        kept = self._kept.copy()  # the original may lose entries at any time, when blocks become garbage
         sizes = {key: 0 if (block := known()) is None else block.size for key, (known, _) in kept.items()}
         there = sum(sizes.values())
         for key, size in sizes.items():
@@ -156,7 +157,7 @@ class Prepared:
 
 
 def _alias(block: Any) -> Any:
-    """Return another array in the same memory: an operand that refers to it does not keep the block itself alive."""
+    """Return another array with the same memory: an operand that refers to it does not keep the block itself alive."""
     import cupy
 
     if not isinstance(block, cupy.ndarray):
@@ -170,8 +171,8 @@ prepared = Prepared()  # of this process
 def retrying(work: Callable[[], Result], what: str, needs: int | None = None, planned: int | None = None) -> Result:
     """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again, alone.
 
-    Prepared operands are freed, and what CuPy's pools keep. Each further try runs while nothing else of this process
-    works on the GPU. Between two tries others go on, since products that end free memory.
+    Prepared operands and the free memory of CuPy's pools are released. Each further try runs while no other task of
+    this process uses the GPU. Between two tries other tasks go on, because products that end free memory.
 
     Parameters
     ----------
@@ -187,7 +188,7 @@ def retrying(work: Callable[[], Result], what: str, needs: int | None = None, pl
     Raises
     ------
     DeviceMemoryError
-        If it stays full. The worker goes on: nothing that the failed task allocated is kept.
+        If the memory stays full. The worker goes on: nothing that the failed task allocated is kept.
     """
     try:
         return work()
@@ -246,11 +247,11 @@ def namespace(block: Any) -> Any:
 
 
 def from_dlpack(source: Any) -> Any:
-    """Return a CuPy view of GPU memory that another package lends, when that package has finished its work there."""
+    """Return a CuPy view of another package's GPU memory, when that package's work there is done."""
     import cupy
 
     view = cupy.from_dlpack(source)
-    with view.device:  # the view is ordered after that work on this stream, and tasks run on others
+    with view.device:  # the view waits for that work on this stream only, and tasks run on other streams
         cupy.cuda.get_current_stream().synchronize()
     return view
 

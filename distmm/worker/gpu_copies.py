@@ -1,6 +1,6 @@
-"""Copies between the client's memory and this worker's GPU, on streams of their own, while products run.
+"""Copies between the client's memory and this worker's GPU, on separate streams, while products run.
 
-The GPU reads and writes pinned memory by itself. All other memory goes through two pinned staging buffers a block:
+The GPU reads and writes pinned memory by itself. Blocks in other memory go through two pinned staging buffers each:
 while the device copies one, threads fill or empty the other.
 """
 
@@ -21,7 +21,7 @@ from distmm.worker import gpu
 
 __all__ = ["download", "fetch", "pieces", "to_host", "upload"]
 
-# Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times what it takes to start a copy.
+# Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times as long as the start of a copy takes.
 STAGE = 64 << 20
 
 MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
@@ -39,7 +39,7 @@ def upload(part: ClientArray) -> Any:
                 _to_device(device, _pinned(host), host.strides[0], stream)
                 continue
             for rows, region, staged, idle in _staged(host, buffers):
-                idle.synchronize()  # the device has copied what was in the buffer
+                idle.synchronize()  # the device has copied the earlier contents of the buffer
                 rows.read_into(staged)
                 _to_device(device[region], staged.ctypes.data, staged.strides[0], stream)
                 idle.record(stream)
@@ -123,7 +123,7 @@ def _to_device(device: Any, source: int, pitch: int, stream: Any) -> None:
     from cupy.cuda import runtime
 
     rows, width = device.shape[0], device.shape[1] * device.itemsize
-    pitch = pitch if rows > 1 else width  # the stride of a single row means nothing
+    pitch = pitch if rows > 1 else width  # the stride of a single row is not used
     runtime.memcpy2DAsync(device.data.ptr, width, source, pitch, width, rows, runtime.memcpyHostToDevice, stream.ptr)
 
 
@@ -136,7 +136,7 @@ def _to_host(target: int, pitch: int, device: Any, stream: Any) -> None:
     runtime.memcpy2DAsync(target, pitch, device.data.ptr, width, width, rows, runtime.memcpyDeviceToHost, stream.ptr)
 
 
-Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of the copy that was last asked for
+Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of its last copy
 
 _idle: list[Buffers] = []
 
@@ -145,9 +145,9 @@ _idle: list[Buffers] = []
 def _buffers(host: ClientArray) -> Iterator[Buffers]:
     """Reserve two pinned staging buffers; none for pinned memory.
 
-    Enter this context before the stream's, whose end waits for the copies from and to the buffers.
+    Enter this context before that of the stream: the stream's end waits for the copies from and to the buffers.
 
-    The buffers are kept for the next block, and not by thread: tasks that release their slots run in new threads.
+    The buffers are kept for the next block, but not per thread: tasks that release their slots run in new threads.
     """
     if _is_pinned(host):
         yield []

@@ -56,7 +56,7 @@ def _wanted_bytes(plugin: object) -> int:
 
 
 def _free_bytes() -> int:
-    """Bytes of the GPU that nobody uses, by NVML, which needs no CUDA context."""
+    """Free bytes of the GPU as NVML reports them, which needs no CUDA context."""
     return int(nvml.one_time()["memory-total"] - nvml.real_time()["memory-used"])
 
 
@@ -68,5 +68,5 @@ def pool_bytes() -> int | None:
         return None
     resource = rmm.mr.get_current_device_resource()
     while not hasattr(resource, "pool_size") and hasattr(resource, "upstream_mr"):
-        resource = resource.upstream_mr  # below what logs or counts allocations
+        resource = resource.upstream_mr  # below the adaptors that log or count allocations
     return int(resource.pool_size()) if hasattr(resource, "pool_size") else None

@@ -1,7 +1,7 @@
-"""Room in the GPU's memory: whether an error says that there is none, how much is free, and who works meanwhile.
+"""Room in the GPU's memory: whether an error says that there is none, how much is free, and which tasks may run.
 
 Allocations fail in several ways. CuPy and RMM raise kinds of MemoryError. CUDA's runtime and driver, cuBLAS and Numba
-raise errors of their own, which are told apart by the name of the status in their text: a launch, the load of a kernel
+raise their own errors, which are recognised by the name of the status in their text. A launch, the load of a kernel
 and pinned buffers need memory, too.
 """
 
@@ -25,8 +25,8 @@ def is_full(error: BaseException) -> bool:
 
 
 def empty_pools() -> None:
-    """Give back what CuPy's own pools keep for later. RMM's pool serves the next allocation from what is freed."""
-    cupy = sys.modules.get("cupy")  # no task has used the GPU where it is not imported
+    """Release the free memory of CuPy's own pools. RMM's pool serves the next allocation from freed memory anyway."""
+    cupy = sys.modules.get("cupy")  # if it is not imported, no task has used the GPU
     if cupy is not None:
         cupy.get_default_memory_pool().free_all_blocks()
         cupy.get_default_pinned_memory_pool().free_all_blocks()
@@ -48,8 +48,8 @@ def figures() -> str:
 class Turns:
     """Threads work side by side, or one of them works alone.
 
-    A thread that waits to be alone lets nobody begin. One that works already, and begins something within that, goes
-    on: it could not end otherwise.
+    While a thread waits to be alone, no other thread may begin. A thread that works already may begin nested work: it
+    could not end otherwise.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Turns:
 
     @contextmanager
     def beside_others(self) -> Iterator[None]:
-        """Work beside other threads, once nobody is alone."""
+        """Work beside other threads, after waiting until no thread is alone."""
         if self._depth:
             with self._deeper():
                 yield
@@ -78,7 +78,7 @@ class Turns:
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        """Work while no other thread does; a thread that works beside others already stays beside them."""
+        """Work while no other thread does. A thread that already works beside others goes on beside them."""
         if self._depth:
             yield
             return

@@ -9,8 +9,8 @@ from typing import Any
 
 __all__ = ["POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
 
-# Slots, which are tasks at a time: one product runs, the next is queued after it without a gap, and the third brings
-# blocks.
+# Slots: tasks that a worker runs at a time. One product runs, the next one is queued, and the third task loads or
+# stores blocks.
 THREADS = 3
 
 # Share of the GPU's memory in the pool. The pool does not serve cuBLAS, kernel code, the transport and the CUDA

@@ -1,9 +1,9 @@
 """GPU memory of dead workers of this host: unmapped by the others, because UCX keeps it mapped.
 
 UCX maps the pool of each worker that it fetches from, and never unmaps it (``cuIpcOpenMemHandle``; openucx/ucx issue
-11753, UCX 1.21). The GPU of a worker that was killed then has no memory for the worker that replaces it. The driver
-counts how often a process has opened a pool; to open an open pool returns its address. So the workers of a host open
-each other's pools, and when a process is gone the others close its pool twice: for themselves and for UCX.
+11753, UCX 1.21). So after a worker was killed, its GPU has no memory for the worker that replaces it. The driver counts
+how often a process has opened a pool, and opening an open pool returns its address. So the workers of a host open each
+other's pools. When a process is gone, the others close its pool twice: once for themselves and once for UCX.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Peers", "pool_handle"]
 
 logger = logging.getLogger(__name__)
 
-# A process must be gone at so many looks before its pool is closed: transfers that it had begun have failed by then.
+# A process must be missing in this many checks before its pool is closed: its transfers have failed by then.
 LOOKS = 3
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, as UCX opens pools
@@ -43,7 +43,7 @@ class Peers:
     def __init__(self, worker: Worker, pool: bytes) -> None:
         self.worker = worker
         self.addresses: dict[int, int] = {}  # by process: where its pool is mapped here
-        self.missing: dict[int, int] = {}  # by process that is gone: looks at which it was
+        self.missing: dict[int, int] = {}  # by process that is gone: checks in which it was missing
         self.identity = {"machine": machine(), "pid": os.getpid(), "pool": pool}
 
     async def introduce(self, plugin: str) -> None:
@@ -53,7 +53,7 @@ class Peers:
                 self.worker, get_address_host(self.worker.address), _exchange, plugin, self.identity
             )
             identities = [reply["result"] for reply in replies.values() if reply["status"] == "OK"]
-        except Exception:  # a worker that ends, or another version of Dask: products do not need to know
+        except Exception:  # a worker that ends, or another version of Dask: products go on without this
             logger.warning("other workers of this host are unknown: their memory may stay in use", exc_info=True)
             return
         for identity in identities:
@@ -72,7 +72,7 @@ class Peers:
             logger.info("the GPU memory of process %d cannot be mapped: %s", pid, error)
 
     def close_dead(self) -> None:
-        """Unmap the pools of processes that are gone. Called again and again, on the worker's event loop."""
+        """Unmap the pools of processes that are gone. Called every second on the worker's event loop."""
         from cupy.cuda import runtime
 
         for pid in [pid for pid in self.addresses if start_time(pid) is None]:

@@ -21,7 +21,7 @@ __all__ = ["DevicePlugin"]
 
 logger = logging.getLogger(__name__)
 
-FREE_MILLISECONDS = 1000  # between looks for memory that nobody needs any more
+FREE_MILLISECONDS = 1000  # between checks for memory that is not needed any more
 
 
 class DevicePlugin(WorkerPlugin):
@@ -46,7 +46,7 @@ class DevicePlugin(WorkerPlugin):
             with _optional("GPU memory of workers that die may stay in use"):
                 if pool_bytes() is not None and (handle := pool_handle()) is not None:
                     self.peers = Peers(worker, handle)
-                    # Not awaited: a worker that is being started answers nobody, itself included.
+                    # Not awaited: a worker that is being started answers no message, not even its own.
                     self.introduction = asyncio.create_task(self.peers.introduce(self.name))
                     frees.append(self.peers.close_dead)
         with _optional("Dask's profiler may stop this worker on Python 3.11"):

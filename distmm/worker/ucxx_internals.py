@@ -1,6 +1,6 @@
 """Private parts of UCXX that distmm replaces: here and nowhere else.
 
-Where UCXX has changed them they are left alone, and transfers wait for products. The tests
+If UCXX has changed them, they are left as they are, and transfers wait for products. The tests
 (``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `VERSIONS_SEEN`.
 """
 
@@ -22,10 +22,10 @@ def wait_for_default_stream_only() -> Callable[[], None]:
 
     Before each send and receive distributed-ucxx 0.52 calls ``ucxx._cuda_context.synchronize_default_stream``, on the
     worker's event loop. Despite its name that is ``Device.sync()``, which waits for every stream: a block of 1 GiB
-    takes as long as the product that runs at the same time (170 ms instead of 4), and the worker answers nobody
-    meanwhile. Waiting for the default stream is enough: what is sent is the result of a finished task, and a buffer
-    that receives is ready when its allocation on the default stream is. The name is looked up at every call, so one
-    assignment replaces the function. It holds for the whole process, the user's own transfers included, until it is
+    takes as long as the product that runs at the same time (170 ms instead of 4), and the worker answers no
+    message in this time. Waiting for the default stream is enough: what is sent is the result of a finished task, and a
+    buffer that receives is ready when its allocation on the default stream is. The name is looked up at every call, so
+    one assignment replaces the function. It holds for the whole process, the user's own transfers included, until it is
     undone.
 
     Returns

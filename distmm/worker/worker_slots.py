@@ -1,8 +1,9 @@
 """Slots of a worker, released by tasks that only wait for a copy or a disk.
 
 A GPU worker has few slots (`distmm.worker.gpu_worker_setup.THREADS`), so that the next product is queued while one runs
-and no more blocks of C are there than planned. Loads that kept their slots delayed products: in a bfloat16 product of
-n = 65536 from host memory a panel took 61 ms, 49 of them arithmetic, while the host link was busy for a third of it.
+and there are no more blocks of C than planned. When loads kept their slots, they delayed products: in a bfloat16
+product of n = 65536 from host memory a panel took 61 ms, 49 ms of them arithmetic, while the host link was busy a third
+of it.
 """
 
 from __future__ import annotations
@@ -28,14 +29,14 @@ _entering = threading.Lock()
 
 @contextmanager
 def slot_released(kind: Kind, most: float = math.inf) -> Iterator[None]:
-    """Let the worker begin another task meanwhile, if this is a task of a worker.
+    """Release this task's slot, if it is a task of a worker, so that the worker can begin another task.
 
     Parameters
     ----------
     kind : {"load", "store", "write"}
     most : int
-        At most so many tasks of this kind and process go on without a slot; the others keep theirs, so that products
-        wait for them.
+        Most tasks of this kind and process that go on without a slot. The others keep theirs, so that products wait for
+        them.
     """
     with _entering:
         releases = dask_internals.in_task() and _running[kind] < most

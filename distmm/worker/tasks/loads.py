@@ -15,8 +15,8 @@ from distmm.worker.worker_slots import slot_released
 
 __all__ = ["load", "to_device"]
 
-# Of the loads that have released their slots, two copy at a time. They keep the host link busy; with more, the blocks
-# that products wait for would arrive later.
+# Loads without a slot that copy at a time. Two keep the host link busy; with more, the blocks that products wait for
+# would arrive later.
 _copying = threading.BoundedSemaphore(2)
 
 

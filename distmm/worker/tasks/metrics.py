@@ -55,7 +55,7 @@ def score_dtype(metric: Metric, dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def weighing(metric: Metric, squares: Any, work: np.dtype[Any]) -> tuple[Literal["plain", "times", "minus"], Any]:
-    """Return what is done to inner products for their scores, and the weights ``(n,)`` that it is done with.
+    """Return the operation that makes scores of inner products, and the weights ``(n,)`` that it takes.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ def weighed(products: Block, metric: Metric, squares: Any) -> Block:
 
 
 def scores(products: Block, metric: Metric, squares: Any) -> Block:
-    """Return what `weighed` does; but a NaN, which is near nothing, counts as minus infinity."""
+    """Return what `weighed` returns, with minus infinity for NaN: a NaN is near nothing."""
     made = weighed(products, metric, squares)
     if made.dtype.kind == "f":
         made[gpu.namespace(made).isnan(made)] = -np.inf
@@ -103,7 +103,7 @@ def scores(products: Block, metric: Metric, squares: Any) -> Block:
 def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any]) -> Any:
     """Return a score ``(r,)`` for each row of X that no pair of rows with a value of at least `t` is below.
 
-    Of "euclidean": with a distance of at most `t`. It is a little lower than the score of `t` itself: `value_of` rounds
+    For "euclidean", `t` is the greatest distance. It is a little lower than the score of `t` itself: `value_of` rounds
     a quotient or a square root once, and its result to the type `work`. So `t` is taken four units of that type lower
     (higher for distances), and a score that falls between two numbers becomes the lower one.
 

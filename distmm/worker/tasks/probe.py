@@ -42,12 +42,12 @@ def probe(
     if gpus == "any" or (gpus == "own" and owns_gpu(dask_worker)):
         gpu = local_gpu()
         if "problem" not in gpu:
-            held = 0 if pool_bytes() is None else dask_worker.state.nbytes  # the driver's free bytes are without them
+            held = 0 if pool_bytes() is None else dask_worker.state.nbytes  # free bytes do not include them
             memory, host = gpu["memory"] - held, max(0, limit - rss) if limit else None
             more = {"memory": memory, "host_memory": host, "threads": threads}
             return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
-    # Not free for new blocks: the memory above Dask's limit for a pause, that of the interpreter and its libraries, and
-    # that of the blocks which the worker holds.
+    # New blocks cannot use the memory above Dask's limit for a pause, the memory of the interpreter and its libraries,
+    # and the memory of the blocks that the worker holds.
     memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
     # Dask's nannies set one thread for BLAS; jobs under Slurm and on Kubernetes set more where a worker has more cores.
     blas = os.environ.get("OMP_NUM_THREADS", "1")

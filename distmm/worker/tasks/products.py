@@ -52,11 +52,11 @@ def multiply(
     c0 : block ``(*batch, m, n)``, optional
         The user's C of ``beta * C``.
     symmetry : {"symmetric", "hermitian"}, optional
-        Of a symmetric product: `b_blocks` are blocks ``(*batch, n, k_p)`` of A, whose (conjugate) transposes are B's.
+        For a symmetric product. `b_blocks` are then blocks ``(*batch, n, k_p)`` of A, whose transposes are B's.
     prepared : float
-        A GPU worker keeps at most so many elements of A and B in the kernel's own format.
+        Most elements of A and B that a GPU worker keeps in the kernel's own format.
     tasks : int
-        So many of these tasks run side by side, on all workers together: on CPUs they share the cores.
+        Number of these tasks that run side by side, on all workers together: on CPUs they share the cores.
     reduction : BlockReduction, optional
         Given at the last step of a product that is reduced: the block's parts are returned in its place.
     norms : list of arrays ``(m,)`` and ``(n,)``, optional
@@ -110,7 +110,7 @@ def _step(
     reduction: BlockReduction | None,
     norms: list[np.ndarray] | None,
 ) -> Block | tuple[Part, ...]:
-    """Add the products of prepared operands to `c`; after the last, apply the epilogue and reduce, if that is asked."""
+    """Add the products of prepared operands to `c`. After the last product, apply the epilogue and the reduction."""
     *others, (a, b) = kernel.joined(operands)
     for left, right in others:
         c = kernel.multiply(left, right, c, wait=False)

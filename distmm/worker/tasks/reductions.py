@@ -43,8 +43,8 @@ __all__ = [
     "on_host",
 ]
 
-# Bytes of parts that are merged on a GPU at a time. With their copies and the buffers of sorts, some 60 bytes for 12 of
-# an element, they take no more than `rows.WORKSPACE`.
+# Bytes of parts that are merged on a GPU at a time. An element has 12 bytes, and with copies and buffers for sorting
+# some 60 bytes: together no more than `rows.WORKSPACE`.
 MERGED = 1 << 27
 
 Device = Literal["cpu", "cuda"]
@@ -126,7 +126,7 @@ def merge(reduction: Reduction, made: list[Any], sides: tuple[int, ...] | None, 
     ----------
     reduction : Reduction
     made : list
-        Parts; with `sides` what tasks have made of blocks of C, and which of the parts of each is that of these lines.
+        Parts; or, with `sides`, the results of tasks, and for each the index of the part of these lines.
     sides : tuple of int, optional
     last : bool
     device : {"cpu", "cuda"}
@@ -151,8 +151,8 @@ def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
     nbytes = sum(each.nbytes for part in parts for each in part[:2])
     height = max(1, lines * MERGED // max(1, nbytes))
     for top in range(0, max(1, lines), height):
-        # On a stream of its own: behind products, 90 MB of copies took a slot for two products (76 ms), and the GPU
-        # multiplied nothing meanwhile.
+        # On a separate stream: behind products, 90 MB of copies held a slot for the time of two products (76 ms), in
+        # which the GPU multiplied nothing.
         with gpu.working("merge"), gpu.merging:
             combined = reduction.combine(
                 [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]

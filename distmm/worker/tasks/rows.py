@@ -1,4 +1,4 @@
-"""Blocks reduced some rows at a time, where they lie."""
+"""Reduce blocks some rows at a time, in the memory where they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["WORKSPACE", "Block", "by_rows", "pieces"]
 Block = Any  # a NumPy or CuPy array
 
 # Elements that are reduced at a time. On CPUs they stay in the second-level cache from the first pass to the last. On
-# GPUs a call costs some ten launches.
+# GPUs each piece costs some ten launches.
 PIECE = {"numpy": 1 << 18, "cupy": 1 << 24}
 
 # Bytes of a GPU's memory that a reduction takes beside the block: where all elements of a piece are candidates, their
@@ -41,7 +41,7 @@ def by_rows(block: Block, make: Callable[[Block, tuple[Any, ...]], tuple[Block, 
 
 
 def pieces(block: Block) -> Iterator[tuple[Any, ...]]:
-    """Yield the index of each piece of rows of a block, of one at least: also where there are no elements."""
+    """Yield the index of each piece of rows of a block: at least one piece, even if there are no elements."""
     *batch, m, n = block.shape
     height = max(1, PIECE[gpu.namespace(block).__name__] // max(1, n))
     for index in np.ndindex(*batch):
@@ -50,7 +50,7 @@ def pieces(block: Block) -> Iterator[tuple[Any, ...]]:
 
 
 def _contiguous(library: Any, x: Block) -> Block:
-    """Return rows in C order. Columns of a block are copied into the cache, and turned there: in half of the time."""
+    """Return rows in C order. Columns of a block are transposed in the cache, which takes half of the time."""
     turned = library is np and x.strides[0] < x.strides[1]
     return library.ascontiguousarray(np.ascontiguousarray(x.T).T if turned else x)
 

@@ -1,4 +1,4 @@
-"""QR of blocks, and what is multiplied by its factors: the tasks of a tall and skinny QR."""
+"""The tasks of a tall and skinny QR: QR of blocks, and products with their factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is picked of a block of C: the elements that reach a threshold, or the pairs of rows that are near enough."""
+"""The elements of a block of C that reach a threshold, or the pairs of rows that are near enough."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from distmm.worker.tasks.rows import Block, pieces
 
 __all__ = ["Threshold"]
 
-Picked = tuple[int, Any, Any, Any]  # how many, and their rows, columns and values; None for more than there is room for
+Picked = tuple[int, Any, Any, Any]  # number of elements; their rows, columns and values, or None if they are too many
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Threshold:
     metric: Metric | None = None
 
     def chunk(self, block: Block, first: int, norms: tuple[Block, Block] | None) -> Picked:
-        """Pick what counts in a block ``(m, n)``; rows count from the block's first one."""
+        """Find these elements in a block ``(m, n)``; rows are numbered from the block's first one."""
         if norms is None and reductions_on_gpu.finds_above(block, self.least):
             count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
             return count, row, None if column is None else column + first, values

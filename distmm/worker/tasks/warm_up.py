@@ -1,4 +1,4 @@
-"""Tasks that pay the costs of a first product before it: loading the kernel, connecting the workers."""
+"""Tasks that do before the first product what it would wait for: load the kernel, connect the workers."""
 
 from __future__ import annotations
 
@@ -36,4 +36,4 @@ def small_block() -> Any:
 
 
 def touch(block: Any) -> None:
-    """Take a block, which Dask has brought here."""
+    """Receive a block, which Dask transfers for this task."""

@@ -20,11 +20,10 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster, WorkerPlugin
-from distributed.comm import CommClosedError
+from distributed import Client, LocalCluster
 
 from distmm import clusters
-from distmm.clusters import cluster, gpus, local_cluster
+from distmm.clusters import gpus, local_cluster
 from distmm.errors import InputError
 from distmm.worker import gpu_worker_setup
 
@@ -294,27 +293,3 @@ def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
         workers = client.scheduler_info(n_workers=-1)["workers"]
         assert len(workers) == clusters.gpu_count()
         assert {w["nthreads"] for w in workers.values()} == {gpu_worker_setup.THREADS}
-
-
-class Losing:
-    """A client whose scheduler meets workers that die, some times one after the other."""
-
-    status = "running"
-
-    def __init__(self, deaths: int) -> None:
-        self.deaths, self.registered = deaths, 0
-
-    def register_plugin(self, plugin: object) -> None:
-        if isinstance(plugin, WorkerPlugin) and self.deaths:
-            self.deaths -= 1
-            raise CommClosedError("Stream is closed")
-        self.registered += 1
-
-
-def test_plugins_are_registered_also_where_a_worker_dies_at_this_moment() -> None:
-    client: Any = Losing(deaths=2)
-    cluster.install(client)
-    assert client.registered == 2
-    client = Losing(deaths=3)
-    with pytest.raises(CommClosedError):
-        cluster.install(client)
