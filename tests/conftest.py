@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
 from collections.abc import Iterator
-from typing import Any
 
 import dask
 import pytest
@@ -11,7 +12,6 @@ from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 
 from tests import forked
-from tests.apart import Apart, Ended
 from tests.until import until
 
 # No example fails for the time that it takes, and each run draws the same ones.
@@ -19,13 +19,26 @@ settings.register_profile("distmm", deadline=None, derandomize=True, suppress_he
 settings.load_profile("distmm")
 
 
-APART = pytest.StashKey[Apart]()
 SHARED = pytest.StashKey[LocalCluster]()
 WORKERS = 4
+MOST_PROCESSES = 8  # each has a cluster of its own
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Return the number of processes for `pytest` without ``-n``: several for all tests, none for selected ones."""
+    from distmm_kernels import device
+
+    selected = config.option.keyword or config.option.markexpr != "not minutes"
+    if selected or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0  # a developer looks at these: output comes at once, and debuggers work
+    if device.gpus():
+        return 0  # some tests fill the memory of a GPU
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("apart") is not None)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # processes take whole files, in this order: the long ones first
     needs = {"gpu": 1, "multigpu": 2}
     marked = [
         (item, max(n for mark, n in needs.items() if item.get_closest_marker(mark)))
@@ -43,25 +56,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    if not session.config.option.collectonly:
-        session.config.stash[APART] = Apart(session.items)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if APART in session.config.stash:
-        session.config.stash[APART].end()
-
-
-@pytest.fixture
-def ended(request: pytest.FixtureRequest) -> Ended:
-    """What the program of a test has said, and its exit code (`tests/apart.py`)."""
-    return request.config.stash[APART].of[request.node.nodeid].result()
-
-
-@pytest.fixture
-def made(request: pytest.FixtureRequest) -> Any:
-    """What the function of a test has returned in another process (`tests/apart.py`)."""
-    return request.config.stash[APART].of[request.node.nodeid].result()
+    """Keep the objects of thousands of tests out of each later search for garbage, which takes a second with them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import socket
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -144,7 +145,10 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
 
     def started() -> LocalCluster:
-        with dask.config.set(routes):  # read once, by this scheduler
+        # The routes are read once, by this scheduler. Another process may have taken the port since it was found free:
+        # Dask takes another one then, too, and warns.
+        with dask.config.set(routes), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
             return make(dashboard_address=address, **arguments)
 
     with (

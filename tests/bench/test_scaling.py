@@ -24,7 +24,7 @@ from distmm.bench.measuring_process import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
 from distmm.errors import InputError
-from tests.apart import Ended
+from tests.programs import run_to_end
 
 
 def case(**changes: object) -> Case:
@@ -239,20 +239,16 @@ def test_a_child_and_its_workers_end_with_their_parent() -> None:
 # The command
 
 
-def small_scaling(folder: Path) -> tuple[list[str], dict[str, str]]:
+@pytest.mark.slow
+def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong"]
     arguments += ["--program", "distmm", "--program", "NumPy"]
-    arguments += ["--json", str(folder / "all.json"), "--plot", str(folder / "all.png")]
+    arguments += ["--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png")]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
-    return [sys.executable, "-m", "distmm", "bench", "scaling", *arguments], environment
-
-
-@pytest.mark.slow
-@pytest.mark.apart(program=small_scaling)
-def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(ended: Ended) -> None:
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert sorted(os.listdir(ended.folder)) == ["all.json", "all.png", "all.svg"]
-    facts = json.loads((ended.folder / "all.json").read_text())
+    done = run_to_end([sys.executable, "-m", "distmm", "bench", "scaling", *arguments], environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["all.json", "all.png", "all.svg"]
+    facts = json.loads((tmp_path / "all.json").read_text())
     rows = facts["rows"]
     assert [row["failure"] for row in rows] == [None] * 7
     assert {(row["program"], row["place"], row["workers"]) for row in rows} == {
@@ -269,7 +265,7 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(ended: Ended)
             x for x in rows if x["workers"] == 1 and (x["program"], x["place"]) == (row["program"], row["place"])
         )
         assert row["efficiency"] == pytest.approx(alone["seconds"] / row["seconds"] / row["workers"])
-        assert f"{row['efficiency']:.3f}" in ended.stdout
+        assert f"{row['efficiency']:.3f}" in done.stdout
         assert (row["ok"], row["n"]) == (True, 128)
         assert row["residual"] <= 1
     alone, both = (row for row in rows if (row["program"], row["place"]) == ("distmm", "resident"))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apart import Ended
+from tests.programs import run_to_end
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -23,21 +23,17 @@ SELECTED = (
 )
 
 
-def program(folder: Path) -> tuple[list[str], dict[str, str]]:
+@pytest.mark.slow
+def test_dasks_own_tests_pass_with_it_on(tmp_path: Path) -> None:
     if importlib.util.find_spec("dask.array.tests") is None:
         pytest.skip("this Dask was installed without its tests")
-    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(folder)]
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path)]
     tests = ["-p", "tests.distmm.accelerate.turned_on", "-k", SELECTED, "--pyargs", *MODULES]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'kernels'}", "OPENBLAS_NUM_THREADS": "1"}
-    return [sys.executable, "-m", "pytest", *options, *tests], environment
-
-
-@pytest.mark.slow
-@pytest.mark.apart(program=program)
-def test_dasks_own_tests_pass_with_it_on(ended: Ended) -> None:
-    assert ended.returncode == 0, ended.stdout[-4000:] + ended.stderr[-2000:]
-    ran = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", ended.stdout)}
+    done = run_to_end([sys.executable, "-m", "pytest", *options, *tests], environment)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    ran = {name: int(count) for name, count in re.findall(r"(\w+)=(\d+)", done.stdout)}
     expected = {"matmul", "tensordot", "einsum"}
     if importlib.util.find_spec("scipy") is not None:  # Dask skips its tests of linear algebra without
         expected.add("tsqr")
-    assert expected <= {name for name, count in ran.items() if count}, ended.stdout[-4000:]
+    assert expected <= {name for name, count in ran.items() if count}, done.stdout[-4000:]

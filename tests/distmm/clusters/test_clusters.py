@@ -128,6 +128,29 @@ def test_a_dashboard_port_in_use_is_replaced_without_a_warning() -> None:
             assert f":{port}/" not in client.dashboard_link
 
 
+# The port is taken after it has been found free.
+TAKEN = """
+import socket
+from distmm import clusters
+from distmm.clusters import local_cluster
+if __name__ == "__main__":
+    local_cluster._free_address = lambda address: address
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with clusters.local("cpu", workers=1, dashboard=f"127.0.0.1:{port}") as client:
+            print(f":{port}/" in client.dashboard_link)
+"""
+
+
+def test_a_dashboard_port_that_another_process_takes_meanwhile_is_replaced_without_a_warning(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(TAKEN)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert (done.stdout, done.stderr) == ("False\n", "")
+
+
 def test_connecting_by_address_and_by_scheduler_file(two_workers: Client, tmp_path: Path) -> None:
     address = two_workers.scheduler.address
     file = tmp_path / "scheduler.json"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.apart import Ended
+from tests.programs import run_to_end
 
 CASES = Path(__file__).with_name("mount_cases.py")
 
@@ -36,14 +36,10 @@ def namespace(folder: Path) -> list[str]:
     pytest.skip(f"mounting is not permitted here: {'; '.join(refused)}")
 
 
-def program(folder: Path) -> tuple[list[str], dict[str, str]]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", str(folder / "cases")]
-    return [*namespace(folder), sys.executable, "-m", "pytest", *options, str(CASES)], environment
-
-
 @pytest.mark.slow
-@pytest.mark.apart(program=program)
-def test_full_and_vanished_disks(ended: Ended) -> None:
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "5 passed" in ended.stdout
+def test_full_and_vanished_disks(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", str(tmp_path / "cases")]
+    done = run_to_end([*namespace(tmp_path), sys.executable, "-m", "pytest", *options, str(CASES)], environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "5 passed" in done.stdout

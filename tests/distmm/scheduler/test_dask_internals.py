@@ -140,6 +140,7 @@ def test_a_held_task_that_is_given_up_and_wanted_again_is_held_again(two: Client
     scheduler = two.cluster.scheduler
     first = two.submit(lambda: 1, key="again")
     reader = two.submit(lambda x: x, first, key="reader")  # keeps the scheduler from forgetting the task
+    until(lambda: "reader" in scheduler.tasks)  # later it would be held for ever
     held(two, 1)
 
     def release(scheduler: Scheduler) -> None:

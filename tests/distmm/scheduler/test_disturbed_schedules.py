@@ -15,20 +15,17 @@ from distmm.planning.grid import Grid
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import STRANDED_SECONDS
 from distmm.scheduler.replicas import Replicas
-from tests.apart import Ended
 from tests.bench.disturbed_schedules import play
 from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster, Faults
+from tests.programs import run_to_end
 
 
-def schedules(folder: Path) -> tuple[list[str], dict[str, str]]:
+def test_products_end_whatever_happens_to_the_cluster() -> None:
     program = Path(__file__).parents[2] / "bench" / "disturbed_schedules.py"
     path = os.pathsep.join(path for path in sys.path if path)
-    return [sys.executable, str(program), "--count", "100", "--processes", "1"], {**os.environ, "PYTHONPATH": path}
-
-
-@pytest.mark.apart(program=schedules)
-def test_products_end_whatever_happens_to_the_cluster(ended: Ended) -> None:
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    command = [sys.executable, str(program), "--count", "100", "--processes", "1"]
+    done = run_to_end(command, {**os.environ, "PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 class Scripted(DisturbedCluster):

@@ -225,8 +225,7 @@ def synthetic(workers: int, product: str) -> Record:
     return record
 
 
-@pytest.mark.parametrize("workers", [1, 256])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("workers", "scheme"), [(1, "light"), (256, "dark")])
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
 ) -> None:

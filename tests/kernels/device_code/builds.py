@@ -1,4 +1,4 @@
-"""What the tests of compiled kernels build, each by its parameters: another process does it (`tests/apart.py`)."""
+"""What the tests of compiled kernels build, each by its parameters."""
 
 from __future__ import annotations
 

@@ -58,9 +58,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("module", "name", "parameters", "architecture"), CASES)
-@pytest.mark.apart(function=builds.beside)
-def test_they_stay_in_registers_with_several_blocks_a_multiprocessor(made, module, name, parameters, architecture):
-    built, blocks = made
+def test_they_stay_in_registers_with_several_blocks_a_multiprocessor(module, name, parameters, architecture):
+    built, blocks = builds.beside(module, name, parameters, architecture)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in built.log
     registers = int(re.search(r"[Uu]sed (\d+) registers", built.log).group(1))
     assert blocks * built.threads >= 512

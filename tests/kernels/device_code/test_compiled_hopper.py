@@ -70,8 +70,8 @@ def disassembled(cubin: bytes, folder: Path) -> str | None:
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.apart(function=builds.hopper)
-def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(made, tile, tmp_path):
+def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(tile, tmp_path):
+    made = builds.hopper(tile)
     # C7504: registers not moved between warpgroups; C7508 to C7515: wgmma serialised
     assert not re.search(r"C75\d\d", made.log)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log

@@ -24,9 +24,8 @@ ARCHITECTURES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", SUPPORTED)
 @pytest.mark.parametrize("kernel", ["naive", "tiled"])
-@pytest.mark.apart(function=builds.simple)
-def test_kernels_build_without_spills_and_fit_a_block_of_1024_threads(made, kernel, dtype, architecture):
-    ptx, log = made
+def test_kernels_build_without_spills_and_fit_a_block_of_1024_threads(kernel, dtype, architecture):
+    ptx, log = builds.simple(kernel, dtype, architecture)
     assert ".local" not in ptx
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", log)))
@@ -35,9 +34,8 @@ def test_kernels_build_without_spills_and_fit_a_block_of_1024_threads(made, kern
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("dtype", ["float32", "complex128"])
-@pytest.mark.apart(function=builds.function_of_a_row)
-def test_the_function_of_a_row_builds_without_spills(made, dtype, architecture):
-    ptx, log = made
+def test_the_function_of_a_row_builds_without_spills(dtype, architecture):
+    ptx, log = builds.function_of_a_row(dtype, architecture)
     assert ".local" not in ptx
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in log
 
@@ -56,8 +54,8 @@ def test_the_function_of_a_row_builds_without_spills(made, dtype, architecture):
         ),
     ],
 )
-@pytest.mark.apart(function=builds.register_tiles)
-def test_register_tiles_stay_in_registers(made, dtype, size, wide, architecture):
+def test_register_tiles_stay_in_registers(dtype, size, wide, architecture):
+    made = builds.register_tiles(dtype, size, wide, architecture)
     tiling = TILINGS[dtype][size]
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
@@ -73,8 +71,8 @@ def test_register_tiles_stay_in_registers(made, dtype, size, wide, architecture)
         *(((True, False), architecture) for architecture in ARCHITECTURES[1:] if architecture != (9, 0)),
     ],
 )
-@pytest.mark.apart(function=builds.warp_tiles)
-def test_tiles_of_a_warps_instructions_stay_in_registers(made, along_k, architecture, size, wide):
+def test_tiles_of_a_warps_instructions_stay_in_registers(along_k, architecture, size, wide):
+    made = builds.warp_tiles(along_k, architecture, size, wide)
     tiling = dataclasses.replace(tilings(architecture)[size], along_k=along_k)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
@@ -83,9 +81,9 @@ def test_tiles_of_a_warps_instructions_stay_in_registers(made, along_k, architec
 
 
 @pytest.mark.parametrize("architecture", [(8, 0), (9, 0)])
-@pytest.mark.apart(function=builds.warp_instructions)
-def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(made, architecture):
-    (ptx, _), steps, tiling = made, {(8, 0): 8, (9, 0): 16}[architecture], tilings(architecture)[0]
+def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(architecture):
+    ptx, _ = builds.warp_instructions(architecture)
+    steps, tiling = {(8, 0): 8, (9, 0): 16}[architecture], tilings(architecture)[0]
     each = tiling.thread_rows * tiling.thread_columns * tiling.depth // steps
     assert len(re.findall(rf"mma\.sync\.aligned\.m{steps}n8k4\.row\.col\.f64", ptx)) == each
     assert not re.search(r"(fma|add|sub|mul|mad)(\.rn)?\.f64", ptx)
@@ -104,8 +102,8 @@ def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(made, arch
         ("tfloat32", (True, True), (8, 9), 0, False),
     ],
 )
-@pytest.mark.apart(function=builds.fragments)
-def test_fragments_stay_in_registers(made, operand, along_k, architecture, size, wide):
+def test_fragments_stay_in_registers(operand, along_k, architecture, size, wide):
+    made = builds.fragments(operand, along_k, architecture, size, wide)
     tiling = fragment_tilings(operand, architecture, along_k)[size]
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
@@ -121,8 +119,8 @@ def test_fragments_stay_in_registers(made, operand, along_k, architecture, size,
         ("tfloat32", (True, True), (9, 0), 1),
     ],
 )
-@pytest.mark.apart(function=builds.fragments_of_halves)
-def test_fragments_of_halves_stay_in_registers(made, operand, along_k, architecture, size):
+def test_fragments_of_halves_stay_in_registers(operand, along_k, architecture, size):
+    made = builds.fragments_of_halves(operand, along_k, architecture, size)
     tiling = tilings_of_halves(operand, architecture, along_k)[size]
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
     registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
@@ -138,9 +136,9 @@ def test_fragments_of_halves_stay_in_registers(made, operand, along_k, architect
         ("tfloat32", "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32", ["", ""]),
     ],
 )
-@pytest.mark.apart(function=builds.fragment_instructions)
-def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(made, operand, instruction, reads):
-    (ptx, _), tiling = made, fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[1]
+def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(operand, instruction, reads):
+    ptx, _ = builds.fragment_instructions(operand, instruction, reads)
+    tiling = fragment_tilings(operand, (9, 0), tuple(not turned for turned in reads))[1]
     steps = tiling.depth // tiling.step
     assert ptx.count(f"{instruction} ") == steps * (tiling.part[0] // 16) * (tiling.part[1] // 8)
     expected = {".trans": 0, "": 0}
@@ -157,15 +155,15 @@ def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(made, ope
     "copy",
     ["transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"],
 )
-@pytest.mark.apart(function=builds.copies)
-def test_copies_stay_in_registers(made, copy, architecture):
+def test_copies_stay_in_registers(copy, architecture):
+    made = builds.copies(copy, architecture)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in SUPPORTED if dtype.kind in "fc"])
-@pytest.mark.apart(function=builds.fused_register_tiles)
-def test_every_product_of_register_tiles_is_one_fused_step(made, dtype):
-    (ptx, _), tiling = made, TILINGS[dtype.name][0]
+def test_every_product_of_register_tiles_is_one_fused_step(dtype):
+    ptx, _ = builds.fused_register_tiles(dtype)
+    tiling = TILINGS[dtype.name][0]
     steps = tiling.thread_rows * tiling.thread_columns * tiling.depth * (4 if dtype.kind == "c" else 1)
     assert len(re.findall(r"fma\.rn\.f(32|64)", ptx)) == steps
     assert not re.search(r"(add|sub|mul|mad)(\.rn)?\.f(32|64)", ptx)
