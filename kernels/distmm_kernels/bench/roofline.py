@@ -1,4 +1,4 @@
-"""The roofline: rates over operations per byte, under the slope of memory and the flat roof of the fastest product.
+"""The roofline: rates over operations per byte, beside the slope of memory; a panel for each type of operands.
 
 Williams, Waterman, Patterson: Roofline, Communications of the ACM 52 (4), 2009.
 """
@@ -6,10 +6,14 @@ Williams, Waterman, Patterson: Roofline, Communications of the ACM 52 (4), 2009.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from distmm_kernels.bench.results import Results
+from distmm_kernels.bench.results import Results, Run
 
 __all__ = ["draw"]
+
+COLUMNS = 2
+MARKERS = "os^Dv<>"
 
 
 def draw(results: Results, path: Path) -> tuple[Path, Path]:
@@ -25,29 +29,52 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
 
     if not results.runs:
         raise ValueError("the results have no runs to draw: race at least one heat at one size")
-    figure = Figure(figsize=(9.5, 6.5), layout="constrained")
+    panels: dict[str, list[Run]] = {}
+    for run in results.runs:
+        if run.whole:
+            panels.setdefault(run.dtype, []).append(run)
+    rows = -(-len(panels) // COLUMNS)
+    figure = Figure(figsize=(6.2 * COLUMNS, 3.2 * rows + 0.8), layout="constrained")
     FigureCanvasAgg(figure)
-    axis = figure.subplots()
-    low, high = (pick(run.intensity for run in results.runs) for pick in (min, max))
-    fastest = max(run.tflops for run in results.runs)
-    slope = [low * results.copy_rate / 1e12, high * results.copy_rate / 1e12]
-    axis.plot([low, high], slope, color="black", linewidth=1, label=f"memory, {results.copy_rate / 1e12:.3g} TB/s")
-    whole = [run for run in results.runs if run.whole]
-    heats = list(dict.fromkeys(run.peer for run in whole))  # a colour each
-    for contestant, dtype, out, peer in dict.fromkeys((run.contestant, run.dtype, run.out, run.peer) for run in whole):
-        rivals = list(dict.fromkeys(run.contestant for run in whole if run.peer == peer))
-        chosen = [run for run in whole if (run.contestant, run.out, run.peer) == (contestant, out, peer)]
+    axes = figure.subplots(rows, COLUMNS, squeeze=False).ravel()
+    for axis, (dtype, runs) in zip(axes, panels.items(), strict=False):
+        _panel(axis, runs, results.copy_rate)
+        axis.set_title(dtype, fontsize=9)
+    for axis in axes[len(panels) :]:
+        axis.axis("off")
+    figure.supxlabel("operations for a byte of A, B and C", fontsize=9)
+    figure.supylabel("TFLOP/s (integers: Tera-operations/s), operands' preparation included", fontsize=9)
+    figure.suptitle(results.device, fontsize=10)
+    written = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
+    for file in written:
+        figure.savefig(file, dpi=130)
+    return written
+
+
+def _panel(axis: Any, runs: list[Run], copy_rate: float) -> None:
+    """Draw the runs of one type: a line for each contestant and result, dashed for peers."""
+    lines: dict[tuple[bool, str, str], list[Run]] = {}
+    for run in runs:
+        lines.setdefault((run.contestant != run.peer, run.contestant, run.out), []).append(run)
+    several = len({run.out for run in runs}) > 1
+    for number, ((ours, contestant, out), mine) in enumerate(sorted(lines.items())):
+        mine = sorted(mine, key=lambda run: run.intensity)
         axis.plot(
-            [run.intensity for run in chosen],
-            [run.tflops for run in chosen],
-            linestyle="none",
-            marker="xos^D"[rivals.index(contestant) % 5],
+            [run.intensity for run in mine],
+            [run.tflops for run in mine],
+            linestyle="-" if ours else "--",
+            linewidth=0.8,
+            marker=MARKERS[number % len(MARKERS)] if ours else "x",
+            markersize=5,
             fillstyle="none",
-            color=f"C{heats.index(peer) % 10}",
-            label=contestant if contestant == peer else f"{contestant}, {dtype} to {out}",
+            color=f"C{number % 10}",
+            label=f"{contestant}, to {out}" if ours and several else contestant,
         )
-    sizes: dict[float, dict[str, None]] = {}  # of each intensity: those of several types may be the same
-    for run in whole:
+    ends = [pick(run.intensity for run in runs) for pick in (min, max)]
+    slope = [intensity * copy_rate / 1e12 for intensity in ends]
+    axis.plot(ends, slope, color="black", linewidth=1, label=f"memory, {copy_rate / 1e12:.3g} TB/s")
+    sizes: dict[float, dict[str, None]] = {}  # of each intensity: those to several results may be the same
+    for run in runs:
         sizes.setdefault(float(f"{run.intensity:.3g}"), {})[run.size] = None
     for intensity, names in sizes.items():
         axis.axvline(intensity, color="black", alpha=0.12, linewidth=0.7, zorder=0)
@@ -57,13 +84,6 @@ def draw(results: Results, path: Path) -> tuple[Path, Path]:
         )  # fmt: skip
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
-    axis.set_ylim(top=2 * fastest)
-    axis.set_xlabel("operations for a byte of A, B and C")
-    axis.set_ylabel("TFLOP/s (integers: Tera-operations/s), operands' preparation included")
+    axis.set_ylim(top=2 * max(run.tflops for run in runs))
     axis.grid(alpha=0.3)
-    axis.set_title(results.device, fontsize=10)
-    figure.legend(loc="outside right upper", fontsize=7)
-    written = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
-    for file in written:
-        figure.savefig(file, dpi=130)
-    return written
+    axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
