@@ -275,6 +275,7 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
     assert both["note"].startswith("g")
 
 
+@pytest.mark.minutes
 def test_sums_of_streamed_products_are_measured_beside_the_product() -> None:
     both = ["resident", "streamed"]
     kernel, *rows = settled(

@@ -301,7 +301,7 @@ def _healthy(port: int) -> bool:
         return False
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_prometheus_reaches_each_of_eight_workers_of_a_pod_by_the_ports_that_it_declares(
     job: jobfile.Job, tmp_path: Path
 ) -> None:
