@@ -8,6 +8,8 @@ from typing import Any, Literal, NamedTuple
 import dask.array as da
 import numpy as np
 from distributed import Client, Scheduler, wait
+from distributed.core import clean_exception
+from distributed.protocol.pickle import dumps
 
 from distmm.all_workers import everywhere
 from distmm.clusters.measured import measured_once
@@ -104,9 +106,8 @@ def install(client: Client) -> None:
     The client remembers nothing: the scheduler may be a new one, or may have lost its plugins.
     """
     serialization.register()  # here, for blocks that come to the client
-    while not client.run_on_scheduler(_install_on_scheduler):
-        with suppress(OSError):  # a worker has died meanwhile; the scheduler has asked all others too
-            client.register_plugin(DevicePlugin())
+    if not client.run_on_scheduler(_install_on_scheduler):
+        client.sync(_register_on_workers, client)
 
 
 async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
@@ -115,6 +116,23 @@ async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
     with tolerated("telemetry"):
         await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
     return DevicePlugin.name in dask_scheduler.worker_plugins
+
+
+async def _register_on_workers(client: Client) -> None:
+    """Do what `Client.register_plugin` does, but go on without a worker that dies at this moment.
+
+    A worker that is lost is an OSError of the connection. What a worker answers is not: the plugin's own error is
+    raised, whatever its type.
+    """
+    answers: dict[str, Any] = {}
+    with suppress(OSError):  # the scheduler has asked all other workers, and gives the plugin to those that join
+        answers = await client.scheduler.register_worker_plugin(
+            plugin=dumps(DevicePlugin()), name=DevicePlugin.name, idempotent=True
+        )
+    for answer in answers.values():
+        if answer["status"] == "error":
+            _, error, trace = clean_exception(answer["exception"], answer["traceback"])
+            raise error.with_traceback(trace)
 
 
 def warm_up(client: Client) -> None:

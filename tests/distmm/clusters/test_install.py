@@ -86,10 +86,13 @@ def test_plugins_are_installed_also_where_a_worker_dies_at_this_moment(two: Clie
     assert device == {worker.address: worker is not dying for worker in two.cluster.workers.values()}
 
 
-def test_a_plugin_that_a_worker_cannot_start_is_an_error(two: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("kind", [ZeroDivisionError, PermissionError])
+def test_a_plugin_that_a_worker_cannot_start_is_an_error(
+    two: Client, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
     def broken(self: DevicePlugin, worker: Worker) -> None:
-        raise ZeroDivisionError(worker.address)
+        raise kind(worker.address)
 
     monkeypatch.setattr(DevicePlugin, "setup", broken)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(kind):
         cluster.install(two)
