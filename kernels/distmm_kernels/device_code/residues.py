@@ -303,7 +303,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 word += count(x[2], y[2], bound, left > i32(2)) + count(x[3], y[3], bound, left > i32(3))
                 word = warp_sum(word)
                 if lane == u32(0) and word != u32(0):
-                    # the word only grows, so any block that adds to it may raise guards; each once by a row
+                    # the word only grows: the block that brings it over a limit raises the guard, once for a row
                     before = add_global(memory + words + own * u64(4), word)
                     guard = guards_of_counts(before + word, length, RANGE, SPARSE)
                     raise_guards(flags, granule, guard ^ guards_of_counts(before, length, RANGE, SPARSE))

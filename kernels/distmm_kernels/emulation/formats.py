@@ -36,12 +36,12 @@ TF32_SMALLEST_EXPONENT = -50
 
 
 class Guard(enum.IntFlag):
-    """Why a granule of an operand cannot be held in a format, or not together with any other operand."""
+    """Why a granule of an operand cannot be held in a format; `SPARSE`: why not with every other operand."""
 
     OVERFLOW = 1  # infinite, not a number, or too large
     UNDERFLOW = 2  # a row's maximum too small to scale, or too many numbers whose products would vanish
     RANGE = 4  # too many numbers of a row small against its maximum
-    SPARSE = 8  # a row has so few numbers near its maximum that the other operand decides
+    SPARSE = 8  # a row has few numbers near its maximum: whether the format is accurate depends on the other operand
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ class SplitOperand(GuardedOperand):
 
     @property
     def counts(self) -> tuple[Counts, ...]:
-        """Return the small and far numbers of each granule, for which this waits."""
+        """Small and far numbers of each granule. The first call waits for the device."""
         return self.parts.counts
 
 

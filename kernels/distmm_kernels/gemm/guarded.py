@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -43,7 +43,7 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GuardedOperand:
+class GuardedOperand(ABC):
     """A prepared operand.
 
     Attributes
@@ -64,7 +64,7 @@ class GuardedOperand:
     @property
     @abstractmethod
     def counts(self) -> tuple[Counts, ...]:
-        """Return the small and far numbers of each granule, for which this waits."""
+        """Small and far numbers of each granule. The first call waits for the device."""
 
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""

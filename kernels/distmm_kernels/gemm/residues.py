@@ -41,7 +41,7 @@ class ResidueOperand(GuardedOperand):
 
     @property
     def counts(self) -> tuple[Counts, ...]:
-        """Return the small and far numbers of each granule, for which this waits."""
+        """Small and far numbers of each granule. The first call waits for the device."""
         return self.residues.counts
 
 

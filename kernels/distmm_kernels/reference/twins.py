@@ -26,7 +26,7 @@ from distmm_kernels.emulation.formats import (
     Guard,
     tf32_bits,
 )
-from distmm_kernels.emulation.sparsity import FAR_BITS, SIXTEENTHS, Counts, counts
+from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS, Counts, counts
 from distmm_kernels.tiles.hopper_tiles import STRETCH
 
 __all__ = [
@@ -67,7 +67,7 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
         guard |= Guard.OVERFLOW
     if (top[finite] > 0).any() and (raw[finite & (top > 0)] < -LARGEST_EXPONENT).any():
         guard |= Guard.UNDERFLOW
-    guard |= guards_of(_fp16_words(x), x.shape[1])
+    guard |= guards_of(_fp16_words(x, exponent), x.shape[1])
     with np.errstate(over="ignore", invalid="ignore"):
         scaled = x * np.ldexp(np.float32(1), TOP - exponent)[:, None]
         hi = scaled.astype(np.float16)
@@ -76,21 +76,21 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
 
 
 def _tops(x: Float32) -> tuple[NDArray[Any], NDArray[Any], NDArray[np.intp], NDArray[np.intp]]:
-    """Return of each row: its maximum, whether it is finite, the maximum's exponent, and that which scales the row."""
+    """Return for each row: its maximum, whether it is finite, the maximum's exponent, and the exponent of its scale."""
     top = np.max(np.abs(x), axis=1, initial=0.0)
     finite = np.asarray(np.isfinite(x).all(axis=1))
     raw = np.where(finite, _exponent(np.where(finite, top, 1.0)), 128)
     return top, finite, raw, np.where(top == 0, 0, np.clip(raw, -LARGEST_EXPONENT, LARGEST_EXPONENT))
 
 
-def _fp16_words(x: Float32) -> NDArray[np.uint32]:
-    one = np.ldexp(1.0, _tops(x)[3] - TOP)[:, None]
+def _fp16_words(x: Float32, exponent: NDArray[np.intp]) -> NDArray[np.uint32]:
+    one = np.ldexp(1.0, exponent - TOP)[:, None]
     return words(x, one * 2.0**SMALL_EXPONENT, one * 2.0**NEAR_EXPONENT)
 
 
 def fp16_counts(x: Float32) -> Counts:
     """Count the small and far numbers of rows ``(rows, k)`` of one granule, which `split_fp16` splits."""
-    return next(counts(_fp16_words(x)[None, None], (x.shape[1],)))
+    return next(counts(_fp16_words(x, _tops(x)[3])[None, None], (x.shape[1],)))
 
 
 def words(x: NDArray[Any], small: Any, near: Any) -> NDArray[np.uint32]:
@@ -107,7 +107,7 @@ def words(x: NDArray[Any], small: Any, near: Any) -> NDArray[np.uint32]:
 
 def guards_of(words: NDArray[np.uint32], length: int) -> Guard:
     """Return the guards that the words of rows raise."""
-    small, far = words >> FAR_BITS, words & ((1 << FAR_BITS) - 1)
+    small, far = words >> FAR_BITS, words & FAR
     too_small = Guard.RANGE if (SHARE * small > length - far).any() else Guard(0)
     return too_small | (Guard.SPARSE if (16 * far > SIXTEENTHS * length).any() else Guard(0))
 

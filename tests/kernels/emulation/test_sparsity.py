@@ -1,4 +1,4 @@
-"""Two operands that hold alone hold together where their sums have enough products of near numbers."""
+"""A fixed number of digits is enough for two operands if their sums have enough products of near numbers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_where_it_holds_each_sum_of_a_row_with_small_numbers_has_a_sixteenth_of_
                 assert 16 * ((row == "near") & (column == "near")).sum() >= k
 
 
-def test_operands_without_sparse_rows_hold_together():
+def test_it_holds_for_operands_without_sparse_rows():
     for k in (512, 1000, GRANULE):
         most = Counts(small=9, far=SIXTEENTHS * k // 16, length=k)
         assert holds(most, most)

@@ -82,7 +82,7 @@ def guard_of(top):
 
 @inlined
 def word_of(x, scaled, small, far):
-    """Return what a number adds to its row's word; ``small``, ``far``: bits of the magnitudes below which it is so."""
+    """Return what a number adds to its row's word; ``small``, ``far``: bits of the magnitudes that bound both."""
     size = magnitude(scaled)
     word = u32(1) if size < far else u32(0)
     return word + u32(1 << FAR_BITS) if size < small and x != f32(0) else word
@@ -90,9 +90,9 @@ def word_of(x, scaled, small, far):
 
 @inlined
 def guards_of_counts(word, length, too_small, sparse):
-    """Return the guards that a row's word raises: ``too_small`` for too many small numbers, ``sparse`` for far ones.
+    """Return the guards that a row's word raises: ``too_small`` for many small numbers, ``sparse`` for many far ones.
 
-    A word only grows, and so do its guards.
+    A word only grows, so a guard that it raises stays raised.
     """
     small, far = word >> u32(FAR_BITS), word & u32(FAR)
     guard = too_small if u32(SHARE) * small > length - far else u32(0)

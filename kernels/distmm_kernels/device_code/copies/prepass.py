@@ -262,7 +262,7 @@ def split_columns(form: Format, aligned: bool) -> Source:
                 length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
                 before = add_global(own + words, word)
                 guard = guards_of_counts(before + word, length, RANGE, SPARSE)
-                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # each is raised once by a row
+                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # once for a row
             if first == granule * u64(GRANULE):  # one block of each granule
                 top = load_word(own + maxima)
                 guard |= guard_of(top)
