@@ -145,8 +145,8 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
 
     def started() -> LocalCluster:
-        # The routes are read once, by this scheduler. Another process may have taken the port since it was found free:
-        # Dask takes another one then, too, and warns.
+        # The routes are read once, by this scheduler. Another process may take the port after `_free_address` has found
+        # it free: Dask then takes another one, and warns.
         with dask.config.set(routes), warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
             return make(dashboard_address=address, **arguments)
@@ -207,7 +207,10 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
 
 
 def _free_address(address: str) -> str:
-    """Return the address if its port can be bound, else the same with any free port (Dask would warn on each start)."""
+    """Return the address if its port can be bound, else the same with any free port.
+
+    Dask takes another port too, but it warns on each start, and leaves a socket open.
+    """
     host, _, port = address.rpartition(":")
     if not port.isdigit():
         raise InputError(f"dashboard address {address!r} has no port; write it as :8787 or 127.0.0.1:8787")

@@ -7,13 +7,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from distmm import job
+from tests.programs import started
 from tests.until import until
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
@@ -25,24 +26,12 @@ INTERRUPTED = (130, -signal.SIGINT)
 
 
 @contextmanager
-def start(folder: Path, *command: str, **options: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a program in a process group of its own, as a terminal does; at the end kill what is left of the group."""
+def start(folder: Path, *command: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a program in a folder with a matrix, in a process group of its own, as a terminal does."""
     np.save(folder / "A.npy", np.ones((400, 400), "float32"))
-    with subprocess.Popen(
-        [sys.executable, *command],
-        cwd=folder,
-        env={**ENVIRONMENT, **options},  # type: ignore[dict-item]
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as process:
-        try:
-            yield process
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+    environment = {**ENVIRONMENT, **variables}
+    with started([sys.executable, *command], environment, cwd=folder, stdin=subprocess.PIPE) as process:
+        yield process
 
 
 def test_ctrl_c_while_the_command_is_imported_is_no_error(tmp_path: Path) -> None:

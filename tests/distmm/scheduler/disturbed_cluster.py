@@ -12,7 +12,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -21,43 +20,16 @@ from distributed.scheduler import ClientState, TaskState
 
 from distmm.graph.dask_tasks import ProductTask
 from distmm.scheduler import dask_internals
+from tests.distmm.scheduler.disturbed_faults import Faults
 from tests.distmm.scheduler.disturbed_requests import BLOCK, KINDS, Request, request
 from tests.virtual_cluster import Comm, Sized, VirtualCluster, VirtualWorker
 
-__all__ = ["DisturbedCluster", "Faults"]
+__all__ = ["DisturbedCluster"]
 
 
 def is_operand(key: Any) -> bool:
     """Whether a task makes a block of A or B."""
     return key[0][0] in "ABD"
-
-
-@dataclass
-class Faults:
-    """How many of each happen in one schedule, at most; `fail`: the share of tasks that fail."""
-
-    late: bool = False
-    kill: int = 0
-    join: int = 0
-    pause: int = 0
-    cancel: int = 0
-    leave: int = 0
-    again: int = 0
-    retry: int = 0
-    restart: int = 0
-    fail: float = 0.0
-
-    @classmethod
-    def draw(cls, rng: random.Random) -> Faults:
-        """Draw some kinds of faults; one schedule in six has none."""
-        if rng.random() < 1 / 6:
-            return cls(late=rng.random() < 0.5)
-        drawn: dict[str, Any] = {one.name: rng.randint(1, 3) for one in fields(cls) if rng.random() < 0.35}
-        fail = rng.choice([0.01, 0.05]) if "fail" in drawn else 0.0
-        return cls(**{**drawn, "late": "late" in drawn, "fail": fail, "restart": drawn.get("restart", 0) // 3})
-
-    def __str__(self) -> str:
-        return ", ".join(f"{one.name} {at}" for one in fields(self) if (at := getattr(self, one.name))) or "none"
 
 
 class DisturbedWorker(VirtualWorker):

@@ -16,7 +16,8 @@ from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import STRANDED_SECONDS
 from distmm.scheduler.replicas import Replicas
 from tests.bench.disturbed_schedules import play
-from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster, Faults
+from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster
+from tests.distmm.scheduler.disturbed_faults import Faults
 from tests.programs import run_to_end
 
 
