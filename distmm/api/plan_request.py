@@ -210,7 +210,7 @@ def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
     if spec.device == "cpu":
         return replace(spec, memory=max(0, spec.memory - each))
     host = None if spec.host_memory is None else max(0, spec.host_memory - each)
-    # One block is reduced at a time, and parts of one line are merged (`distmm.worker.gpu.reducing` and `merging`).
+    # One block is reduced at a time, and parts of one line are merged (`distmm.worker.gpu.enqueueing` and `merging`).
     return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
 
 
