@@ -1,1 +1,1 @@
-"""What users call, in the client's process: operands in, a lazy array, an array that is filled, or a verdict out."""
+"""The public functions. They run in the client's process, and return a lazy array, a filled `out` or a verdict."""

@@ -1,4 +1,4 @@
-"""Aliasing: arrays that share a file, a Zarr array or memory, and arrays in which an element occurs twice."""
+"""Aliasing: arrays that share a file, a Zarr array or memory, and arrays whose elements share memory."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from distmm.api.array_types import package_of
 
 __all__ = ["coincide", "overlap", "repeats"]
 
-Part = tuple[Hashable, float, float]  # the file or store that holds elements, and their first byte and end in it
+Part = tuple[Hashable, float, float]  # a file or store, and the first and the end byte of the elements in it
 
 
 def overlap(first: Any, second: Any) -> bool:
-    """Whether two arrays may share elements; a Dask array has the elements of all arrays that its graph reads."""
+    """Whether two arrays may share elements. A Dask array shares the elements of all arrays that its graph reads."""
     return any(
         (isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y))
         or any(
@@ -34,7 +34,7 @@ def overlap(first: Any, second: Any) -> bool:
 
 
 def coincide(first: Any, second: Any) -> bool:
-    """Whether two NumPy arrays have the same elements in the same places, in memory that is no file's."""
+    """Whether two NumPy arrays have the same memory, shape, strides and type. False for memory maps."""
     if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray) or next(_mapped(first), None):
         return False
     ends = [(x.__array_interface__["data"][0], x.shape, x.strides, x.dtype) for x in (first, second)]
@@ -42,10 +42,10 @@ def coincide(first: Any, second: Any) -> bool:
 
 
 def repeats(array: Any) -> bool:
-    """Whether an array in memory may hold an element twice, as a broadcast view does."""
+    """Whether two elements of an array may share memory, as in a broadcast view."""
     if not (isinstance(array, np.ndarray) or hasattr(array, "__cuda_array_interface__")) or 0 in array.shape:
         return False
-    reach = array.itemsize  # bytes that the dimensions of smaller strides span
+    reach = array.itemsize  # bytes that the dimensions with smaller strides span
     for stride, n in sorted((abs(stride), n) for stride, n in zip(array.strides, array.shape, strict=True) if n > 1):
         if stride < reach:
             return True
@@ -54,7 +54,7 @@ def repeats(array: Any) -> bool:
 
 
 def _sources(array: Any) -> Iterator[Any]:
-    """Yield the whole arrays that a Dask array's graph reads; any other array as it is."""
+    """Yield the arrays that a Dask array's graph reads, or else the array itself."""
     if not isinstance(array, da.Array):
         yield array
         return
@@ -65,13 +65,13 @@ def _sources(array: Any) -> Iterator[Any]:
 
 
 def _parts(array: Any) -> Iterator[Part]:
-    """Yield where the elements of an array are stored, if other arrays can be stored there too."""
+    """Yield the places in files and stores where the elements of an array are, if other arrays can share them."""
     if isinstance(array, np.ndarray):
         yield from _mapped(array)
         return
     if package_of(array) not in ("distmm", "h5py", "zarr"):
         return
-    import h5py  # here: the imports take a second, and a caller with such an array has imported them already
+    import h5py  # late: the imports take a second, and a caller with such an array has imported them already
     import zarr
 
     from distmm.storage import Matrix
@@ -81,12 +81,12 @@ def _parts(array: Any) -> Iterator[Part]:
     elif isinstance(array, zarr.Array):
         yield _zarr(array), 0, math.inf
     elif isinstance(array, h5py.Dataset):
-        header = h5py.h5o.get_info(array.id).addr  # each dataset of a file has its own
+        header = h5py.h5o.get_info(array.id).addr  # its address differs for each dataset of a file
         yield _file(array.file.filename), header, header + 1
 
 
 def _mapped(array: np.ndarray) -> Iterator[Part]:
-    """Yield the bytes of its file that a memory map, or a view of one, covers."""
+    """Yield the range of bytes of the file that a memory map, or a view of one, covers."""
     low, high = np.lib.array_utils.byte_bounds(array)
     base: Any = array
     while base is not None:
@@ -97,6 +97,7 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
 
 
 def _zarr(array: Any) -> Hashable:
+    """Return the identity of a Zarr array: its folder, its URL, or its store and path."""
     import zarr
 
     from distmm.storage.zarr_internals import dictionary_of, store_of
@@ -112,7 +113,7 @@ def _zarr(array: Any) -> Hashable:
 
 
 def _file(path: str) -> Hashable:
-    """Return one identity for all names of a file or folder; a URL as it is."""
+    """Return the device and inode of a file or folder, so that all its names compare equal. A URL is returned."""
     path = path.removeprefix("file://")
     try:
         found = os.stat(path)

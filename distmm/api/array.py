@@ -37,70 +37,77 @@ def matmul(
     """Multiply two arrays of any size, block by block, on all workers.
 
     Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`. The product is lazy unless
-    `out` is given. If C does not fit into the memory of the workers, it can still be read block by block, for example
-    by ``C.sum()`` or ``da.topk(C, 10)``: blocks leave when they have been read, and further ones are made then.
+    `out` is given. A C that does not fit into the memory of the workers can still be reduced or stored block by block,
+    for example by ``C.sum()`` or ``da.topk(C, 10)``. Workers free each block after its last use, and then compute
+    further blocks.
 
     Parameters
     ----------
     A : array-like of shape (..., m, k) or (k,)
-        A Dask array with NumPy or CuPy chunks, a NumPy or CuPy array, a memory map, or an object with ``shape``,
-        ``dtype`` and ``__getitem__`` such as a Zarr array, which the workers read block by block. Chunks of a Dask
-        array become blocks of the product. Operands are read when the product is computed: do not change them before.
-        Arrays of other packages that lend their memory by DLPack (PyTorch, JAX) are taken where they lie, on the host
-        or on a GPU, without a copy. Of an xarray object its ``data`` are taken, NumPy's or Dask's; names of dimensions
-        and coordinates count for nothing. A lazily opened variable is read as a whole: open it with ``chunks={}``.
-        A memory map is read from its file, and refused if another file has taken its place. A NumPy array with gaps
-        between the elements of its rows and also of its columns is copied at the call.
+        One of these. Operands are read when the product is computed: do not change them before.
+
+        - A Dask array with NumPy or CuPy chunks. The chunks become blocks of the product.
+        - A NumPy or CuPy array. A NumPy array with gaps between the elements of its rows and of its columns is copied
+          at the call.
+        - An object with ``shape``, ``dtype`` and ``__getitem__``, such as a Zarr array. Workers read it block by block.
+        - A memory map. Workers read its file. It is refused if another file has replaced that file.
+        - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used without a copy.
+        - An xarray object, of which ``data`` is used. Names of dimensions and coordinates are ignored. A lazily opened
+          variable would be read as a whole: open it with ``chunks={}``.
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
     precision : {"highest", "high", "medium", "ieee"}, optional
-        Least accuracy of the product. "highest": no less accurate than arithmetic in the type of the operands.
-        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": float32, float64 and complex
-        products by chains of fused multiply-adds for each element, whose bits depend on no cuts. By default "highest",
-        or what Dask's configuration has as ``distmm.precision``; the same holds for `kernel`, `reproducible` and
-        `device`.
+        Minimum accuracy of the product. "highest": at least as accurate as arithmetic in the type of the operands.
+        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of a float32,
+        float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on blocks. By
+        default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is changed. The
+        defaults of `kernel`, `reproducible` and `device` are configured in the same way.
     kernel : str, optional
-        Name of a kernel, such as "tiled" or "cublas"; by default the fastest one of the worker's device that keeps the
+        Name of a kernel, such as "tiled" or "cublas". By default the fastest kernel of the worker's device that has the
         precision.
     reproducible : bool, optional
-        True: use a kernel that promises its bits, so that those of C do not depend on chunks, on the number of GPUs or
-        on failures; refused where there is none, as for float products on CPUs. By default False: the fastest kernel,
-        NVIDIA's library among them. The plan says which one that is, and whether its bits are promised.
+        True: use a kernel with reproducible bits. The bits of C then do not depend on chunks, on the number of GPUs or
+        on failures. The product is refused if there is no such kernel, as for float products on CPUs. False (default):
+        use the fastest kernel, which may be NVIDIA's library. The plan names the kernel, and says whether its bits are
+        reproducible.
     device : {"auto", "cpu", "gpu"}, optional
-        Where to multiply; by default "auto": on GPUs where the chunks are CuPy's or every worker has a GPU.
+        Where to multiply. "auto" (default) uses GPUs if the chunks are CuPy's or every worker has a GPU.
     blocks : tuple of int, optional
-        Block edges (m, k, n); by default the chunks of Dask arrays, else the plan chooses.
+        Block edges (m, k, n). By default the chunks of Dask arrays; else the planner chooses.
     plan : Plan or str, optional
-        A plan that `distmm.plan` made for operands of these shapes, or the text of one:
+        A plan that `distmm.plan` made for operands of these shapes, or its text, such as
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
     out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
-        Array that receives the product during this call, of its shape, in waves where C does not fit into the memory of
-        the workers. Workers of this machine write into a NumPy array directly; `distmm.empty` makes arrays that GPUs
-        write at full speed. Workers write whole ``chunks`` (or ``shards``) of a Zarr-like object in parallel; into an
-        object without chunks, and into an HDF5 dataset, this process writes block after block. An array of another
-        package is filled in its own memory, if that may be written. After the call, also after an error or Ctrl-C,
-        nothing writes to it. A Dask array becomes the lazy product, and keeps its type and
-        its chunks.
+        Array of the product's shape that receives the product during this call. A product that does not fit into the
+        memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or
+        Ctrl-C.
+
+        - NumPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that GPUs
+          write at full speed.
+        - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
+          and for an HDF5 dataset, this process writes one block after the other.
+        - Array of another package with DLPack: it is filled in its own memory, which must be writable.
+        - Dask array: it becomes the lazy product, and keeps its type and its chunks.
     client : distributed.Client, optional
-        Cluster to plan for; by default Dask's current client. Without one the product runs on Dask's local schedulers.
+        Cluster to use. By default Dask's current client. Without a client the product runs on Dask's local scheduler.
 
     Returns
     -------
     dask.array.Array of shape (..., m, n)
-        Lazy; its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` makes a NumPy array, into which
-        workers of this machine write as they do with `out`. With `out`: that array.
+        Lazy. Its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` returns a NumPy array; workers on this
+        machine write directly into its memory. With `out`: that array.
 
     Raises
     ------
     InputError
-        If the operands cannot be multiplied, or an argument is none of those above; before any work.
+        If the operands cannot be multiplied, or an argument has a value that is not allowed. Raised before any work.
     DoesNotFitError
-        If the workers lack the memory; names the missing figure. Where C could only be read block by block, this error
-        is raised when C is to stay on the workers (``persist``).
+        If the workers have too little memory. The error says how much is missing. For a C that fits only block by
+        block, ``persist`` raises it.
 
     See Also
     --------
-    gemm : The product with factors, an addend and transposes.
+    gemm : The product with alpha, beta, an addend C and transposes.
     gram : The product of a matrix with its own transpose.
     multiply : The product of matrices on disk, as a job that can be resumed.
 
@@ -149,10 +156,11 @@ def gemm(
     beta : scalar
         Factor of `C`. With 0, `C` is not read.
     C : array-like, optional
-        Addend; it must broadcast to shape (..., m, n). A NumPy array in memory may be `out`, too. Workers of a cluster
-        then read a copy, made at the call: a task that runs again after a failure must find what was there before.
+        Addend. It must broadcast to shape (..., m, n). It may be the same NumPy array as `out`, as in BLAS. Workers of
+        a cluster then read a copy that is made at the call, so that a task that runs again after a failure reads the
+        old values.
     transa, transb : bool
-        Use the transpose of A or B (of the last two dimensions), without a copy.
+        Use the transpose of the last two dimensions of A or B, without a copy.
     precision, kernel, reproducible, device, blocks, plan, out, client
         As in `matmul`.
 
@@ -208,32 +216,33 @@ def gram(
 ) -> Any:
     """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T + beta * C``, as BLAS's SYRK and HERK do.
 
-    Only the blocks on and below the diagonal are multiplied, which takes half of the operations. Each block of A is
-    read once, and sent to a worker once. The blocks above the diagonal are views of the others on the same workers (for
-    complex numbers, conjugates). C is symmetric, or Hermitian, to the bit.
+    Only the blocks on and below the diagonal are computed, which takes half of the operations. Each block of A is read
+    once, and sent at most once to each worker. The blocks above the diagonal are transposed views of the others on the
+    same workers, or conjugated copies of a Hermitian product. C is exactly symmetric, or Hermitian, bit for bit.
 
     Parameters
     ----------
     A : array-like of shape (..., m, k)
         As in `matmul`.
     alpha : scalar
-        Factor of the product; real where it is Hermitian.
+        Factor of the product. It must be real if the product is Hermitian.
     beta : scalar
-        Factor of `C`; real where the product is Hermitian. With 0, `C` is not read.
+        Factor of `C`. It must be real if the product is Hermitian. With 0, `C` is not read.
     C : array-like of shape (..., m, m), optional
-        Addend, symmetric or Hermitian as the product is: as in BLAS, only its elements on and below the diagonal count.
-        It may be `out`, as in `gemm`: ``gram(X, trans=True, beta=1, C=S, out=S)`` adds ``X.conj().T @ X`` to S.
+        Addend, symmetric or Hermitian like the product. As in BLAS, only its elements on and below the diagonal are
+        used. It may be the same array as `out`, as in `gemm`: ``gram(X, trans=True, beta=1, C=S, out=S)`` adds
+        ``X.conj().T @ X`` to S.
     trans : bool
         Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
-        For complex numbers: True uses the conjugate transpose, as HERK does; False the transpose, as SYRK does.
+        For complex numbers. True: use the conjugate transpose, as HERK does. False: use the transpose, as SYRK does.
     precision, kernel, reproducible, device
         As in `matmul`.
     blocks : tuple of int, optional
-        Block edges (m, k) of A, or of its transpose with `trans`; by default the chunks of a Dask array, else the plan
-        chooses.
+        Block edges (m, k) of A, or of its transpose with `trans`. By default the chunks of a Dask array; else the
+        planner chooses.
     plan : Plan or str, optional
-        A plan that ``distmm.plan(A)`` made, or the text of one.
+        A plan that ``distmm.plan(A)`` made, or its text.
     out, client
         As in `matmul`.
 
@@ -245,8 +254,8 @@ def gram(
     Raises
     ------
     InputError
-        As in `gemm`, for a vector, for a `C` that is not square, and for a complex `alpha` or `beta` of a Hermitian
-        product.
+        As in `gemm`. Also for a vector, for a `C` that is not square, and for a complex `alpha` or `beta` of a
+        Hermitian product.
     DoesNotFitError
         As in `matmul`.
 
@@ -264,7 +273,8 @@ def gram(
     for name, factor in (("alpha", alpha), ("beta", beta)):
         if symmetry == "hermitian" and factor.imag:
             raise InputError(
-                f"{name} is {factor}: a Hermitian product has a real one; hermitian=False multiplies A by its transpose"
+                f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number, or "
+                "hermitian=False, which multiplies A by its transpose"
             )
     c, size = _addend(beta, C), a.shape[-2]
     if c is not None and c.shape[-2:] != (size, size):
@@ -276,17 +286,17 @@ def gram(
 
 
 def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
-    """Return both operands of a symmetric product, and what it is."""
+    """Return both operands of a symmetric product, and its kind of symmetry."""
     a = wrap(A, "A", trans)
     if len(a.shape) < 2:
-        raise InputError(f"A has shape {a.shape}: the product with its own transpose is that of a matrix")
+        raise InputError(f"A has shape {a.shape}: give a matrix, to multiply it by its own transpose")
     return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
 
 
 def square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Block edges (m, k, m) of a symmetric product."""
+    """Return the block edges (m, k, m) of a symmetric product for the caller's (m, k)."""
     if blocks is None:
         return None
     if not isinstance(blocks, Sequence) or len(blocks) != 2:
-        raise InputError(f"blocks {blocks!r}: give two positive edges, those of m and k")
+        raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
     return blocks[0], blocks[1], blocks[0]

@@ -1,4 +1,4 @@
-"""Types of operands: taken as they are, unwrapped (xarray), or refused with what to give instead."""
+"""Types of operands: accepted, unwrapped (xarray), or refused with advice what to give instead."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from distmm.errors import InputError
 
 __all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
 
-# What to do with tables and sparse matrices, by the package of their type.
+# Advice for tables and sparse matrices, by the package of their type.
 INSTEAD = {
     "pandas": "a table: give its values, {name}.to_numpy()",
     "polars": "a table: give its values, {name}.to_numpy()",
@@ -31,15 +31,16 @@ def package_of(x: Any) -> str:
 
 
 def check_query_planning() -> None:
-    """Refuse Dask arrays of the other kind: they are made by expressions, and not from graphs.
+    """Refuse Dask's expression arrays (``array.query-planning``). distmm makes arrays from graphs.
 
     Raises
     ------
     InputError
+        If Dask's configuration selects expression arrays.
     """
     if da.Array is not PlainArray:
         raise InputError(
-            "Dask's configuration has array.query-planning: True, and products are no arrays of that kind: set it to "
+            "Dask's configuration has array.query-planning: True, and distmm does not support such arrays: set it to "
             "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
         )
 
@@ -47,13 +48,13 @@ def check_query_planning() -> None:
 def as_array(source: Any, name: str) -> Any:
     """Return the array that holds an operand's elements.
 
-    That is an xarray object's data, a NumPy or CuPy view of what lends its memory by DLPack, a list as an array, else
-    `source`.
+    For an xarray object these are its ``data``, for an array with DLPack a NumPy or CuPy view of its memory, and for a
+    list a NumPy array. Any other `source` is returned unchanged.
 
     Raises
     ------
     InputError
-        For objects that are no arrays, and for sizes that are unknown or no whole numbers.
+        For objects that are not arrays, and for sizes that are unknown or not whole numbers.
     """
     check_query_planning()
     package = package_of(source)
@@ -70,7 +71,9 @@ def as_array(source: Any, name: str) -> Any:
         try:
             source = np.asarray(source)
         except ValueError as error:
-            raise InputError(f"{name} is a {kind} that is no array ({error}): give rows of one length") from None
+            raise InputError(
+                f"{name} is a {kind} that is not an array ({error}): give rows of the same length"
+            ) from None
     missing = [a for a in ("shape", "dtype", "__getitem__") if not hasattr(source, a)]
     if missing:
         raise InputError(
@@ -94,11 +97,12 @@ def as_array(source: Any, name: str) -> Any:
 
 
 def check_sendable(source: Any, name: str) -> None:
-    """Refuse what workers in other processes cannot open: an HDF5 dataset whose file is open for writing.
+    """Refuse an HDF5 dataset whose file is open for writing: other processes cannot open that file.
 
     Raises
     ------
     InputError
+        With the file and the remedy.
     """
     if isinstance(source, da.Array) or package_of(source) != "h5py":
         return

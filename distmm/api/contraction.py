@@ -1,15 +1,16 @@
-"""The contraction of two labelled arrays: one gemm, or a batched one.
+"""The contraction of two labelled arrays as one GEMM or a batched GEMM.
 
-A label that both arrays have and the result has not is summed over: it belongs to k. One that both and the result have
-is a batch dimension. One that a single array has belongs to the rows or to the columns of C. Several labels of one kind
-are merged into one dimension, and those of C are split again:
+A label that both arrays have and the result lacks is summed over: it belongs to k. A label that both arrays and the
+result have is a batch dimension. A label of a single array belongs to the rows or to the columns of C. Labels of one
+kind are merged into one dimension. In C they are split again:
 
-- An array in memory is reshaped, which is a view where its strides allow, else a copy at the call. Where two runs of
-  its labels would need a copy, the shorter one may become a batch dimension that the other array has not.
-- A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). Along k the order of elements does not
-  matter, as long as both arrays have the same. Two Dask arrays get the same chunks there, those of the larger one;
-  beside an array in memory, a Dask array gets chunks that follow each other in C order. An array whose chunks change is
-  rechunked by Dask, which moves parts of blocks.
+- An array in memory is reshaped: a view if its strides allow it, else a copy at the call. Labels merge without a copy
+  if they form a run, which means that they are contiguous. If two runs would need a copy, the shorter run may become a
+  batch dimension that the other array lacks.
+- A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). The order of elements along k does not
+  matter if it is the same in both arrays. Two Dask arrays get the same chunks along k: those of the larger one. If the
+  other array is in memory, a Dask array gets chunks in C order. Dask rechunks an array whose chunks change, which
+  moves parts of blocks.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ from distmm.planning.problem import accumulator_dtype
 
 __all__ = ["contract"]
 
-# Where an array would have to be copied, it is multiplied as a stack of matrices instead, if these have at least so
-# many rows (columns). On one core of a Xeon (float32, k = 512) a stack of 64 columns and more takes 0.8 to 1.0 of the
-# time of the copy and one product, 32 columns 1.2, 16 columns 2.3. Tiles of GPU kernels have 128 columns and more.
+# An array that would have to be copied is multiplied as a stack of matrices instead, if each matrix has at least this
+# many rows (A) or columns (B). On one core of a Xeon (float32, k = 512), the stack takes this multiple of the time of
+# the copy and one product: 0.8 to 1.0 with 64 columns or more, 1.2 with 32 columns, 2.3 with 16. Tiles of GPU kernels
+# have 128 columns or more.
 SMALLEST_EDGE = 128
 
 Labels = tuple[Label, ...]
@@ -53,32 +55,32 @@ def contract(
     Parameters
     ----------
     x, y : Labelled
-        No label occurs twice in one of them, and sizes agree.
+        No label occurs twice in an array. The lengths of common labels agree.
     output : tuple
         Labels of the result, each in x or y.
-    wishes, client
-        As for any product.
+    wishes : Wishes
+    client : distributed.Client, optional
     out : array, optional
-        Receives the result; checked by the caller.
+        Receives the result. The caller has checked it.
 
     Returns
     -------
     Labelled
-        A lazy Dask array; with `out`: that array.
+        A lazy Dask array. With `out`: that array.
     """
     dtype = common_type({array.name: array.dtype for array in (x, y)})
     x, y = x.summed({*output, *y.labels}, dtype), y.summed({*output, *x.labels}, dtype)
     shared = [label for label in x.labels if label in y.labels]
-    alone = len(shared) < max(len(x.labels), len(y.labels))
+    has_rows_or_columns = len(shared) < max(len(x.labels), len(y.labels))
     inner = [label for label in shared if label not in output]
-    if not inner or (len(inner) < len(shared) and not alone):
+    if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         lazy = _elementwise(x, y, output, dtype)
         return Labelled(lazy if out is None else fill(out, lazy, client), output, f"{x.name} times {y.name}")
     return _Matrices.of(x, y, output, inner).product(output, wishes, client, out)
 
 
 def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> da.Array:
-    """Multiply element by element, by Dask: an outer product, or sums of products of numbers, has no matrix product."""
+    """Multiply element by element, by Dask: outer products, and batched dot products, are no matrix products."""
     labels = (*output, *(label for label in x.labels if label not in output))
     accumulator = accumulator_dtype(dtype)
     given = {label: cut for array in (x, y) if isinstance(array.source, da.Array) for label, cut in array.edges.items()}
@@ -90,7 +92,7 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
             [a for a in labels if a in array.labels]
         )
         factors.append(ordered.source[tuple(slice(None) if label in array.labels else None for label in labels)])
-    with warnings.catch_warnings(action="ignore", category=da.PerformanceWarning):  # many chunks are meant
+    with warnings.catch_warnings(action="ignore", category=da.PerformanceWarning):  # many chunks are intended
         product = factors[0].astype(accumulator) * factors[1].astype(accumulator)
     axes = tuple(range(len(output), len(labels)))
     return (product.sum(axis=axes, dtype=accumulator) if axes else product).astype(dtype)
@@ -98,7 +100,7 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Two arrays as stacks of matrices: `x` (*batch, rows, inner) and `y` (*batch, inner, columns)."""
+    """Two arrays as stacks of matrices: `x` is (*batch, rows, inner), and `y` is (*batch, inner, columns)."""
 
     x: Labelled
     y: Labelled
@@ -109,6 +111,7 @@ class _Matrices:
 
     @classmethod
     def of(cls, x: Labelled, y: Labelled, output: Labels, inner: Sequence[Label]) -> _Matrices:
+        """Choose the labels of rows, columns, k and batch, and give Dask arrays suitable chunks along k."""
         rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels], inner)
         columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
@@ -122,7 +125,7 @@ class _Matrices:
         return cls(x, y, batch, rows, merged, columns)
 
     def product(self, output: Labels, wishes: Wishes, client: Client | None, out: Any) -> Labelled:
-        """Multiply: lazily, or into `out`."""
+        """Return the lazy product, or compute it into `out`."""
         name = f"{self.x.name} times {self.y.name}"
         gemm = Gemm.of(self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns))
         if out is not None and (matrix := self._within(out, output)) is not None:
@@ -141,7 +144,7 @@ class _Matrices:
     # Operands
 
     def _operand(self, array: Labelled, first: Labels, second: Labels) -> Operand:
-        """Return an array as ``(*batch, first, second)``: as it is if that is enough, else merged."""
+        """Return an array as ``(*batch, first, second)``, with the labels of `first` and of `second` merged."""
         own = array.labels
         if len(first) == len(second) == 1 and own[:-2] == self.batch[len(self.batch) - len(own) + 2 :]:
             if own[-2:] == (*first, *second):
@@ -161,7 +164,7 @@ class _Matrices:
     # The result
 
     def _edges(self, gemm: Gemm, wishes: Wishes, client: Client | None) -> Edges:
-        """Chunks of C by label: the blocks of the plan, but each of them a box in the dimensions that are merged."""
+        """Return the chunks of C by label: the plan's blocks, changed to boxes in the dimensions that are merged."""
         blocking = gemm.plan(wishes, None, client).blocking
         edges = dict(zip(self.batch, blocking.batch, strict=True))
         for array, group, cut in ((self.x, self.rows, blocking.m), (self.y, self.columns, blocking.n)):
@@ -172,7 +175,7 @@ class _Matrices:
         return edges
 
     def _within(self, out: Any, output: Labels) -> Any:
-        """Return `out` as C ``(*batch, m, n)``, a view that the product can be written to; None if there is none."""
+        """Return a view of `out` of shape ``(*batch, m, n)``, for the product. None if there is no such view."""
         labels = *self.batch, *self.rows, *self.columns
         if len(self.rows) == len(self.columns) == 1 and labels == output:
             return out
@@ -188,21 +191,24 @@ class _Matrices:
 
 
 def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:
-    """Choose, of the labels that this array has alone, those that are merged; the others are batch dimensions."""
+    """Choose which of these labels are merged. `labels` has those that only this array has.
+
+    The labels that are not chosen become batch dimensions.
+    """
     runs = _runs(array, labels)
     if len(runs) > 1:
         strides = zip(array.labels, array.source.strides, strict=True)
         adjacent = {label for label, stride in strides if stride == array.dtype.itemsize}
-        # Of the other runs the matrices have gaps between the elements of rows and columns: they would be copied.
-        able = [run for run in runs if adjacent & {*run, *inner}]
-        longest = max(able, key=lambda run: math.prod(array.sizes[label] for label in run), default=[])
+        # Matrices of the other runs have gaps between the elements of rows and of columns. They would be copied.
+        without_copy = [run for run in runs if adjacent & {*run, *inner}]
+        longest = max(without_copy, key=lambda run: math.prod(array.sizes[label] for label in run), default=[])
         if math.prod(array.sizes[label] for label in longest) >= SMALLEST_EDGE:
             return tuple(longest)
     return tuple(itertools.chain(*runs))
 
 
 def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
-    """Return the runs of labels that merge without a copy, in the order of the array's memory."""
+    """Return the runs of labels that merge without a copy, in the order of their strides."""
     if not array.in_memory:
         return [[label for label in array.labels if label in labels]] if labels else []
     strides = dict(zip(array.labels, array.source.strides, strict=True))
@@ -216,35 +222,35 @@ def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
 
 
 def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:
-    """Return both as Dask arrays that have the same chunks along these labels: those of the larger Dask array."""
+    """Return both as Dask arrays with the same chunks along these labels: those of the larger Dask array."""
     given = [array for array in (x, y) if isinstance(array.source, da.Array)] or [x, y]
-    lead = max(given, key=lambda array: array.size).lazy().edges
-    edges = {label: lead[label] for label in labels}
+    larger = max(given, key=lambda array: array.size).lazy().edges
+    edges = {label: larger[label] for label in labels}
     return x.lazy(edges), y.lazy(edges)
 
 
 def _cut_in_order(array: Labelled, labels: Labels) -> Labelled:
-    """Return a Dask array whose blocks, no larger than they are, follow each other in C order along these labels."""
+    """Return a Dask array whose blocks are in C order along these labels, and no larger than before."""
     if _in_order(array, labels):
         return array
     return array.lazy(_box(array, labels, math.prod(max(array.edges[label]) for label in labels)))
 
 
 def _merged(edges: Edges, labels: Labels) -> tuple[int, ...]:
-    """Return the chunks of the dimension that is made of these labels, block by block."""
+    """Return the chunks of the dimension into which these labels are merged block by block."""
     return tuple(math.prod(box) for box in itertools.product(*(edges[label] for label in labels)))
 
 
 def _box(array: Labelled, labels: Labels, edge: int) -> dict[Label, tuple[int, ...]]:
-    """Cut dimensions into boxes of at most `edge` elements, which follow each other in C order."""
+    """Cut dimensions into boxes of at most `edge` elements, in C order."""
     edges = {}
     for label in reversed(labels):
         n = array.sizes[label]
         edges[label] = even_edges(n, max(1, min(n, edge)))
-        edge //= max(1, n)  # 0 where this dimension is cut: those before it are cut into single indices
+        edge //= max(1, n)  # 0 if this dimension is cut: the dimensions before it are then cut into single indices
     return edges
 
 
 def _in_order(array: Labelled, labels: Labels) -> bool:
-    """Whether the merged dimension has its elements in C order: blocks of a Dask array may be boxes that do not."""
+    """Whether the merged dimension has its elements in C order. The boxes of a Dask array may have another order."""
     return not isinstance(array.source, da.Array) or all(len(array.edges[label]) == 1 for label in labels[1:])

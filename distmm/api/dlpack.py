@@ -1,7 +1,7 @@
 """Arrays of other packages, such as PyTorch's and JAX's, as NumPy or CuPy arrays of the same memory.
 
-DLPack (https://dmlc.github.io/dlpack/latest/python_spec.html) is the protocol: ``__dlpack_device__`` says where an
-array lies, ``__dlpack__`` lends its memory.
+The protocol is DLPack (https://dmlc.github.io/dlpack/latest/python_spec.html). ``__dlpack_device__`` names the device
+of an array, and ``__dlpack__`` exports its memory.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from distmm.worker import gpu
 
 __all__ = ["as_native", "as_writable", "is_foreign"]
 
-# DLDeviceType, as far as NumPy or CuPy reach the memory: kDLCPU and kDLCUDAHost, kDLCUDA and kDLCUDAManaged.
+# DLDeviceType of memory that NumPy can read (kDLCPU, kDLCUDAHost), and CuPy (kDLCUDA, kDLCUDAManaged).
 HOST, GPU = (1, 3), (2, 13)
 
 
 def is_foreign(x: Any) -> bool:
-    """Whether another package than NumPy and CuPy lends the memory of this array by DLPack."""
+    """Whether an array of another package than NumPy and CuPy exports its memory by DLPack."""
     if isinstance(x, np.ndarray) or type(x).__module__.startswith("cupy"):
         return False
     return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
@@ -35,7 +35,7 @@ def as_native(source: Any, name: str) -> Any:
     Raises
     ------
     InputError
-        If the array does not lend its memory (a PyTorch tensor with gradients, an array over several devices), has a
+        If the array does not export its memory (a PyTorch tensor with gradients, an array on several devices), has a
         type that DLPack or NumPy does not know, or is on a device that is neither the host nor an NVIDIA GPU.
     """
     kind = f"{type(source).__module__}.{type(source).__name__}"
@@ -51,7 +51,7 @@ def as_native(source: Any, name: str) -> Any:
             f"copy on the host, such as {name}.cpu()"
         ) from error
     except (BufferError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"{name} is a {kind} that does not lend its memory by DLPack: {error}") from error
+        raise InputError(f"{name} is a {kind} that does not export its memory by DLPack: {error}") from error
     raise InputError(
         f"{name} is a {kind} on a device of DLPack's type {int(where)}, neither the host nor an NVIDIA GPU: give a "
         f"copy on the host, such as {name}.cpu()"
@@ -59,10 +59,10 @@ def as_native(source: Any, name: str) -> Any:
 
 
 def as_writable(source: Any, name: str) -> Any:
-    """Return a view as `as_native` does, through which `source` may be written, where its package allows that.
+    """Return a view as `as_native` does. The view is writable if the package of `source` allows writes.
 
-    Older versions of DLPack do not say whether memory may be written, and NumPy takes it as read-only then. Packages
-    that also give NumPy arrays by ``__array__``, as PyTorch does, say it there.
+    Older versions of DLPack do not say whether memory is writable. NumPy then treats it as read-only. The NumPy array
+    of ``__array__``, which PyTorch has too, does say whether it is writable.
     """
     view = as_native(source, name)
     if isinstance(view, np.ndarray) and not view.flags.writeable and hasattr(source, "__array__"):
@@ -74,7 +74,7 @@ def as_writable(source: Any, name: str) -> Any:
 
 
 def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
-    """Take the view; NumPy knows no bfloat16, and takes that as 16-bit words from PyTorch, and from JAX as an array."""
+    """Return the view. NumPy has no bfloat16: PyTorch's is viewed as 16-bit words, JAX's comes as a NumPy array."""
     if str(source.dtype) == "torch.bfloat16":
         return from_dlpack(source.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
     if from_dlpack is np.from_dlpack and source.dtype == ml_dtypes.bfloat16:

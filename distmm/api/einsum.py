@@ -29,19 +29,19 @@ def einsum(
 ) -> Any:
     """Sum products of any number of arrays over indices, as `numpy.einsum` does, by matrix products.
 
-    Two arrays take one matrix product, or a batched one: indices that both have and the result has not are summed over,
-    indices that all three have are batch dimensions. Indices that one array has alone, and the result has not, are
-    summed before, and an index that stands twice in an array takes its diagonal. More arrays are multiplied in pairs,
-    in an order that opt_einsum chooses, with intermediate results that fit into the memory of the workers. Where
-    nothing is summed over, Dask multiplies.
+    Two arrays take one GEMM or one batched GEMM. An index that both arrays have and the result lacks is summed over. An
+    index that both arrays and the result have is a batch dimension. An index that only one array has, and the result
+    lacks, is summed before the product. An index that occurs twice in an array takes the diagonal. More than two arrays
+    are multiplied in pairs. opt_einsum chooses an order whose intermediate results fit into the memory of the workers.
+    If no index is summed over, Dask multiplies element by element.
 
     Parameters
     ----------
     *operands
-        Subscripts, such as ``"ij,jk->ik"``, and the arrays; or the arrays, a list of whole numbers after each, and
-        perhaps one for the result: ``A, [0, 1], B, [1, 2], [0, 2]``. An ellipsis stands for dimensions that broadcast.
-        Without ``->`` the result has the indices that stand once, in alphabetical order. Arrays are as in `matmul`;
-        those in memory are summed, and copied where their strides forbid a view, at the call.
+        Subscripts, such as ``"ij,jk->ik"``, and the arrays. Or each array followed by a list of whole numbers, with an
+        optional list for the result at the end: ``A, [0, 1], B, [1, 2], [0, 2]``. An ellipsis denotes dimensions that
+        broadcast. Without ``->`` the result has the indices that occur once, in alphabetical order. Arrays are as in
+        `matmul`. Arrays in memory are summed at the call, and copied if their strides do not allow a view.
     precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
@@ -52,14 +52,14 @@ def einsum(
     Returns
     -------
     dask.array.Array
-        Lazy, of the type that all arrays have in common. With `out`: that array.
+        Lazy, of NumPy's result type for all arrays. With `out`: that array.
 
     Raises
     ------
     InputError
-        For subscripts that NumPy refuses, naming index, operand and shape; before any work.
+        For subscripts that NumPy refuses, before any work. The error names index, operand and shape.
     DoesNotFitError
-        As in `matmul`, and where no order is found whose intermediate results fit.
+        As in `matmul`, and if no order is found whose intermediate results fit.
 
     Examples
     --------
@@ -93,7 +93,7 @@ def multi_dot(
     Parameters
     ----------
     arrays : sequence of array-like
-        Matrices; the first may be a vector, a row, and the last one too, a column.
+        Matrices. The first may be a vector, which counts as a row. The last may be a vector, which counts as a column.
     precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
@@ -104,12 +104,12 @@ def multi_dot(
     Returns
     -------
     dask.array.Array of shape (m, n), (m,), (n,) or ()
-        Lazy; with `out`: that array.
+        Lazy. With `out`: that array.
 
     Raises
     ------
     InputError
-        For fewer than two arrays, for others than matrices inside, and for sizes that do not fit together.
+        For fewer than two arrays, for inner arrays that are not matrices, and for sizes that do not match.
     DoesNotFitError
         As in `einsum`.
 
@@ -123,7 +123,7 @@ def multi_dot(
     chain = [Labelled.of(source, f"array {number}") for number, source in enumerate(arrays)]
     last = len(chain) - 1
     if last < 1:
-        raise InputError(f"multi_dot has {len(chain)} array{'s' * (last < 0)}: give two or more")
+        raise InputError(f"multi_dot got {len(chain)} array{'s' * (last < 0)}: give two or more")
     labelled = []
     for number, array in enumerate(chain):
         shape = array.source.shape

@@ -1,7 +1,8 @@
-"""Arrays of this process inside the graph: each block is a view, read when the graph is sent or run.
+"""Arrays of this process inside the graph: each block is a view, which is read when the graph is sent or run.
 
 `dask.array.from_array` would copy a NumPy array at the call. Workers read large arrays from the client's memory when
-the product is computed; so small arrays, and all arrays on clusters that cannot do that, are read then too.
+the product is computed. Arrays inside the graph are small, or on a cluster whose workers cannot read that memory. They
+must be read at the same time.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["inline_array"]
 
 @dataclass(frozen=True)
 class _Part:
-    """A view of a part of an array, pickled with the elements that it has at that time."""
+    """A view of a part of an array. Its elements are pickled when the graph is sent."""
 
     name: str
     array: np.ndarray = field(repr=False)
@@ -36,8 +37,8 @@ class _Part:
 def inline_array(
     array: np.ndarray, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str
 ) -> da.Array:
-    """Return an array of this process as a Dask array of this name, with its blocks on the device that uses them."""
-    plain = np.asarray(array)  # a view of a memory map would be pickled as a map
+    """Return an array of this process as a Dask array with this name. Tasks load its blocks to `device`."""
+    plain = np.asarray(array)  # a view of a `numpy.memmap` would be pickled as a memmap
     everything = (slice(None),) * array.ndim
     indices = np.ndindex(*map(len, chunks))
     parts = {

@@ -1,4 +1,4 @@
-"""Arrays whose dimensions have labels: the operands of contractions, and what is done to one of them alone."""
+"""Arrays whose dimensions have labels: the operands of contractions, and the operations on a single operand."""
 
 from __future__ import annotations
 
@@ -20,22 +20,23 @@ from distmm.transfer.memory_map import is_mapped
 __all__ = ["Edges", "Label", "Labelled", "chosen"]
 
 Label = Hashable
-Edges = Mapping[Label, tuple[int, ...]]  # chunks, by label
+Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
 
 
 @dataclass(frozen=True)
 class Labelled:
     """An array and a label for each of its dimensions.
 
-    Arrays in memory are rearranged at once, by views where strides allow; Dask arrays when they are computed. Other
-    objects become Dask arrays where they have to be rearranged.
+    Arrays in memory are transposed and reshaped at the call, as views where the strides allow. Dask arrays are
+    rearranged when they are computed. Other objects become Dask arrays where they have to be rearranged.
 
     Attributes
     ----------
     source : array-like
     labels : tuple
+        One label for each dimension.
     name : str
-        Its name in messages.
+        Name of the array in messages.
     """
 
     source: Any
@@ -44,12 +45,12 @@ class Labelled:
 
     @classmethod
     def of(cls, source: Any, name: str) -> Labelled:
-        """Check an operand as the user gave it; its dimensions are labelled by their numbers.
+        """Check the user's operand, and label its dimensions 0, 1, 2, ...
 
         Raises
         ------
         InputError
-            For objects that are no arrays, and types without a product.
+            If `source` is not an array, or distmm does not multiply its type.
         """
         source = as_array(source, name)
         kind_of(source, name)
@@ -86,17 +87,17 @@ class Labelled:
 
     @property
     def in_memory(self) -> bool:
-        """Whether this process rearranges it by views: a NumPy or CuPy array; but not the map of a whole file."""
+        """Whether it is a NumPy or CuPy array, which this process can view. The map of a whole file is not."""
         source = self.source
         return package_of(source) == "cupy" or (isinstance(source, np.ndarray) and not is_mapped(source))
 
     @property
     def edges(self) -> Edges:
-        """Chunks of a Dask array."""
+        """Chunks of each label, of a Dask array."""
         return dict(zip(self.labels, self.source.chunks, strict=True))
 
     def lazy(self, edges: Edges | None = None) -> Labelled:
-        """Return it as a Dask array, with these chunks along the dimensions that have them."""
+        """Return it as a Dask array. The labels in `edges` get those chunks."""
         edges = {label: cut for label, cut in (edges or {}).items() if label in self.labels}
         source = self.source
         if isinstance(source, da.Array):
@@ -113,7 +114,7 @@ class Labelled:
         return Labelled(operand.blocked(chunks, "cpu"), self.labels, self.name)
 
     def movable(self) -> Labelled:
-        """Return it as an array that can be rearranged: in memory, or a Dask array."""
+        """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""
         return self if self.in_memory or isinstance(self.source, da.Array) else self.lazy()
 
     def transposed(self, labels: Sequence[Label]) -> Labelled:
@@ -124,7 +125,7 @@ class Labelled:
         return Labelled(self.movable().source.transpose(axes), tuple(labels), self.name)
 
     def without_broadcast(self, sizes: Mapping[Label, int]) -> Labelled:
-        """Return it without the dimensions of length 1 whose labels have another length elsewhere."""
+        """Return it without its broadcast dimensions: those of length 1 whose label has another length in `sizes`."""
         kept = [label for label, n in self.sizes.items() if n == sizes[label]] if self.labels else []
         if len(kept) == len(self.labels):
             return self
@@ -132,7 +133,7 @@ class Labelled:
         return Labelled(self.movable().source[*index, ...], tuple(kept), self.name)
 
     def diagonal(self) -> Labelled:
-        """Return its diagonal along dimensions that share a label."""
+        """Return its diagonal along the dimensions that share a label."""
         array, labels = self, list(self.labels)
         while len(set(labels)) < len(labels):
             label = next(label for label in labels if labels.count(label) > 1)
@@ -145,7 +146,7 @@ class Labelled:
         return array
 
     def summed(self, keep: Collection[Label], dtype: np.dtype) -> Labelled:
-        """Return its sums, in this type, over the dimensions that are not kept."""
+        """Sum over the dimensions whose labels are not in `keep`. The sums have type `dtype`."""
         axes = tuple(axis for axis, label in enumerate(self.labels) if label not in keep)
         if not axes:
             return self
@@ -154,15 +155,15 @@ class Labelled:
         return Labelled(total, tuple(label for label in self.labels if label in keep), self.name)
 
     def cast(self, dtype: np.dtype) -> Labelled:
-        """Return it in another type: converted at once in memory, else when it is computed."""
+        """Convert it to another type: an array in memory at the call, other arrays when they are computed."""
         if self.dtype == dtype:
             return self
         return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
 
 
 def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:
-    """Return chunks: those that are given, and for "auto" those that make blocks of the size that Dask likes."""
-    if 0 in shape:  # Dask would divide by it
+    """Return chunks. `wanted` has the chunks of a dimension, or "auto" for chunks of Dask's configured size."""
+    if 0 in shape:  # with "auto", Dask would divide by 0
         wanted = tuple(-1 if isinstance(cut, str) else cut for cut in wanted)
     chunks: tuple[tuple[int, ...], ...] = da.core.normalize_chunks(wanted, shape, dtype=dtype)
     return chunks

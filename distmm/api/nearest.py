@@ -1,4 +1,4 @@
-"""The rows of one matrix that are nearest to each row of another, by their product, which is held nowhere."""
+"""The public function `nearest`: the nearest rows of one matrix to each row of another, by a product."""
 
 from __future__ import annotations
 
@@ -35,38 +35,38 @@ def nearest(
     plan: str | None = None,
     client: Client | None = None,
 ) -> TopK:
-    """Find the k rows of Y that are nearest to each row of X, exactly: by the product of X with the transpose of Y.
+    """Find the k rows of Y that are nearest to each row of X, by an exact search: the product ``X @ Y.T``.
 
-    Norms are computed once, block by block, and folded into the reduction of each block of the product.
+    The product is never stored. Norms are computed once, and the reduction of each block of the product uses them.
 
     Parameters
     ----------
     X : array-like of shape (m, d)
-        As `A` in `matmul`; floating-point numbers. Products of float16 and bfloat16 are rounded to that type before
-        they are compared: convert to float32 where near neighbours must be told apart.
+        As `A` in `matmul`. Floating-point numbers. Products of float16 and bfloat16 are rounded to that type before
+        they are compared: convert to float32 to distinguish neighbours with nearly equal values.
     Y : array-like of shape (n, d), or None
-        As `X`. None: X itself. Each pair of rows is then multiplied once, and each row is one of its own neighbours.
+        As `X`. None: X itself. Each pair of rows is then multiplied once, and each row counts as its own neighbour.
     k : int
-        How many, from 1 to n.
+        Number of neighbours, from 1 to n.
     metric : {"inner", "cosine", "euclidean"}
-        "inner": the inner product, largest first. "cosine": the inner product divided by both norms, largest first; a
-        row of zeros has the cosine 0 with all others. "euclidean": the distance, smallest first, as the square root of
-        ``|x|^2 + |y|^2 - 2 x @ y``: where a distance is much smaller than the norms, few of its digits are right.
+        "inner": the inner product, largest first. "cosine": the inner product divided by both norms, largest first. A
+        row of zeros has the cosine 0 with all others. "euclidean": the distance, smallest first, computed as the square
+        root of ``|x|^2 + |y|^2 - 2 x @ y``. A distance that is much smaller than the norms has few correct digits.
     precision, kernel, device, blocks, plan, client
         As in `topk`.
 
     Returns
     -------
     TopK
-        Lazy values (inner products, cosines or distances) and indices of rows of Y, NumPy arrays of shape (m, k) when
-        computed. Of equally near rows the one with the lower index comes first. A row of Y with NaN is farther than all
-        others: its inner product and cosine count as minus infinity, its distance as infinity.
+        Lazy values (inner products, cosines or distances) and indices of rows of Y. They compute to NumPy arrays of
+        shape (m, k). Of equally near rows, the one with the lower index comes first. A row of Y with NaN comes last:
+        its inner product and cosine count as minus infinity, its distance as infinity.
 
     Raises
     ------
     InputError
-        As in `topk`; for integers, whose products may wrap around, for an unknown metric, and for X and Y of different
-        widths.
+        As in `topk`. Also for integers, whose products may wrap around, for an unknown metric, and for X and Y of
+        different widths.
     DoesNotFitError
         As in `topk`.
 
@@ -88,7 +88,7 @@ def nearest(
 
 
 def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
-    """Return the product of X with the transpose of Y, or of X."""
+    """Return the product ``X @ Y.T``, or ``X @ X.T`` for Y None, and the choices for it."""
     precision, kernel, device, blocks, plan = how
     operands = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
     for x in operands:
@@ -98,7 +98,7 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
             raise InputError(f"{x.name} is {x.dtype}: give real floating-point numbers, as {x.name}.astype('float32')")
     x, y = operands[0], operands[-1]
     if x.shape[1] != y.shape[1]:
-        raise InputError(f"X has shape {x.shape} and Y {y.shape}: their rows must be of one length")
+        raise InputError(f"X has shape {x.shape} and Y {y.shape}: give rows of the same length")
     b = replace(y, transposed=True)
     check_pair(x, b)
     product = Gemm.of(x, b, symmetry="symmetric" if Y is None else None)

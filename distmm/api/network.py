@@ -1,4 +1,4 @@
-"""The contraction of any number of labelled arrays, a tensor network: in pairs, in the order that takes the least."""
+"""The contraction of any number of labelled arrays (a tensor network) in pairs, in the cheapest order."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def contracted(
     Parameters
     ----------
     arrays : list of Labelled
-        No label occurs twice in one of them, and sizes agree. Names differ.
+        No label occurs twice in an array. The lengths of common labels agree. The names differ.
     output : tuple
         Labels of the result.
-    wishes, client
-        As for any product.
+    wishes : Wishes
     out : array, optional
         Receives the result.
+    client : distributed.Client, optional
     optimizer : {"auto", "dp"}
-        Of opt_einsum: "auto" tries more for few arrays, "dp" finds the best order of a chain.
+        An optimizer of opt_einsum. "auto" searches more exhaustively the fewer arrays there are. "dp" finds the best
+        order of a chain.
 
     Returns
     -------
     dask.array.Array
-        Lazy; with `out`: that array.
+        Lazy. With `out`: that array.
 
     Raises
     ------
     InputError
-        For NumPy blocks mixed with CuPy blocks, types that NumPy does not bring together, and an `out` that does not
-        suit.
+        For NumPy blocks mixed with CuPy blocks, for types without a common type in NumPy, and for an `out` that cannot
+        receive the result.
     DoesNotFitError
         If no order is found whose intermediate results fit.
     """
@@ -101,7 +102,7 @@ def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled
 def _order(
     arrays: Sequence[Labelled], output: Labels, optimizer: str, wishes: Wishes, client: Client | None
 ) -> list[tuple[int, ...]]:
-    """Return which two arrays are multiplied, step by step; the product of a step becomes the last of the arrays.
+    """Return the positions of the two arrays that each step multiplies. The product is appended to the arrays.
 
     Raises
     ------
@@ -110,7 +111,7 @@ def _order(
     """
     if len(arrays) == 2:
         return [(0, 1)]
-    import opt_einsum  # here: it takes 0.2 s
+    import opt_einsum  # late: the import takes 0.2 s
 
     dtype, on_gpu = arrays[0].dtype, arrays[0].kind == "cupy"
     device: cluster.Device = "gpu" if on_gpu else wishes.device
@@ -136,15 +137,15 @@ def _order(
         optimize=optimizer,
     )
     path, found = search()
-    if found.largest_intermediate > limit:  # a search with a limit takes longer, and leaves out good orders
+    if found.largest_intermediate > limit:  # only now: a search with a limit takes longer, and misses good orders
         try:
             path, _ = search(memory_limit=limit)
-        except RuntimeError:  # from the dynamic programme
+        except RuntimeError:  # "dp" found no order
             path = [tuple(range(len(arrays)))]
     if any(len(step) != 2 for step in path):
         raise DoesNotFitError(
-            f"of {len(arrays)} arrays no order was found in which each intermediate result fits into "
+            f"no order of the {len(arrays)} arrays was found in which each intermediate result fits into "
             f"{memory / 1e9:.3g} GB, the memory of {spec.workers} workers: use more workers, or contract some of the "
-            "arrays by themselves"
+            "arrays first, with out="
         )
     return list(path)

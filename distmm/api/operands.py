@@ -1,4 +1,4 @@
-"""Operands: checked, and made into Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
+"""Operands: checks, and conversion to Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ __all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
 
 @dataclass(frozen=True)
 class Operand:
-    """One matrix, or stack of matrices, as the user gave it.
+    """A matrix, or a stack of matrices, that the user gave.
 
     Attributes
     ----------
     source : Any
         Dask, NumPy or CuPy array, or anything with ``shape``, ``dtype`` and ``__getitem__``.
     name : str
-        Its name in messages: "A", "B" or "C".
+        Name in messages: "A", "B" or "C".
     kind : {"numpy", "cupy"}
         Type of the blocks.
     transposed : bool
-        The operand is the transpose of `source` in its last two dimensions. Blocks are transposed as views, without a
-        copy.
+        Whether the operand is the transpose of `source` in its last two dimensions. Blocks are transposed as views,
+        without a copy.
     file : MappedFile, optional
-        The file that `source` maps.
+        The file, if `source` is a memory map.
     """
 
     source: Any
@@ -62,36 +62,37 @@ class Operand:
 
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...] | None:
-        """Chunks that the user chose, if it is a Dask array."""
+        """Chunks of a Dask array. None for other arrays."""
         return _swapped(self.source.chunks, self.transposed) if isinstance(self.source, da.Array) else None
 
     @property
     def resident(self) -> bool:
-        """Whether its blocks are in the workers' memory already: a persisted Dask array."""
+        """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
         return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
 
     @property
     def loads_again(self) -> bool:
-        """Whether workers can read its blocks as often as they need them: it is in a file, and not in memory."""
+        """Whether workers can load its blocks several times: it is in a file, and not in memory."""
         return self.file is not None or not (isinstance(self.source, (da.Array, np.ndarray)) or self.kind == "cupy")
 
     @property
     def pageable(self) -> bool:
-        """Whether it is a NumPy array in pageable memory, which GPUs cannot copy by themselves."""
+        """Whether it is a NumPy array in pageable memory, from which a GPU copies at a lower rate."""
         return isinstance(self.source, np.ndarray) and shared_memory.behind(self.source) is None
 
     @property
     def storage_chunk(self) -> tuple[int, ...] | None:
-        """Chunk of its file. Blocks that are multiples of it read each chunk once."""
+        """Chunk shape of its file. If block edges are multiples of it, each chunk is read once."""
         chunk = getattr(self.source, "chunks", None)
         if isinstance(self.source, da.Array) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
             return None
         return _swapped(chunk, self.transposed)
 
     def held(self) -> Operand:
-        """Return it as it is at the call, but for elements that are read later.
+        """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.
 
-        ``D[0] = 1`` makes another array of a Dask array `D`. An array whose rows and columns both have gaps is copied.
+        A Dask array is copied, because ``D[0] = 1`` changes `D` into another array. A NumPy array with gaps between the
+        elements of its rows and of its columns is copied.
         """
         if isinstance(self.source, da.Array):
             return replace(self, source=self.source.copy())
@@ -106,13 +107,14 @@ class Operand:
         client: Client | None = None,
         noted: bool = False,
     ) -> da.Array:
-        """Return it as a Dask array with exactly these chunks, its blocks on the device that uses them.
+        """Return it as a Dask array with exactly these chunks. Tasks load its blocks to `device`.
 
-        Workers of `client` that run on this machine read a NumPy array in the client's memory. An array whose rows and
-        columns both have gaps is copied first. With `noted`, loads note checksums (`distmm.transfer.loaded_blocks`).
+        Workers of `client` on this machine read a NumPy array from the client's memory. An array with gaps between the
+        elements of its rows and of its columns is copied first. With `noted`, load tasks record checksums
+        (`distmm.transfer.loaded_blocks`).
         """
         if isinstance(self.source, np.ndarray) and self.file is None:
-            # Whatever the size and the cluster: they must not decide when the array is read.
+            # For any size and any cluster: an array in memory is always read when the product is computed.
             source = self.held().source
             name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
@@ -125,7 +127,7 @@ class Operand:
 
     def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], noted: bool) -> da.Array:
         source = self.source
-        # A new name each time: a token would read all of the data.
+        # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
         if self.file is not None:
             return _loaded(self.file, chunks, device, name, noted)
@@ -145,7 +147,7 @@ def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
 def _loaded(
     source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str, noted: bool
 ) -> da.Array:
-    """Let tasks read the blocks of an array-like, each when it is needed."""
+    """Return an array-like as a Dask array. A task reads each block when it is needed."""
     return da.from_array(
         source,
         chunks=chunks,
@@ -157,18 +159,18 @@ def _loaded(
 
 
 def _uploaded(array: da.Array) -> da.Array:
-    """Copy each NumPy block to a GPU once, on its home worker. Products and transfers between GPUs use that copy."""
+    """Copy each NumPy block once to the GPU of its home worker. Products and transfers between GPUs use that copy."""
     return array.map_blocks(tasks.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
-    """Check one operand; vectors stay vectors.
+    """Check one operand. Vectors stay vectors.
 
     Raises
     ------
     InputError
-        For objects that are no arrays, types without a product, sizes that are unknown or no whole numbers, and a
-        `transposed` that is neither True nor False.
+        For objects that are not arrays, types that distmm does not multiply, sizes that are unknown or not whole
+        numbers, and a `transposed` that is neither True nor False.
     """
     source = as_array(source, name)
     check_flags(**{f"trans{name.lower()}": transposed})
@@ -180,13 +182,13 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
     if transposed and len(source.shape) < 2:
-        raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed")
+        raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed; drop trans{name.lower()}")
     file = MappedFile.behind(source) if is_mapped(source) else None
     return Operand(source, name, kind_of(source, name), transposed, file)
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:
-    """Return a vector as a matrix with one row (axis 0) or one column (axis 1); a matrix as it is."""
+    """Return a vector as a matrix with one row (axis 0) or one column (axis 1). A matrix is returned unchanged."""
     if len(operand.shape) > 1:
         return operand
     source = operand.source
@@ -196,7 +198,7 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
 
 
 def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
-    """Tell NumPy blocks from CuPy blocks, by an array that is one block or by a Dask array.
+    """Return whether an array, or the blocks of a Dask array, are NumPy's or CuPy's.
 
     Raises
     ------
@@ -208,7 +210,7 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
     package = package_of(meta)
     if package == "cupy":
         return "cupy"
-    # Subclasses have products of their own: masked arrays skip elements, np.matrix changes shapes.
+    # Subclasses define other products: masked arrays skip elements, np.matrix changes shapes.
     if type(meta) in (np.ndarray, np.memmap) or not (chunked or isinstance(meta, np.ndarray)):
         return "numpy"
     raise InputError(
@@ -217,12 +219,13 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
 
 
 def check_pair(a: Operand, b: Operand) -> None:
-    """Check that two operands belong together.
+    """Check that two operands can be multiplied.
 
     Raises
     ------
     InputError
-        For mismatched inner dimensions or batches, and for CuPy mixed with NumPy.
+        If the inner dimensions differ, the batch dimensions do not broadcast, or one has CuPy blocks and the other
+        NumPy blocks.
     """
     k_a, k_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
     if k_a != k_b:

@@ -1,18 +1,17 @@
-"""Products into an array that the user gives as `out`: a NumPy array, a Zarr array, or an object like one.
+"""Products that are written into the user's `out`: a NumPy array, a Zarr array, or an array-like object.
 
-Who writes:
+Who writes the blocks:
 
-- workers, into a NumPy array of this process, if they reach its memory;
-- workers, into an array whose ``chunks`` or ``shards`` say what can be written at the same time; no two tasks write to
-  one chunk at a time;
-- this process, one block after the other, in all other cases: HDF5 datasets, arrays without chunks, memory that the
-  workers do not reach.
+- Workers write into a NumPy array of this process if they can access its memory.
+- Workers write into an array with ``chunks`` or ``shards``. Two tasks never write to the same chunk at the same time.
+- This process writes one block after the other in all other cases: HDF5 datasets, arrays without chunks, and memory
+  that the workers cannot access.
 
-When a call has ended, by an error or Ctrl-C too, none of its tasks writes into `out` any more. For memory
-`distmm.transfer.write_lease` sees to that, for files `distmm.transfer.counted_writes`. One exception: a worker that the
-scheduler has lost may still write the chunks of one block to a file.
+When a call has returned or raised, also after Ctrl-C, its tasks do not write to `out` any more. For memory
+`distmm.transfer.write_lease` ensures this, for files `distmm.transfer.counted_writes`. One exception: a worker that
+lost its connection to the scheduler may still write the chunks of one block to a file.
 
-A Dask array has no memory to write to. Given as `out` it becomes the lazy product, as with `numpy.add(x, y, out=D)`.
+A Dask array has no memory to write to. As `out` it becomes the lazy product, as in `numpy.add(x, y, out=D)`.
 """
 
 from __future__ import annotations
@@ -50,20 +49,21 @@ __all__ = ["become", "check_out", "check_unit", "fill", "store", "takes_gpu_bloc
 Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]
 
-# Arrays that were still being written when the user interrupted the wait for it: their memory must not be used again.
-_given_up: list[np.ndarray] = []
+# Arrays that workers may still write, because Ctrl-C interrupted the wait for the writes. They are never freed.
+_still_written: list[np.ndarray] = []
 
 
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: Mapping[str, Any]
 ) -> None:
-    """Refuse an array that cannot take the product of these operands, given by their names.
+    """Refuse an `out` that cannot receive the product. `operands` maps names to arrays.
 
     Raises
     ------
     InputError
-        If it has another shape, a type that would change values, is read-only, has elements twice, or shares memory
-        or storage with an operand; if it is a Dask array with blocks of another kind than the product's.
+        If `out` has another shape, or a type that would change values. If it is read-only, has elements that share
+        memory, or shares memory or storage with an operand. If it is a Dask array with blocks of another kind (NumPy,
+        CuPy) than the product.
     """
     missing = [name for name in ("shape", "dtype", "__setitem__") if not hasattr(out, name)]
     if missing:
@@ -73,18 +73,16 @@ def check_out(
         )
     if tuple(out.shape) != shape or not np.can_cast(dtype, out.dtype, "same_kind"):
         raise InputError(
-            f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: make out like the product"
+            f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
         )
     if isinstance(out, da.Array) and (given := kind_of(out, "out")) != kind:
-        raise InputError(f"out has {given} blocks, the operands have {kind} blocks: make out like them")
+        raise InputError(f"out has {given} blocks, the operands have {kind} blocks: give an out with {kind} blocks")
     if isinstance(out, da.Array):
-        return  # it may be an operand, too: arrays that were made of it keep its old tasks
+        return  # it may also be an operand: the product keeps the old tasks of `out`
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
-        raise InputError("out is read-only: give an array that may be written")
+        raise InputError("out is read-only: give a writable array")
     if repeats(out):
-        raise InputError(
-            f"elements of out are in memory twice (shape {out.shape}, strides {out.strides}): give a copy of it"
-        )
+        raise InputError(f"elements of out share memory (shape {out.shape}, strides {out.strides}): give a copy of it")
     for name, operand in operands.items():
         if overlap(out, operand):
             what = "memory" if isinstance(out, np.ndarray) else "storage"
@@ -92,12 +90,12 @@ def check_out(
 
 
 def check_unit(out: Any, cluster: ClusterSpec) -> None:
-    """Refuse chunks, or shards, that no worker has the memory to write.
+    """Refuse an `out` whose chunks, or shards, are larger than the memory of a worker.
 
     Raises
     ------
     DoesNotFitError
-        With the figures.
+        With the size of a chunk and the free memory.
     """
     unit = unit_of(out)
     memory = cluster.memory if cluster.device == "cpu" else cluster.host_memory
@@ -109,16 +107,16 @@ def check_unit(out: Any, cluster: ClusterSpec) -> None:
 
 
 def become(out: da.Array, product: da.Array) -> da.Array:
-    """Make `out` the lazy `product`, in its own type and chunks: Dask's convention for a Dask array as `out`.
+    """Make `out` the lazy `product`, as Dask does for a Dask array as `out`. `out` keeps its type and chunks.
 
-    Nothing is computed or copied. What `out` was is forgotten, and freed on the cluster if nobody else needs it.
+    Nothing is computed or copied. The cluster frees the old blocks of `out` if no other array needs them.
     """
     handle_out(out, product.astype(out.dtype, copy=False).rechunk(out.chunks))
     return out
 
 
 def fill(out: Any, array: da.Array, client: Client | None) -> Any:
-    """Compute a lazy array into `out`, and return `out`; a Dask array becomes it."""
+    """Compute a lazy array into `out`, and return `out`. A Dask array as `out` becomes the lazy array."""
     if isinstance(out, da.Array):
         return become(out, array)
     store([(array, [None])], out, target(out, client), client)
@@ -126,18 +124,18 @@ def fill(out: Any, array: da.Array, client: Client | None) -> Any:
 
 
 def target(out: Any, client: Client | None) -> Any:
-    """Return what tasks write to: the array where they reach it; None if this process is to write.
+    """Return the object that tasks write to: `out`, or a handle of its memory. None if this process has to write.
 
     Raises
     ------
     InputError
-        If Dask is to compute in processes that do not reach the array.
+        If Dask's scheduler is "processes", and other processes cannot access `out`.
     """
     if client is not None:
         return share(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
     if get_scheduler() == dask.multiprocessing.get and not _is_shared(out):
         raise InputError(
-            f"Dask's scheduler is 'processes', and other processes do not write into this {type(out).__name__}: use "
+            f"Dask's scheduler is 'processes', and other processes cannot write into this {type(out).__name__}: use "
             "scheduler='threads', or a cluster"
         )
     return out
@@ -157,24 +155,25 @@ def _is_shared(out: Any) -> bool:
 
 
 def takes_gpu_blocks(to: Any) -> bool:
-    """Whether blocks in GPU memory may be assigned to what workers write to."""
+    """Whether tasks may write blocks in GPU memory to this target (see `target`)."""
     return isinstance(to, ClientArray)
 
 
 def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None) -> None:
-    """Compute the blocks of a product and write each to its region of `out` when it is made.
+    """Compute the blocks of a product, and write each finished block to its region of `out`.
 
-    The cluster knows of two waves at a time: the second one follows the first without a gap, and memory does not grow
-    with the number of waves.
+    The scheduler has the graphs of at most two waves. The second wave starts as soon as the first one leaves workers
+    idle, and memory does not grow with the number of waves.
 
     Parameters
     ----------
     waves : iterable of (dask.array.Array, regions)
-        Arrays of the product's shape, and which parts of each are to be computed; None: all of it.
+        Arrays of the product's shape, and the regions of each that have to be computed. The region None is the whole
+        array.
     out : array
         Of the product's shape.
     to : Any
-        What `target` returned: written to by tasks; None: blocks come here and are written by this process.
+        The result of `target`: tasks write to it. None: blocks are sent to this process, which writes them.
     client : distributed.Client, optional
     """
     if isinstance(to, ClientArray):
@@ -194,20 +193,20 @@ def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None
 
 
 def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
-    """Wait until nobody writes into the memory of `out` any more."""
+    """Wait until no worker writes into the memory of `out` any more."""
     assert leased.lease is not None
     try:
         leased.lease.end()
     except BaseException as error:
-        _given_up.append(out)
-        error.add_note("out is not at rest: workers may still write the blocks that they have begun")
+        _still_written.append(out)
+        error.add_note("do not use out: workers may still write blocks to it")
         raise
 
 
 def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client) -> Iterator[Graph]:
-    """Graphs whose tasks write the waves.
+    """Yield graphs whose tasks write the waves.
 
-    Where waves, or the parts of one, share chunks of `out`, one part is written after the other.
+    If waves, or the parts of a wave, share chunks of `out`, the parts are written one after the other.
     """
     unit = unit_of(out)
     for product, regions in waves:
@@ -219,7 +218,7 @@ def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client:
 
 
 def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: list[Region]) -> Iterator[Graph]:
-    """Graphs of the parts of one wave; what one has made is there for the next one."""
+    """Yield the graphs of the parts of one wave. The wave is persisted, so that the parts share its blocks."""
     kept: list[da.Array] = []
 
     def send(number: int) -> tuple[list[Future], float]:
@@ -233,7 +232,7 @@ def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: l
 def _send(
     client: Client, parts: list[da.Array], to: Any, places: list[Region], tail: float
 ) -> tuple[list[Future], float]:
-    """Have tasks write parts of a product to their places."""
+    """Submit tasks that write parts of a product to their places in `to`."""
     writes = [
         da.store(part, to, regions=place, lock=False, compute=False) for part, place in zip(parts, places, strict=True)
     ]
@@ -241,15 +240,15 @@ def _send(
 
 
 def _raise_error(write: Future) -> None:
-    """Raise the error of a task that writes, if it has failed. Its result is None, and is not asked for."""
+    """Raise the error of a failed write. The result of a finished one is None, and is not fetched."""
     if write.status != "finished":
         write.result()
 
 
 def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:
-    """Compute and write with Dask's own scheduler, without a cluster."""
+    """Compute and write with Dask's local scheduler, without a cluster."""
     target = CountedTarget(to)
-    lock = unit_of(out) is None and not isinstance(out, np.ndarray)  # without chunks it is written by one at a time
+    lock = unit_of(out) is None and not isinstance(out, np.ndarray)  # without chunks, one thread writes at a time
     try:
         for product, regions in waves:
             parts, places = _parts(product, regions, out)
@@ -260,8 +259,8 @@ def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:
 
 
 def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
-    """Have blocks come to this process, which writes one after the other, and receives the next one meanwhile."""
-    regions_of: dict[Any, Region] = {}  # of the blocks in flight, by key
+    """Fetch the blocks and write them in this process, one by one. The next block is fetched during a write."""
+    regions_of: dict[Any, Region] = {}  # regions of the blocks in flight, by key of the task
 
     def send(product: da.Array, regions: Sequence[Region | None]) -> tuple[list[Future], float]:
         parts, places = _parts(product, regions, out)
@@ -290,7 +289,7 @@ def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
 
 
 def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tuple[list[da.Array], list[Region]]:
-    """Return the parts of a product that are to be written, and their places; no two blocks of a part share a chunk."""
+    """Return the parts of a product to write, and their places in `out`. No two blocks of a part share a chunk."""
     unit, whole = unit_of(out), tuple(slice(0, n) for n in product.shape)
     places = [whole if region is None else region for region in regions]
     parts = [product if region is None else product[region] for region in regions]
@@ -298,6 +297,7 @@ def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tup
         for number, (part, place) in enumerate(zip(parts, places, strict=True)):
             cut = zip(part.chunks, place, unit, strict=True)
             chunks = tuple(whole_units(edges, at.start, size) for edges, at, size in cut)
-            if chunks != part.chunks:  # peer-to-peer rechunking would move all of it at once, outside any plan
+            # Peer-to-peer rechunking would move all blocks at once. The plan has no memory for that.
+            if chunks != part.chunks:
                 parts[number] = part.rechunk(chunks, method="tasks")
     return parts, places

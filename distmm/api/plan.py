@@ -1,4 +1,4 @@
-"""The public function `plan`: how a product would be computed, without computing it."""
+"""The public function `plan`: plans a product without computing it."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def plan(
     Parameters
     ----------
     A : array-like of shape (..., m, k), or (..., k, m) with `transa`
-        As in `matmul`. Its shape, type, chunks and place count; its elements are not read. Where there is no matrix
-        yet, ``numpy.broadcast_to(numpy.float32(0), (m, k))`` has a shape and a type, and takes no memory.
+        As in `matmul`. The plan depends on its shape, type, chunks and place (host, GPU, file); its elements are not
+        read. If there is no matrix yet, give ``numpy.broadcast_to(numpy.float32(0), (m, k))``: it takes no memory.
     B : array-like of shape (..., k, n), or (..., n, k) with `transb`, optional
         As `A`. Without it, the plan is that of ``distmm.gram(A)``.
     transa, transb : bool
@@ -54,30 +54,31 @@ def plan(
     precision, kernel, reproducible, device
         As in `matmul`.
     blocks : tuple of int, optional
-        Block edges (m, k, n), or (m, k) without `B`; by default the chunks of Dask arrays, else they are chosen here.
+        Block edges (m, k, n), or (m, k) without `B`. By default the chunks of Dask arrays; else the planner chooses.
     plan : str, optional
-        The text of a plan, which is then not searched for but described.
+        The text of a plan. That plan is returned with its figures, and no search is made.
     out : array-like, optional
-        Array that will receive the product. C is then planned to leave the workers as it is made.
+        The array that will receive the product. Finished blocks of C are then planned to be written to it, and not to
+        stay on the workers.
     client : distributed.Client, optional
-        Cluster to plan for; by default Dask's current client, and without one this machine.
+        Cluster to plan for. By default Dask's current client, and without one this machine.
     cluster : Hardware, optional
-        A cluster that need not be there, of `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The table
-        then also says how many such workers would do.
+        A description of a cluster by `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The cluster need
+        not exist. The table then also has the smallest number of such workers that the product fits on.
 
     Returns
     -------
     Plan
-        A table by `Plan.rows`, a picture in notebooks, and by ``str`` one line that `matmul` takes as its `plan`.
+        `Plan.rows` is a table, notebooks show a picture, and ``str`` is one line that `matmul` takes as its `plan`.
 
     Raises
     ------
     InputError
-        If the operands cannot be multiplied, or an argument is none of those above.
+        If the operands cannot be multiplied, or an argument has a value that is not allowed.
 
     See Also
     --------
-    Plan.validate : Refuses a plan for a C that cannot stay in memory. Making a plan does not.
+    Plan.validate : Refuses a plan whose C does not fit into memory. `distmm.plan` returns such plans, too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""From what a caller asks for to a plan: the chunks of the user's arrays and files, and what the cluster has."""
+"""Requests to the planner: the caller's choices, the chunks of arrays and files, and the cluster's resources."""
 
 from __future__ import annotations
 
@@ -27,28 +27,29 @@ from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
 
-# Predicted seconds from which on a product is worth asking the workers how fast their links and files are: that takes
-# up to half a second each, once.
+# Products that are predicted to take at least so many seconds measure the rates of links and files first. Each of the
+# two measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class FileJob:
-    """What is different where workers read A and B from files and write C to one.
+    """The planner's input that differs if workers read A and B from files and write C to a file.
 
     Attributes
     ----------
     spare : float
-        Part of the free memory that blocks do not get.
+        Share of the free memory that blocks do not get.
     loads : dict
-        Bytes/s at which a thread of a CPU worker, and a GPU worker, read blocks of A and B; by device.
+        Rate at which blocks of A and B are read, in bytes/s: of one thread of a CPU worker ("cpu"), and of a GPU worker
+        ("cuda").
     gpu_host_memory : int
-        Bytes of host memory that the blocks of one GPU take, if that is enough.
+        Bytes of host memory for the blocks of one GPU. More is used only if the product needs it.
     prepare : callable
-        Runs on all workers before their memory is looked at, with a `KernelChoice`.
+        Runs on all workers before their free memory is read, with a `KernelChoice`.
     read_rate : callable
-        Asks the workers how fast each of them reads an operand: takes client, operand and device, and returns bytes/s,
-        or None for an operand that is no file.
+        Measures how fast each worker reads an operand. Takes client, operand and device. Returns bytes/s, or None for
+        an operand that is not a file.
     """
 
     spare: float
@@ -60,32 +61,33 @@ class FileJob:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """A product that is to be planned.
+    """A product for the planner.
 
     Attributes
     ----------
     problem : Problem
     a, b : Operand
-        Of a symmetric product, B is the transpose of A.
+        In a symmetric product, B is the transpose of A.
     wishes : Wishes
     written : bool
-        Whether finished blocks of C are written, and do not stay.
+        Whether finished blocks of C are written, and do not stay on the workers.
     c_chunks : tuple of tuple of int, optional
-        Chunks that C will have: its blocks too, along dimensions that the operands' chunks do not cut.
+        Chunks that C will have. They are also the blocks, along dimensions that the operands' chunks do not cut.
     unit : tuple of int, optional
-        Shape of what is written of C in one go: blocks are multiples of it, where they are chosen and it leaves each
-        worker a block that fits.
+        Shape of the part of C that one write covers, such as a chunk. If the planner chooses the blocks, they are
+        multiples of it, provided that each worker gets a block and the blocks fit.
     job : FileJob, optional
-        For a job from files to a file. Its blocks are even: chunks of operands give their largest edges.
+        For a job from files to a file. The blocks of a job have equal edges. The largest chunks of the operands limit
+        the edges.
     kept : int, optional
-        Given where blocks of C are reduced by the tasks that finish them: bytes that their parts, and the results, take
-        in the memory of all workers together.
+        For products whose finished blocks are reduced: bytes that the reduced blocks and the results take in the memory
+        of all workers together.
     shared : bool
-        Whether other tasks read the blocks of A and B, too, if they are Dask arrays.
+        Whether other tasks also read the blocks of A and B, if these are Dask arrays.
     run_seconds : float, optional
-        How long a run of a job takes before it may be stopped.
+        Seconds that a run of a job takes before it may be stopped.
     most : int, optional
-        Bytes that blocks may take on each worker, where that is less than what is free there.
+        Bytes that blocks may take on each worker, if that is less than the worker's free memory.
     """
 
     problem: Problem
@@ -103,12 +105,12 @@ class PlanRequest:
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
-    """Plan a product of operands, or take the plan that the caller has made for it.
+    """Plan a product, or return the plan that the caller gave.
 
     Raises
     ------
     InputError
-        For a plan that is for another product, and wishes that cannot be met.
+        For a plan of another product, and for choices that the cluster or the product does not allow.
     """
     problem, wishes = request.problem, request.wishes
     if isinstance(wishes.plan, Plan):
@@ -131,7 +133,10 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
 
 
 def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:
-    """Describe the cluster with the rates of its links and files, where a plan uses them and they are lower."""
+    """Return the description of the cluster with measured rates of its links and files, if they are lower.
+
+    Only the rates that the plan uses are measured.
+    """
     job = request.job
     links = [link_rate(client, spec.device)] if plan.bytes_moved else []
     files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
@@ -143,10 +148,10 @@ def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Clien
 
 
 def _fewest(request: PlanRequest, plan: Plan) -> float:
-    """How few workers would do, of the kind that a plan is for; infinity if no number of them.
+    """Return the smallest number of workers of the plan's kind that the product fits on. Infinity if there is none.
 
-    Streamed plans for other numbers are not searched for, which would take several times as long: half a minute for
-    products that nearly fill 16 GPUs.
+    For other numbers of workers, streamed plans are not searched. That would take several times as long: half a minute
+    for products that nearly fill 16 GPUs.
     """
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
@@ -160,7 +165,10 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
-    """Plan for a cluster; a job on GPUs with little host memory, where that is enough and the blocks are free."""
+    """Plan for a cluster. A job on GPUs gets `gpu_host_memory`, and all host memory only if the product needs it.
+
+    Blocks and plans that the caller chose are planned with all host memory.
+    """
     wishes, job = request.wishes, request.job
     if job is None or spec.device == "cpu" or wishes.blocks is not None or wishes.plan is not None:
         return _planned_for(request, spec)
@@ -170,12 +178,13 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
 
 def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
-    """Describe the cluster as this product finds it."""
+    """Return a description of the cluster for this product: free memory, rates and kernels."""
     problem, a, b, wishes, job = request.problem, request.a, request.b, request.wishes, request.job
     on_gpu = a.kind == "cupy" and job is None
     if on_gpu and wishes.device == "cpu":
         raise InputError(
-            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop it"
+            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop "
+            "device='cpu'"
         )
 
     def described() -> ClusterSpec:
@@ -190,7 +199,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
     spec = described()
     if job is not None:
         assert client is not None
-        # What libraries take is not free for blocks: they are loaded before the memory is looked at.
+        # Libraries take memory: they are loaded before the free memory is read.
         everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
@@ -205,19 +214,19 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
 
 
 def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
-    """Take off what parts of reduced blocks, and on GPUs the reduction itself, need of the memory."""
+    """Subtract the memory of reduced blocks and results, and on GPUs the workspace of the reduction."""
     each = -(-kept // spec.workers) if spec.workers else 0
     if spec.device == "cpu":
         return replace(spec, memory=max(0, spec.memory - each))
     host = None if spec.host_memory is None else max(0, spec.host_memory - each)
-    # One block is reduced at a time, and parts of one line are merged (`distmm.worker.gpu.enqueueing` and `merging`).
+    # A GPU reduces one block at a time, and merges parts of one line (`distmm.worker.gpu.enqueueing`, `merging`).
     return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
 
 
 def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
-    """Plan for a cluster: with the chunks that are given as blocks, or with blocks that are chosen.
+    """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
-    A C that stays and does not fit is streamed, if it may be.
+    If C stays on the workers and does not fit, it is streamed, provided that `may_stream` is set.
     """
     problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
     c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
@@ -266,7 +275,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         return plan
     if problem.symmetry is not None and c_chunks[-2] != c_chunks[-1]:
         return plan
-    # Nothing but C is chunked: its chunks are the blocks, as deep as the planner finds good.
+    # Only C has chunks: they are the blocks, and the planner chooses the edge of k.
     *batch, m, n = c_chunks
     k = even_edges(problem.k, plan.block_shape[1])
     return planned(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))
@@ -275,11 +284,10 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 def _residence(
     operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
 ) -> Residence:
-    """Return where an operand lies during the product.
+    """Return where the operand's blocks are in memory during the product, for the planner's memory model.
 
-    After a rechunk several blocks read one chunk, so that chunks stay until they are read for the last time.
-
-    Jobs cut the blocks of A and B from their files. In a streamed product, waves load anew what can be loaded again.
+    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. Jobs read the
+    blocks of A and B from their files. The waves of a streamed product load their blocks again if that is possible.
     """
     resident = operand.resident
     others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)

@@ -1,4 +1,4 @@
-"""One product of operands: its type and shape, its plan, and its result: a lazy array, or `out`, filled."""
+"""One product of operands: its type, shape and plan, and its result, which is a lazy array or the filled `out`."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class Gemm:
     Attributes
     ----------
     a, b : Operand
-        Of two dimensions or more; of a symmetric product, b is the transpose of a.
+        Of two dimensions or more. In a symmetric product, b is the transpose of a.
     vectors : tuple of bool
-        Whether A and B were vectors. The user's C lacks the dimensions that they lack.
+        Whether A was a vector, and whether B was one. The user's C then has no rows, or no columns.
     alpha, beta : scalars
     c : Operand, optional
-        Given where beta is not 0.
+        Given if beta is not 0.
     symmetry : {"symmetric", "hermitian"}, optional
     """
 
@@ -62,7 +62,7 @@ class Gemm:
 
     @classmethod
     def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
-        """Make a product of operands as the user gave them."""
+        """Make a product of the user's operands, which may be vectors."""
         return cls(as_matrix(a, 0), as_matrix(b, 1), (len(a.shape) == 1, len(b.shape) == 1), **more)
 
     @cached_property
@@ -75,13 +75,13 @@ class Gemm:
 
     @cached_property
     def problem(self) -> Problem:
-        """Sizes and type, as a plan knows them."""
+        """Sizes and type, for the planner. Vectors count as matrices."""
         (*batch_a, m, k), (*batch_b, _, n) = self.a.shape, self.b.shape
         return Problem(m, k, n, self.dtype, tuple(batch_a), tuple(batch_b), self.symmetry)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape as the user sees it: vectors add no dimension."""
+        """Shape of the user's C: vectors add no dimension."""
         *batch, m, n = self.problem.shape
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
@@ -89,10 +89,11 @@ class Gemm:
     def plan(
         self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None, **reduced: Any
     ) -> Plan:
-        """Plan the product. With an `out` that is written to, C does not stay in the workers' memory.
+        """Plan the product.
 
-        C gets the chunks of a Dask array as `out`, or `c_chunks`, as far as the operands' chunks do not cut it.
-        `reduced` is `kept` and `shared` of `PlanRequest`, where blocks of C are reduced.
+        Blocks that are written to `out` do not stay in the workers' memory. C gets the chunks of `out` if that is a
+        Dask array, or else `c_chunks`, along the dimensions that the operands' chunks do not cut. `reduced` may have
+        `kept` and `shared` of `PlanRequest`, if blocks of C are reduced.
         """
         written = _is_written(out)
         unit = unit_of(out) if written else None
@@ -102,7 +103,7 @@ class Gemm:
         return plan_for(request, client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-        """Insert `one` for each dimension of C that vectors lack."""
+        """Insert `one` for each dimension that C lacks because A or B is a vector."""
         values = list(by_dimension)
         if self.vectors[1]:
             values.append(one)
@@ -113,7 +114,7 @@ class Gemm:
     def array(
         self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
     ) -> Any:
-        """Plan the product, and return it as a lazy array, or `out`, filled."""
+        """Plan the product. Return it as a lazy array, or fill `out` and return that."""
         if is_foreign(out):
             self.array(wishes, as_writable(out, "out"), client, c_chunks)
             return out
@@ -134,7 +135,7 @@ class Gemm:
             out_array.check_unit(out, plan.cluster)
         product = self._held() if out is None else self
         if in_place and self.c is not None and client is not None:
-            # A task that runs again after a failure must not add to what its block has been written to.
+            # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         lazy = product._lazy(plan, to, client)
         if out is None:
@@ -148,17 +149,17 @@ class Gemm:
         return out
 
     def _held(self) -> Gemm:
-        """Return the product of the operands as they are now, for a call that reads them later."""
+        """Return the product of the operands as they are at the call (`Operand.held`)."""
         b = self.b if self.symmetry is not None else self.b.held()
         return replace(self, a=self.a.held(), b=b, c=None if self.c is None else self.c.held())
 
     def _computable(self, array: da.Array, wishes: Wishes, plan: Plan, client: Client | None) -> da.Array:
-        """Return the lazy product as an array whose `compute` is that of ``out=``, where that pays."""
+        """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
         if client is None or self.a.kind == "cupy" or any(self.vectors):
             return array
 
         def fill(out: np.ndarray, client: Client) -> bool:
-            # Workers that do not reach `out` send C in one go, if it fits.
+            # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
             if out_array.target(out, client) is None and not plan.streamed:
                 return False
             self.array(wishes, out, client)
@@ -167,20 +168,30 @@ class Gemm:
         return ProductArray.of(array, fill)
 
     def reduced(self, wishes: Wishes, kept: Callable[[Plan], int], client: Client | None, shared: bool = False) -> Plan:
-        """Plan the product of which each block is reduced when it is made, and get the cluster ready for it.
+        """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.
 
         Parameters
         ----------
         wishes : Wishes
         kept : callable
-            Bytes that the parts of blocks, and the results, take in the memory of all workers together.
+            Takes a plan. Returns the bytes that reduced blocks and results take in the memory of all workers together.
         client : distributed.Client, optional
         shared : bool
             As in `PlanRequest`.
+
+        Returns
+        -------
+        Plan
+
+        Raises
+        ------
+        InputError, DoesNotFitError
+            As in `distmm.topk`.
         """
         self._check_sendable(client)
         room, needed = 0, 1
-        while needed > room:  # more room for parts leaves less for blocks, and smaller waves have fewer parts
+        # The memory of reduced blocks is taken from the blocks. Smaller waves have fewer reduced blocks.
+        while needed > room:
             room = needed
             plan = replace(self.plan(wishes, None, client, kept=room, shared=shared), result="reduced", streamed=True)
             needed = 0 if plan.shortfall else kept(plan)
@@ -195,7 +206,7 @@ class Gemm:
             check_sendable(operand.source, operand.name)
 
     def _prepare(self, plan: Plan, wishes: Wishes, client: Client | None) -> None:
-        """Refuse what cannot run on a cluster, and get the cluster ready."""
+        """Refuse a plan that does not fit, and install distmm's plugins on the cluster."""
         if client is None:
             return
         if plan is not wishes.plan:
@@ -203,7 +214,7 @@ class Gemm:
         cluster.install(client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
-        """Return a function that makes C. Given a wave, its graph has the blocks of that wave alone."""
+        """Return a function that makes C as a lazy array. Given a wave, the graph has only the blocks of that wave."""
         a, blocking, (vector_a, vector_b) = self.a, plan.blocking, self.vectors
         kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
@@ -226,16 +237,26 @@ class Gemm:
         reduced: product_graph.Reduced | None = None,
         norms: tuple[da.Array, ...] = (),
     ) -> Callable[[Wave | None], tuple[str, HighLevelGraph]]:
-        """Return a function that makes the graph of C, or of one wave of it, and says the name of its keys.
+        """Return a function that makes the graph of one wave of C, or of all of C for None.
 
         Parameters
         ----------
         plan : Plan
         kind : {"numpy", "cupy"}
-            Of the finished blocks.
+            Type of the finished blocks.
         client : distributed.Client, optional
         reduced, norms
             As in `product_graph.build`.
+
+        Returns
+        -------
+        callable
+            Takes a wave or None. Returns the name in the keys of C's blocks, and the graph.
+
+        Raises
+        ------
+        InputError
+            If the C of ``beta * C`` does not broadcast to the product, or has other blocks than A and B.
         """
         a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
         choice = product_graph.kernel_choice(plan)
@@ -247,8 +268,8 @@ class Gemm:
         name = ""
 
         def blocked(x: Operand, cuts: Chunks) -> Callable[[], da.Array]:
-            # Operands get new names each time, so that the blocks which a wave has read are freed at its end. Waves of
-            # one graph share what cannot be loaded again.
+            # Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the
+            # next wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
             make = partial(x.blocked, (*batch_chunks(x, blocking), *cuts), on, client)
             return cache(make) if plan.streamed and not x.loads_again else make
 
@@ -271,35 +292,41 @@ class Gemm:
         return named
 
     def _check_added(self) -> None:
-        """Refuse a C of ``beta * C`` that does not broadcast to the product, or is not where A and B are."""
+        """Refuse a C of ``beta * C`` that does not broadcast to the product, or has other blocks than A and B."""
         c, kind = self.c, self.a.kind
         if c is None:
             return
         if c.kind != kind:
-            raise InputError(f"C has {c.kind} blocks, A and B have {kind} blocks: convert C with map_blocks")
+            convert = "cupy.asarray" if kind == "cupy" else "cupy.asnumpy"
+            raise InputError(
+                f"C has {c.kind} blocks, A and B have {kind} blocks: convert C, for example with "
+                f"C.map_blocks({convert})"
+            )
         try:
             fits = np.broadcast_shapes(c.shape, self.shape) == self.shape
         except ValueError:
             fits = False
         if not fits:
-            raise InputError(f"C has shape {c.shape}, the product {self.shape}: C must broadcast to it")
+            raise InputError(
+                f"C has shape {c.shape}, the product {self.shape}: give a C that broadcasts to the product's shape"
+            )
 
     def _added(self, c: Operand, chunks: Chunks, client: Client | None) -> da.Array:
-        """Return the C of ``beta * C``, broadcast to the product's shape and cut like it.
+        """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
 
-        Workers read a NumPy array of the product's shape in the client's memory. One that is broadcast is small, and
-        travels with the graph.
+        Workers read a NumPy array of the product's shape from the client's memory. An array that has to be broadcast
+        is smaller, and is sent inside the graph.
         """
         shape = self.problem.shape
         if c.shape == shape:
             return c.blocked(chunks, "cpu", client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-        # C has the shape that the user sees: without the dimensions that a vector operand lacks.
+        # C lacks the dimensions that the product of a vector lacks.
         source = source[..., None] if self.vectors[1] else source
         source = source[..., None, :] if self.vectors[0] else source
         return da.broadcast_to(source, shape).rechunk(chunks)
 
 
 def _is_written(out: Any) -> bool:
-    """Whether blocks of C are written to `out`; a Dask array becomes the lazy product instead."""
+    """Whether blocks of C are written to `out`. A Dask array is not written to: it becomes the lazy product."""
     return out is not None and not isinstance(out, da.Array)

@@ -1,10 +1,11 @@
 """Lazy products whose `compute` fills an array of this process, as ``out=`` does.
 
-Dask's own way joins all blocks on one worker, and sends the result to the scheduler, which sends it to this process.
-Workers of this process's machine write each block to its place instead (`distmm.api.out_array`). Dask's way stays for
-what is not computed by `compute` alone, as ``dask.compute(C, C.sum())``, and for workers that do not reach this
-process's memory. It stays for ``dask.compute(C)``, too. Of Dask's hooks (2026.7) none runs in this process when the
-blocks are there: what `__dask_postcompute__` returns is a task of a worker, and `__dask_optimize__` changes the graph.
+Dask's `compute` joins all blocks on one worker. It sends the result to the scheduler, which sends it to this process.
+Here, workers on this process's machine write each block directly into the array (`distmm.api.out_array`).
+
+Dask's `compute` is used if the workers cannot write to this process's memory, and for calls of ``dask.compute``, such
+as ``dask.compute(C, C.sum())`` and ``dask.compute(C)``. No hook of Dask (2026.7) runs in this process when the blocks
+are finished: `__dask_postcompute__` returns a task for a worker, and `__dask_optimize__` changes the graph.
 """
 
 from __future__ import annotations
@@ -23,36 +24,36 @@ from distmm.api import out_array
 
 __all__ = ["ProductArray"]
 
-Fill = Callable[[np.ndarray, Client], bool]  # computes a product into an array; False where Dask is to do it
+Fill = Callable[[np.ndarray, Client], bool]  # computes a product into an array; returns False if Dask has to do it
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
-    """A product, lazy or persisted, with blocks in host memory; what is made from it are Dask arrays as usual."""
+    """A product, lazy or persisted, with blocks in host memory. Arrays that are made from it are plain Dask arrays."""
 
     _fill: Fill | None
     _made_as: str
 
     @classmethod
     def of(cls, array: da.Array, fill: Fill | None = None) -> ProductArray:
-        """Take over a Dask array; `fill` computes a lazy one, and a persisted one needs none."""
+        """Make one from a Dask array. `fill` computes a lazy array; a persisted array needs no `fill`."""
         self = cls(array.dask, array.name, array.chunks, meta=array)
         self._fill, self._made_as = fill, array.name
         return self
 
     def compute(self, **kwargs: Any) -> Any:
-        """Compute the array as `dask.array.Array.compute` does; blocks come here directly where workers reach `out`.
+        """Compute the array as `dask.array.Array.compute` does. Workers on this machine write blocks to its memory.
 
         Parameters
         ----------
         **kwargs
-            Dask's; with any of them, the computation is Dask's too.
+            Dask's arguments. With any of them, Dask computes the array.
 
         Returns
         -------
         numpy.ndarray
-            In this process's own memory, and writable.
+            Writable, in this process's memory.
         """
-        changed = self.name != self._made_as  # by C[0] = 1, and as `out` of a function of NumPy
+        changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
         client = None if kwargs or changed or self.nbytes > psutil.virtual_memory().available else _client(self)
         if client is not None:
             out = np.empty(self.shape, self.dtype)
@@ -61,12 +62,12 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         return super().compute(**kwargs)
 
     def _filled(self, out: np.ndarray, client: Client) -> bool:
-        """Compute into `out`; return False if that is left to Dask."""
+        """Compute into `out`. Return False if Dask has to compute the array."""
         if self._fill is not None and next(flatten(self.__dask_keys__())) not in client.futures:
             return self._fill(out, client)
         if self._fill is None and not futures_of(self):
             return False
-        to = out_array.target(out, client)  # the blocks are there
+        to = out_array.target(out, client)  # the array is persisted: its blocks are on the cluster
         if to is not None:
             out_array.store([(self, [None])], out, to, client)
         return to is not None
@@ -80,7 +81,7 @@ def _rebuilt(graph: Any, rebuild: Callable[..., da.Array], more: tuple[Any, ...]
 
 
 def _client(array: da.Array) -> Client | None:
-    """Return the client that Dask would compute with; None for other schedulers, and in a task."""
+    """Return the client that Dask would compute with. None for other schedulers, and in a task."""
     client = getattr(get_scheduler(collections=[array]), "__self__", None)
     if not isinstance(client, Client) or client.status != "running":
         return None
@@ -88,4 +89,4 @@ def _client(array: da.Array) -> Client | None:
         get_worker()
     except ValueError:
         return client
-    return None  # Dask lets another task have the thread of one that waits
+    return None  # in a task, Dask's `compute` gives the thread of the waiting task to another task

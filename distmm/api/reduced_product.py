@@ -1,4 +1,4 @@
-"""A product whose blocks are reduced by the tasks that finish them: checks, its plan, its results as lazy arrays."""
+"""Products whose finished blocks are reduced at once: their checks, their plan, and their results as lazy arrays."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ __all__ = ["Kinds", "check_metric", "check_ordered", "checked_k", "norms_of", "p
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
-# Bytes of a piece of an operand whose norms a task computes.
+# Bytes of the piece of an operand that one task computes norms of.
 NORMS_PIECE = 32 << 20
 
 
 def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
-    """Return the product of two operands, or of one with itself, that is to be reduced.
+    """Return the product of two operands, or of A with its own transpose, and the choices for it.
 
     Raises
     ------
     InputError
+        As in `distmm.topk`.
     """
     precision, kernel, device, blocks, plan = how
     symmetry: Symmetry | None = None
@@ -49,7 +50,9 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
         check_pair(a, b)
     for operand in (a, b):
         if len(operand.shape) < 2:
-            raise InputError(f"{operand.name} has shape {operand.shape}: what is reduced is a product of matrices")
+            raise InputError(
+                f"{operand.name} has shape {operand.shape}: give a matrix, as vectors are not accepted here"
+            )
     product = Gemm.of(a, b, symmetry=symmetry)
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
@@ -57,14 +60,17 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
 
 
 def check_ordered(product: Gemm, wanted: str) -> None:
-    """Refuse a product of complex numbers.
+    """Refuse a product of complex numbers. `wanted` names the result that needs an order.
 
     Raises
     ------
     InputError
+        With the type of the product.
     """
     if product.dtype.kind == "c":
-        raise InputError(f"the product is {product.dtype}, and complex numbers have no order, so no {wanted}")
+        raise InputError(
+            f"the product is {product.dtype}, and complex numbers have no order, so no {wanted}: give real operands"
+        )
 
 
 def check_metric(metric: Any, *operands: Operand) -> None:
@@ -73,20 +79,32 @@ def check_metric(metric: Any, *operands: Operand) -> None:
     Raises
     ------
     InputError
+        With the metric, or with the type of the operand.
     """
     if metric not in tasks.METRICS:
         raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
     for x in operands:
         if x.dtype.kind in "biuc":
-            raise InputError(f"{x.name} is {x.dtype}: a metric needs real floating-point numbers")
+            raise InputError(
+                f"{x.name} is {x.dtype}: a metric needs real floating-point numbers, as {x.name}.astype('float32')"
+            )
 
 
 def checked_k(k: Any, n: int, what: str) -> int:
-    """Return how many of n elements are asked for; `what` says what has ``{n}`` of them.
+    """Check the caller's k against n, and return it as an int.
+
+    Parameters
+    ----------
+    k : Any
+    n : int
+        Largest allowed value.
+    what : str
+        Text for the message that says where ``{n}`` comes from.
 
     Raises
     ------
     InputError
+        With k and n.
     """
     if not isinstance(k, SupportsIndex) or isinstance(k, (bool, np.bool_)) or not 1 <= index(k) <= n:
         raise InputError(f"k is {k!r}, and {what.format(n=n)}: give a whole number from 1 to {n}")
@@ -110,12 +128,22 @@ def results(
     wishes : Wishes
     reduction : Reduction
     kinds : sequence of (dtype, shape)
-        Of one line, for each result.
+        Type and shape of each result for one line. A line is a row of the product, or a column with `down`.
     client : distributed.Client, optional
     down : bool
-        Whether lines are columns of the product, and not rows.
+        Whether lines are columns of the product.
     normed : bool
-        Whether the reduction asks for norms.
+        Whether the reduction needs norms.
+
+    Returns
+    -------
+    list of dask.array.Array
+        One for each of `kinds`.
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As in `distmm.topk`.
     """
     client = cluster.usable(client)
     *batch, m, n = product.shape
@@ -123,7 +151,7 @@ def results(
     nbytes = math.prod(batch) * (n if down else m) * of_line
 
     def kept(plan: Plan) -> int:
-        """Bytes of the results, and of the parts of a wave: its blocks may all be finished before any are merged."""
+        """Bytes of the results and of the parts of one wave, all of whose parts may exist before any are merged."""
         height, _, width = plan.block_shape
         height, width = (width, height) if down else (height, width)
         share = min(1.0, width / reduction.k) if isinstance(reduction, tasks.Largest) else 1.0
@@ -139,7 +167,7 @@ def results(
 
 
 def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
-    """Return the squared norms of the rows of op(A) and of the columns of op(B), lazy, cut like the product."""
+    """Return the squared norms of the rows of op(A) and of the columns of op(B): lazy, in the product's chunks."""
     of_a = _squares(product.a, plan.blocking.m, client)
     if product.symmetry is not None:
         return of_a, of_a
@@ -148,7 +176,7 @@ def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array
 
 
 def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
-    """Return the squared norms of the rows of a matrix, lazy, cut at `edges`."""
+    """Return the squared norms of the rows of a matrix: lazy, in chunks of `edges`."""
     chunks = x.chunks
     if chunks is None:
         chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)

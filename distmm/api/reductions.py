@@ -1,6 +1,6 @@
-"""What users want of C when they do not want C: the best k of each row, sums, norms, histograms, what they define.
+"""The public functions `topk` and `reduce`: the best k of each row, sums, norms, histograms, the user's reductions.
 
-Each block of C is reduced by the task that finishes it, so that C is never in memory as a whole, and never travels.
+The task that finishes a block of C reduces it. C is never in memory as a whole, and its blocks are never sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REDUCTIONS = ("max", "argmax", "sum", "norm", "histogram")
 
 
 class TopK(NamedTuple):
-    """The best elements of each row, in order. Both arrays are lazy; ``dask.compute(*result)`` computes them together.
+    """The best elements of each row, best first. Both arrays are lazy: ``dask.compute(*result)`` computes both at once.
 
     Parameters
     ----------
@@ -54,18 +54,18 @@ def topk(
     plan: str | None = None,
     client: Client | None = None,
 ) -> TopK:
-    """Find the k largest elements of each row of ``A @ B``, and their columns, without holding the product.
+    """Find the k largest elements of each row of ``A @ B``, and their columns, without storing the product.
 
-    Each block of the product is reduced to its k largest elements of each row by the task that finishes it.
+    The task that finishes a block of the product reduces it to the k largest elements of each row.
 
     Parameters
     ----------
     A : array-like of shape (..., m, k)
-        As in `matmul`; its elements are real numbers.
+        As in `matmul`. Its elements must be real numbers.
     B : array-like of shape (..., k, n), or None
         As `A`. None: the product is ``distmm.gram(A)``, which multiplies each pair of rows once.
     k : int
-        How many, from 1 to n.
+        Number of elements of each row, from 1 to n.
     transa, transb : bool
         As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
     precision, kernel, device, blocks
@@ -78,16 +78,17 @@ def topk(
     Returns
     -------
     TopK
-        Lazy values and indices, NumPy arrays of shape (..., m, k) when computed. The largest element comes first; of
-        equal ones the one in the lower column, whatever the blocks and the workers. The order is that of `numpy.sort`:
-        NaN is larger than any number.
+        Lazy values and indices. They compute to NumPy arrays of shape (..., m, k). The largest element comes first. Of
+        equal elements, the one in the lower column comes first, for any blocks and workers. NaN counts as larger than
+        any number, as in `numpy.sort`.
 
     Raises
     ------
     InputError
-        As in `matmul`; for vectors, for complex numbers, which have no order, and for a `k` that is not from 1 to n.
+        As in `matmul`. Also for vectors, for complex numbers, which have no order, and for a `k` that is not from 1
+        to n.
     DoesNotFitError
-        If the workers lack the memory for blocks and results; names the missing figure.
+        If the workers have too little memory for blocks and results. The error says how much is missing.
 
     See Also
     --------
@@ -130,42 +131,43 @@ def reduce(
     plan: str | None = None,
     client: Client | None = None,
 ) -> da.Array:
-    r"""Reduce each row, or each column, of ``A @ B`` without holding the product.
+    r"""Reduce each row, or each column, of ``A @ B`` without storing the product.
 
     Parameters
     ----------
     A, B : array-like
-        As in `topk`; complex numbers too, where they need no order.
+        As in `topk`. "sum", "norm" and your own functions also take complex numbers.
     how : {"max", "argmax", "sum", "norm", "histogram"} or tuple of three functions
-        "max" and "argmax": as in NumPy, NaN first; of equal elements the first. "sum": of floating-point numbers in
-        float64, of integers in NumPy's type. "norm": the Euclidean norm, squares summed in float64. "histogram": counts
-        in `bins`.
+        "max" and "argmax": as in NumPy. NaN counts as the largest, and the first of equal elements wins. "sum":
+        floating-point numbers are summed in float64, integers in NumPy's type. "norm": the Euclidean norm, with squares
+        summed in float64. "histogram": counts of the elements in each of `bins`.
 
-        Three functions ``(chunk, combine, finish)`` of your own: ``chunk(block, first)`` reduces a block of shape
-        (..., r, c), a NumPy or CuPy array, to a part; ``block[..., 0]`` is element `first` of r lines. A part is an
-        array, or a tuple of arrays, of shape (..., r, ...). ``combine(parts)`` makes one part of a list of parts of the
-        same lines, which are in order. ``finish(part)`` makes the results of whole lines, of shape (..., r, \*shape).
+        Or three functions ``(chunk, combine, finish)`` of your own. A line is a row of the product, or a column with
+        ``axis=-2``. ``chunk(block, first)`` reduces a block of shape (..., r, c), a NumPy or CuPy array with r lines,
+        to a part; ``block[..., 0]`` is element `first` of each line. A part is an array, or a tuple of arrays, of shape
+        (..., r, ...). ``combine(parts)`` makes one part from a list of parts of the same lines, sorted along the lines.
+        ``finish(part)`` makes the results of whole lines, of shape (..., r, \*shape).
     axis : {-1, -2}
-        Along which elements are reduced: -1 gives a result for each row, -2 for each column; 1 and 0 for matrices.
+        The axis that is reduced: -1 gives one result for each row, -2 one for each column. For matrices also 1 and 0.
     bins : array-like, optional
         Ascending edges of the bins of a histogram, as in `numpy.histogram`.
     dtype : data-type, optional
-        Of the results of your own functions; by default that of the product.
+        Type of the results of your own functions. By default the type of the product.
     shape : tuple of int, optional
-        Of the result of one line by your own functions.
+        Shape of the result of your own functions for one line.
     transa, transb, precision, kernel, device, blocks, plan, client
         As in `topk`.
 
     Returns
     -------
-    dask.array.Array of shape (..., m) or (..., n), with that of a line's result at the end
-        Lazy. Sums and norms have the same bits for any number of workers where the blocks are the same; the other
-        results do not depend on blocks.
+    dask.array.Array of shape (..., m) or (..., n), followed by the shape of a line's result
+        Lazy. Sums and norms have the same bits for any number of workers if the blocks are the same. The other built-in
+        results do not depend on the blocks.
 
     Raises
     ------
     InputError
-        As in `topk`; for a `how`, an `axis` or `bins` that are none of those above.
+        As in `topk`. Also for a `how`, an `axis` or `bins` with a value that is not listed above.
     DoesNotFitError
         As in `topk`.
 
@@ -210,7 +212,7 @@ def reduce(
 
 
 def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:
-    """Refuse arguments that do not belong together."""
+    """Refuse an unknown `how`, and arguments that do not apply to it."""
     own = isinstance(how, tuple) and len(how) == 3 and all(map(callable, how))
     if not own and (not isinstance(how, str) or how not in REDUCTIONS):
         raise InputError(

@@ -14,11 +14,12 @@ __all__ = ["check_flags", "check_held", "check_scalars", "common_type"]
 
 
 def check_flags(**flags: Any) -> None:
-    """Refuse flags that are neither True nor False: BLAS's letter "N" would count as true.
+    """Refuse flags that are neither True nor False. BLAS's letter "N" would otherwise count as true.
 
     Raises
     ------
     InputError
+        With the name and the value of the flag.
     """
     for name, value in flags.items():
         if not isinstance(value, (bool, np.bool_)):
@@ -26,11 +27,12 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_scalars(**scalars: Any) -> None:
-    """Refuse scalars that are no numbers of Python or NumPy.
+    """Refuse scalars that are not numbers of Python or NumPy.
 
     Raises
     ------
     InputError
+        With the name, the value and the type of the scalar.
     """
     for name, value in scalars.items():
         if not isinstance(value, (int, float, complex, np.number, np.bool_)):
@@ -41,15 +43,15 @@ def check_scalars(**scalars: Any) -> None:
 
 
 def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dtype[Any]:
-    """Return NumPy's result type of operands and scalars, given by their names.
+    """Return NumPy's result type of operands and scalars. Both have names, for messages.
 
-    Python's scalars are weak, as in NumPy 2 (NEP 50), also with bfloat16: NumPy itself makes that float64, because it
-    cannot tell that bfloat16 is a floating-point type. 0 and 1 change nothing.
+    Python's scalars are weak, as in NumPy 2 (NEP 50). That also holds for bfloat16. NumPy itself returns float64 there,
+    because it does not recognise bfloat16 as a floating-point type. The scalars 0 and 1 do not change the type.
 
     Raises
     ------
     InputError
-        For scalars that are no numbers, and types that NumPy does not bring together.
+        For scalars that are not numbers, and for types without a common type in NumPy.
     """
     check_scalars(**scalars)
     counted = [x for x in scalars.values() if x not in (0, 1)]
@@ -67,11 +69,12 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
 
 
 def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
-    """Refuse Python's integers that this type cannot represent, as NumPy does: they would wrap around.
+    """Refuse Python integers that this type cannot represent, as NumPy does. They would wrap around.
 
     Raises
     ------
     InputError
+        With the name and the value of the scalar.
     """
     for name, value in scalars.items():
         if type(value) is int and not _holds(dtype, value):
@@ -82,6 +85,7 @@ def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
 
 
 def _holds(dtype: np.dtype[Any], value: int) -> bool:
+    """Whether a type can represent a Python integer."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)
         return int(limits.min) <= value <= int(limits.max)

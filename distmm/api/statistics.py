@@ -1,4 +1,4 @@
-"""Covariances and correlations, with NumPy's semantics: centred block by block, and multiplied by `gram`."""
+"""The public functions `cov` and `corrcoef`, with NumPy's semantics. They centre the observations and call `gram`."""
 
 from __future__ import annotations
 
@@ -41,30 +41,30 @@ def cov(
 ) -> da.Array:
     """Estimate a covariance matrix, as `numpy.cov` does, from observations that need not fit into memory.
 
-    The observations are read twice: once for their means, and once for the product of the centred blocks, of which
-    `gram` multiplies one triangle. A NumPy or CuPy array is centred at the call, in a copy. A Dask array is computed
-    twice where each block is read from one array or file, and computed from that alone. The blocks of others, such as
-    persisted arrays and products, stay in the workers' memory between the passes.
+    The observations are read twice: first for their means, then for the product of the centred blocks. `gram` computes
+    one triangle of the product. A NumPy or CuPy array is copied and centred at the call. A Dask array is computed twice
+    if each of its blocks is made from one block of an array or file. The blocks of other Dask arrays, such as persisted
+    arrays and products, stay in the workers' memory between the two passes.
 
     Parameters
     ----------
     m : array-like of shape (variables, observations) or (observations,)
         As in `matmul`.
     y : array-like, optional
-        More variables, of the same observations.
+        More variables, for the same observations.
     rowvar : bool
-        Each row is a variable; if False, each column.
+        True: each row is a variable. False: each column is one.
     bias : bool
-        Divide by the number of observations n, and not by n - 1.
+        Divide by the number of observations n instead of n - 1.
     ddof : int, optional
-        Divide by n - ddof, whatever `bias` says.
+        Divide by n - ddof. It overrides `bias`.
     fweights : array-like of int of shape (observations,), optional
-        How often each observation counts.
+        How many times each observation counts.
     aweights : array-like of shape (observations,), optional
         The weight of each observation.
     dtype : data type, optional
-        Floating-point or complex type of the centred observations and of the result; by default float64, or
-        complex128. Means are computed in these in any case.
+        Floating-point or complex type of the centred observations and of the result. By default float64, or complex128
+        for complex observations. Means are always computed in float64 or complex128, or in a wider `dtype`.
     precision, kernel, device, client
         As in `matmul`.
 
@@ -76,7 +76,7 @@ def cov(
     Raises
     ------
     InputError
-        For arrays of more than two dimensions, for observations or weights that differ in number, and for weights or a
+        For arrays of more than two dimensions, for different numbers of observations or weights, and for weights or a
         `ddof` that NumPy refuses.
     DoesNotFitError
         As in `matmul`.
@@ -88,7 +88,7 @@ def cov(
 
     See Also
     --------
-    corrcoef : The same, of variables scaled to a variance of 1.
+    corrcoef : The covariance of variables that are scaled to a variance of 1.
 
     Examples
     --------
@@ -132,8 +132,8 @@ def corrcoef(
 ) -> da.Array:
     """Compute Pearson's correlation coefficients, as `numpy.corrcoef` does.
 
-    The observations are centred and scaled before they are multiplied, so that each block of the result is complete
-    when it is made. They are read as in `cov`.
+    The observations are centred and scaled before they are multiplied. A finished block of the product is then a
+    finished block of the result. The observations are read as in `cov`.
 
     Parameters
     ----------
@@ -147,7 +147,7 @@ def corrcoef(
     Returns
     -------
     dask.array.Array of shape (variables, variables), or () for one variable
-        Lazy; real and imaginary parts are within -1 and 1, and NaN for variables that do not vary.
+        Lazy. Real and imaginary parts are between -1 and 1. Variables that do not vary have NaN.
 
     Raises
     ------
@@ -185,7 +185,7 @@ def _clipped(block: Any) -> Any:
 
 
 def _observations(m: Any, y: Any, rowvar: bool, dtype: Any) -> tuple[Any, Any, np.dtype]:
-    """Return the variables (rows) for the first pass and for the second, and the type of the result."""
+    """Return the variables as rows, for the first pass and for the second, and the type of the result."""
     arrays = [Labelled.of(m, "m")] + ([] if y is None else [Labelled.of(y, "y")])
     for array in arrays:
         if len(array.labels) > 2:
@@ -211,11 +211,14 @@ def _stacked(sources: list[Any], rowvar: bool, concatenate: Callable[..., Any]) 
     rows = []
     for number, source in enumerate(sources):
         variables = source.reshape((1,) * (2 - source.ndim) + source.shape)
-        # As NumPy does: a vector is one variable, and so is a y of one row.
+        # As in NumPy: a vector is one variable, and so is a y of one row.
         turned = not rowvar and (source.ndim != 1 if number == 0 else variables.shape[0] != 1)
         rows.append(variables.T if turned else variables)
     if len(rows) == 2 and rows[0].shape[1] != rows[1].shape[1]:
-        raise InputError(f"m has {rows[0].shape[1]} observations, and y has {rows[1].shape[1]}")
+        raise InputError(
+            f"m has {rows[0].shape[1]} observations, and y has {rows[1].shape[1]}: give as many in both; with "
+            "rowvar=False observations are rows"
+        )
     return rows[0] if len(rows) == 1 else concatenate(rows, axis=0)
 
 
@@ -225,7 +228,7 @@ def _weights(fweights: Any, aweights: Any, n: int, ddof: int) -> tuple[np.ndarra
         _checked(given, name, n) for given, name in ((fweights, "fweights"), (aweights, "aweights"))
     )
     if frequencies is not None and (frequencies != np.around(frequencies)).any():
-        raise InputError("fweights must be whole numbers: weights that are not are aweights")
+        raise InputError("fweights has values that are not whole numbers: give whole numbers, or use aweights")
     if frequencies is None and importance is None:
         return None, n - ddof
     weights = np.ones(n)
@@ -233,12 +236,13 @@ def _weights(fweights: Any, aweights: Any, n: int, ddof: int) -> tuple[np.ndarra
         weights = weights if given is None else weights * given
     total = float(weights.sum())
     if total == 0:
-        raise InputError("the weights have the sum 0: some observations must count")
+        raise InputError("the sum of the weights is 0: give at least one observation a positive weight")
     correction = ddof if importance is None else ddof * float((weights * importance).sum()) / total
     return weights, total - correction
 
 
 def _checked(given: Any, name: str, n: int) -> np.ndarray | None:
+    """Return weights as an array of shape (n,), without negative numbers and NaN."""
     if given is None:
         return None
     weights = np.asarray(given, dtype=float)

@@ -1,4 +1,4 @@
-"""Subscripts of `einsum`, as NumPy has them: read, and checked against the shapes of the operands."""
+"""Parses the subscripts of `einsum` by NumPy's rules, and checks them against the shapes of the operands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from distmm.errors import InputError
 __all__ = ["Subscripts", "as_written", "read"]
 
 Labels = tuple[Label, ...]
-Term = list["str | int | EllipsisType"]  # indices of one array as they were given
+Term = list["str | int | EllipsisType"]  # indices of one array, as the user wrote them
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class Subscripts:
     ----------
     operands : tuple of tuple
         A label for each dimension: a letter, or a number of the interleaved form. Dimensions of an ellipsis have
-        negative numbers, -1 for the last of them.
+        negative numbers; the last one has -1.
     output : tuple
     sizes : dict
-        Length of each label. An operand's dimension has this length, or 1 where it broadcasts.
+        Length of each label. An operand's dimension has this length, or length 1 if it broadcasts.
     """
 
     operands: tuple[Labels, ...]
@@ -38,12 +38,12 @@ class Subscripts:
 
 
 def as_written(arguments: Sequence[Any]) -> tuple[list[Term], Term | None, list[Any]]:
-    """Take the arguments of `einsum` apart: indices of the operands, those of the result if given, and operands.
+    """Split the arguments of `einsum`: indices of the operands, indices of the result or None, and the operands.
 
     Raises
     ------
     InputError
-        For subscripts that are none, and another number of operands than they name.
+        For invalid subscripts, and for another number of operands than the subscripts have.
     """
     if not arguments:
         raise InputError("einsum has no arguments: give subscripts such as 'ij,jk->ik', and the operands")
@@ -58,7 +58,10 @@ def as_written(arguments: Sequence[Any]) -> tuple[list[Term], Term | None, list[
         output = _numbers(arguments[-1], "the output") if len(arguments) % 2 else None
     if len(terms) != len(operands):
         given = f"{len(operands)} operand{'' if len(operands) == 1 else 's'}"
-        raise InputError(f"the subscripts {arguments[0]!r} are for {len(terms)} operands, and einsum has {given}")
+        raise InputError(
+            f"the subscripts {arguments[0]!r} are for {len(terms)} operands, and einsum got {given}: give one operand "
+            "for each term between commas"
+        )
     return terms, output, operands
 
 
@@ -85,12 +88,12 @@ def _numbers(given: Any, what: str) -> Term:
 
 
 def read(terms: Sequence[Term], output: Term | None, shapes: Sequence[tuple[int, ...]]) -> Subscripts:
-    """Give each dimension its label, and check that all of it fits together.
+    """Label each dimension, and check the lengths of the labels.
 
     Raises
     ------
     InputError
-        Naming index, operand and shape.
+        With index, operand and shape.
     """
     operands = tuple(
         _labels(term, shape, number) for number, (term, shape) in enumerate(zip(terms, shapes, strict=True))
@@ -103,13 +106,13 @@ def read(terms: Sequence[Term], output: Term | None, shapes: Sequence[tuple[int,
         return Subscripts(operands, (*ellipsis, *sorted(once)), sizes)
     for label, count in Counter(output).items():
         if count > 1:
-            raise InputError(f"index {_name(label)} is {count} times in the output: an index of the output stands once")
+            raise InputError(f"index {_name(label)} occurs {count} times in the output: use it once")
         if label is not Ellipsis and label not in sizes:
             have = ", ".join(
                 f"operand {n} of shape {shape}: {_text(term)}"
                 for n, (term, shape) in enumerate(zip(terms, shapes, strict=True))
             )
-            raise InputError(f"index {_name(label)} of the output is in no operand ({have})")
+            raise InputError(f"index {_name(label)} of the output is in no operand ({have}): use an operand's index")
     if ellipsis and Ellipsis not in output:
         number = next(n for n, labels in enumerate(operands) if ellipsis[0] in labels)
         raise InputError(
@@ -130,7 +133,7 @@ def _labels(term: Term, shape: tuple[int, ...], number: int) -> Labels:
     if hidden < 0 or (hidden and not ellipses):
         raise InputError(
             f"operand {number} has shape {shape}, {len(shape)} dimensions, and its subscripts {_text(term)} name "
-            f"{len(term) - ellipses}"
+            f"{len(term) - ellipses}: give one index for each dimension, or an ellipsis"
         )
     return tuple(_expanded(term, range(-hidden, 0)))
 
@@ -148,8 +151,8 @@ def _sizes(operands: Sequence[Labels], shapes: Sequence[tuple[int, ...]]) -> dic
         for label, n in zip(labels, shape, strict=True):
             if own.setdefault(label, n) != n:
                 raise InputError(
-                    f"index {_name(label)} is twice in operand {number}, of shape {shape}, with lengths {own[label]} "
-                    f"and {n}: a diagonal is that of dimensions of one length"
+                    f"index {_name(label)} occurs twice in operand {number}, of shape {shape}, with lengths "
+                    f"{own[label]} and {n}: a diagonal needs dimensions of the same length"
                 )
             if sizes.get(label, 1) == 1:
                 sizes[label], origin[label] = n, number
@@ -157,7 +160,7 @@ def _sizes(operands: Sequence[Labels], shapes: Sequence[tuple[int, ...]]) -> dic
                 first = origin[label]
                 raise InputError(
                     f"index {_name(label)} has length {sizes[label]} in operand {first}, of shape {shapes[first]}, and "
-                    f"{n} in operand {number}, of shape {shape}"
+                    f"{n} in operand {number}, of shape {shape}: the lengths must be equal, or 1"
                 )
     return sizes
 
@@ -173,7 +176,7 @@ def _name(label: Any) -> str:
 
 
 def _text(term: Term) -> str:
-    """Write indices as the user did."""
+    """Write indices as the user wrote them."""
     if all(isinstance(index, str) or index is Ellipsis for index in term):
         return repr("".join("..." if index is Ellipsis else str(index) for index in term))
     return str(["..." if index is Ellipsis else index for index in term])

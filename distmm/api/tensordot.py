@@ -1,4 +1,4 @@
-"""`tensordot`: sums of products over dimensions of two arrays, with NumPy's semantics."""
+"""The public function `tensordot`: sums of products over dimensions of two arrays, with NumPy's semantics."""
 
 from __future__ import annotations
 
@@ -31,35 +31,36 @@ def tensordot(
 ) -> Any:
     """Sum products over dimensions of two arrays, as `numpy.tensordot` does, by one matrix product.
 
-    The dimensions that are summed over become k, the others of A the rows of C and the others of B its columns. NumPy
-    and CuPy arrays are reshaped, which takes a copy at the call only where their strides forbid a view. Dask arrays are
-    reshaped block by block; before that, one whose chunks do not match along the dimensions that are summed over is
-    rechunked.
+    The dimensions that are summed over become k. The other dimensions of A become the rows of C, and those of B its
+    columns. NumPy and CuPy arrays are reshaped at the call, and copied only if their strides do not allow a view. Dask
+    arrays are reshaped block by block. If their chunks differ along the dimensions that are summed over, one of them is
+    rechunked first.
 
     Parameters
     ----------
     A, B : array-like of any number of dimensions
         As in `matmul`.
     axes : int, or pair of int or of sequences of int
-        An integer N: the last N dimensions of `A` and the first N of `B`, in this order. A pair: the dimensions of `A`,
-        and those of `B` that belong to them.
+        An integer N: sum over the last N dimensions of `A` and the first N of `B`, in this order. A pair: the
+        dimensions of `A`, and the dimensions of `B` in the same order.
     precision, kernel, device
         As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
-        As in `matmul`. Blocks are written as they are made into a NumPy array that can be viewed as the matrix C, and
-        into any array that has the shape of C; else the result is made in the workers' memory first.
+        As in `matmul`. Finished blocks are written at once into an array with the shape of the matrix C, and into a
+        NumPy array that can be viewed as C. For any other `out` the whole result is computed in the workers' memory
+        first.
     client : distributed.Client, optional
         As in `matmul`.
 
     Returns
     -------
     dask.array.Array
-        Lazy; its dimensions are those of A that are not summed over, then those of B. With `out`: that array.
+        Lazy. Its dimensions are those of A that are not summed over, then those of B. With `out`: that array.
 
     Raises
     ------
     InputError
-        For axes that do not exist, are there twice, or differ in length, and as in `matmul`.
+        As in `matmul`. Also for axes that do not exist, occur twice, or differ in length.
     DoesNotFitError
         As in `matmul`.
 
@@ -84,18 +85,23 @@ def tensordot(
 
 
 def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
-    """Return the dimensions of A and B that are summed over, from 0."""
+    """Return the dimensions of A and B that are summed over, as numbers from 0."""
     found = []
     for array, given in zip((a, b), _pair(axes, a, b), strict=True):
         shape, ndim = array.source.shape, len(array.labels)
         if (none := next((axis for axis in given if not -ndim <= axis < ndim), None)) is not None:
-            raise InputError(f"axes is {axes!r}: {array.name} has shape {shape}, and no dimension {none}")
+            raise InputError(
+                f"axes is {axes!r}: {array.name} has shape {shape}, and no dimension {none}; "
+                "give dimensions that it has"
+            )
         found.append([axis % ndim for axis in given])
         if len(set(found[-1])) < len(given):
-            raise InputError(f"axes is {axes!r}: it has a dimension of {array.name} twice")
+            raise InputError(f"axes is {axes!r}: it has a dimension of {array.name} twice; give each dimension once")
     axes_a, axes_b = found
     if len(axes_a) != len(axes_b):
-        raise InputError(f"axes is {axes!r}: {len(axes_a)} dimensions of A, and {len(axes_b)} of B")
+        raise InputError(
+            f"axes is {axes!r}: {len(axes_a)} dimensions of A, and {len(axes_b)} of B; give as many of both"
+        )
     for axis_a, axis_b in zip(axes_a, axes_b, strict=True):
         if a.sizes[axis_a] != b.sizes[axis_b]:
             raise InputError(
@@ -106,7 +112,7 @@ def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
 
 
 def _pair(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
-    """Return the dimensions as they were given."""
+    """Return the dimensions as the caller gave them: negative numbers count from the end."""
     try:
         n = operator.index(axes)
     except TypeError:

@@ -1,8 +1,8 @@
-"""What is above a threshold in a product, as coordinates and values, without holding the product.
+"""The public function `threshold`: the elements of a product above a threshold, without storing the product.
 
-Workers pick elements from each block when it is made, and this process collects them wave by wave. A block of which too
-much is kept returns a count instead of elements, and the call ends with all that has been counted by then. So neither
-the workers' memory fills up, where at most two waves are under way, nor that of this process.
+Workers select elements from each finished block, and this process collects them wave by wave. If too many elements of a
+block are selected, the task returns their number instead of the elements, and the call ends with an error that has the
+counts so far. This bounds the memory of the workers, which compute at most two waves at a time, and of this process.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from distmm.worker import tasks
 
 __all__ = ["Entries", "bytes_of_entry", "check_threshold", "most_of_block", "threshold"]
 
-# What is kept of a block takes at most this share of the block's own bytes, and of small blocks so many bytes: the plan
-# leaves room for what is kept of two waves.
+# The elements kept of a block may take this share of the block's bytes, and `ALWAYS` bytes of a small block. The plan
+# reserves memory for the kept elements of two waves.
 SHARE, ALWAYS = 1 / 4, 1 << 20
 
-# Part of this process's free memory that the result may take by default: it is there twice while it is put together.
+# Share of this process's free memory that the result may take by default. Joining its parts needs a second copy.
 MOST = 1 / 4
 
 
 class Entries(NamedTuple):
-    """The elements of a product that were kept, by ascending row, and in a row by ascending column.
+    """The elements of a product that were kept, sorted by row, then by column.
 
     SciPy's form is ``scipy.sparse.coo_array((values, (rows, columns)), shape=shape)``.
 
@@ -77,23 +77,23 @@ def threshold(
     plan: str | None = None,
     client: Client | None = None,
 ) -> Entries:
-    """Compute ``A @ B`` now, and keep the elements that are at least `t`; the product is held nowhere.
+    """Compute ``A @ B`` at the call, and keep the elements that are at least `t`. The product is never stored.
 
     Parameters
     ----------
     A : array-like of shape (m, k)
-        As in `matmul`; its elements are real numbers.
+        As in `matmul`. Its elements must be real numbers.
     B : array-like of shape (k, n), or None
-        As `A`. None: the product is ``distmm.gram(A)``. Of each pair of rows (i, j) and (j, i) only the one with
-        ``i >= j`` is returned, the diagonal included.
+        As `A`. None: the product is ``distmm.gram(A)``, which is symmetric. Only its elements (i, j) with ``i >= j``
+        are returned.
     t : scalar
-        The threshold, in the type of the values; NaN is not kept.
+        The threshold, in the type of the values. NaN is not kept.
     metric : {"inner", "cosine", "euclidean"}, optional
-        What is compared and returned for a row of A and a column of B, as in `nearest`: the inner product, which is
-        the element of the product and the default, the cosine, or the Euclidean distance. Distances of at most `t` are
-        kept. With `transb`, columns of B are rows of the array that is given.
+        The value that is compared and returned for a row of A and a column of B, as in `nearest`: the inner product
+        (the default: the element of the product), the cosine, or the Euclidean distance. Distances of at most `t` are
+        kept. With `transb`, the columns of B are the rows of the array that you give.
     most : int, optional
-        Keep at most so many elements; by default as many as take a quarter of this machine's free memory.
+        Number of elements that may be kept. By default, as many as fit into a quarter of this machine's free memory.
     transa, transb, precision, kernel, device, blocks, plan, client
         As in `topk`.
 
@@ -105,11 +105,12 @@ def threshold(
     Raises
     ------
     InputError
-        As in `topk`; for batches, a `t` that is no real number, a negative distance, an unknown metric, and a metric of
-        integers.
+        As in `topk`. Also for batches, for a `t` that is not a real number, for a negative distance, for an unknown
+        metric, and for integers with a metric.
     DoesNotFitError
-        If more than `most` elements are kept, or so many of one block that they would take more than a quarter of its
-        memory; says how many were counted by then, in how many of all elements. Nothing is left on the workers.
+        If more than `most` elements are kept, or if those of one block would take more than a quarter of the block's
+        memory. The error says how many elements were kept, and how many were examined. All tasks are cancelled, and
+        their memory is freed.
 
     Examples
     --------
@@ -139,11 +140,11 @@ def threshold(
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 
     def of_block(plan: Plan) -> int:
-        """Elements that are kept of a block at most."""
+        """Largest number of elements that are kept of a block."""
         return min(limit, most_of_block(plan, dtype, ALWAYS))
 
     def of_waves(plan: Plan) -> int:
-        """Bytes that are kept of the two waves that are under way at a time, at most."""
+        """Largest number of bytes that are kept of two waves, which may run at the same time."""
         return 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
 
     made = product.reduced(wishes, of_waves, client)
@@ -154,11 +155,12 @@ def threshold(
 
 
 def check_threshold(t: Any, most: Any, metric: str | None) -> None:
-    """Refuse a threshold that is not a real number, a negative distance, and a limit that is not a count of elements.
+    """Check the arguments of `threshold`.
 
     Raises
     ------
     InputError
+        For a `t` that is not a real number, for a negative distance, and for a `most` that is not a number of elements.
     """
     check_scalars(t=t)
     if isinstance(t, (complex, np.complexfloating)) or t != t:
@@ -172,16 +174,16 @@ def check_threshold(t: Any, most: Any, metric: str | None) -> None:
     if metric == "euclidean" and t < 0:
         raise InputError(f"t is {t!r}, and no Euclidean distance is negative: give 0 or more")
     if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
-        raise InputError(f"most is {most!r}: give a whole number, how many elements to keep at most")
+        raise InputError(f"most is {most!r}: give the largest number of elements to keep, a whole number of 0 or more")
 
 
 def bytes_of_entry(dtype: np.dtype[Any]) -> int:
-    """Bytes of the row, the column and the value of an element of this type."""
+    """Return the bytes of one kept element: its row, its column and its value of this type."""
     return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
 
 
 def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
-    """Elements of type `dtype` that are kept of a block at most; so many bytes of a small one `always`."""
+    """Return how many elements of type `dtype` may be kept of a block; a small block may always keep `always` bytes."""
     each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
     return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
 
@@ -189,10 +191,10 @@ def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
 def _compute(
     product: Gemm, plan: Plan, reduction: tasks.Threshold, collected: _Collected, client: Client | None
 ) -> None:
-    """Compute the product wave by wave, and collect what is kept of each block."""
+    """Compute the product wave by wave, and collect the kept elements of each block."""
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
     norms: tuple[da.Array, ...] = ()
-    if reduction.metric not in (None, "inner"):  # once here, not once for each wave
+    if reduction.metric not in (None, "inner"):  # computed once, and not again for each wave
         lazy = norms_of(product, plan, client)
         norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
     names = (norms[0].name, norms[1].name) if norms else None
@@ -203,7 +205,7 @@ def _compute(
             for (i, j), part in zip(parts, dask.compute(*parts.values()), strict=True):
                 collected.add(i, j, part)
         return
-    blocks: dict[Any, tuple[int, int]] = {}  # of the tasks in flight, by key
+    blocks: dict[Any, tuple[int, int]] = {}  # indices of the blocks in flight, by key of the task
 
     def send(on: Client, wave: Wave) -> tuple[list[Future], float]:
         parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
@@ -219,7 +221,7 @@ def _compute(
 
 
 class _Collected:
-    """What has been kept so far, by block."""
+    """The elements that have been kept so far, by block."""
 
     def __init__(self, product: Gemm, plan: Plan, most: int) -> None:
         self.product, self.most, self.count, self.seen = product, most, 0, 0
@@ -227,12 +229,12 @@ class _Collected:
         self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
 
     def add(self, i: int, j: int, part: tuple[int, Any, Any, Any]) -> None:
-        """Add what is kept of one block.
+        """Add the kept elements of one block.
 
         Raises
         ------
         DoesNotFitError
-            If it is too much.
+            If the elements kept so far, or those of this block, exceed their limit.
         """
         rows, columns = self.rows[i], self.columns[j]
         size = (rows.stop - rows.start) * (columns.stop - columns.start)
@@ -246,23 +248,23 @@ class _Collected:
                 why = f"and those of one block, {count:,} of {size:,}, would take more than a quarter of its memory"
             raise DoesNotFitError(
                 f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}: "
-                "raise the threshold, or compute all with distmm.matmul and out="
+                "choose a stricter threshold, or compute all elements with distmm.matmul and out="
             )
         row += rows.start
-        if self.product.symmetry is not None and i == j:  # one of each pair
+        if self.product.symmetry is not None and i == j:  # a block on the diagonal has both elements of each pair
             lower = column <= row
             row, column, values = row[lower], column[lower], values[lower]
         self.lines[i][j] = row, column, values
 
     def result(self) -> Entries:
-        """Return all that is kept, in the order of rows and columns."""
+        """Return all kept elements, sorted by row, then by column."""
         ordered = [self._line(parts) for parts in self.lines.values() if parts]
         rows, columns, values = (np.concatenate(each) for each in zip(*ordered, strict=True))
         m, n = self.product.shape
         return Entries(rows, columns, values, (m, n))
 
     def _line(self, parts: dict[int, tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-        """Put the blocks of one row of blocks together."""
+        """Join the kept elements of one row of blocks."""
         row, column, values = (np.concatenate(each) for each in zip(*(parts[j] for j in sorted(parts)), strict=True))
         order = np.argsort(row, kind="stable")
         return row[order], column[order], values[order]

@@ -1,4 +1,4 @@
-"""Arrays that are read in two passes, first for a statistic and then for a product: blocks need not stay in between."""
+"""Arrays that are read in two passes, for a statistic and for a product, without storing their blocks in between."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ __all__ = ["second_pass"]
 
 
 def second_pass(array: Labelled) -> da.Array:
-    """Return an array as a Dask array whose blocks are made by tasks of their own, where they are made one by one.
+    """Return a Dask array for the second pass, whose tasks compute the blocks again where that is possible.
 
-    If two passes read the same blocks, all of them stay in memory from the first pass to the second. Blocks that are
-    read from one array-like or file, and what is computed from such a block alone, are made again instead: Dask
-    describes them by `Blockwise` layers. Other arrays are shared: those that are in memory (persisted), products, and
-    what was rechunked or put together from several arrays.
+    If both passes used the same tasks, all blocks would stay in memory from the first pass to the second. Blocks that
+    are read from one array-like or file, and blocks that are computed from one such block, are computed again. Dask
+    describes these by `Blockwise` layers. Both passes share the blocks of other arrays: persisted arrays, products,
+    rechunked arrays, and arrays made from several arrays.
     """
     source = array.source
     return _made_again(source) if isinstance(source, da.Array) else array.lazy().source
 
 
 def _made_again(array: da.Array) -> da.Array:
+    """Copy the `Blockwise` layers of an array under new names; return the array itself if it has other layers."""
     graph = array.dask
     again = {name for name, layer in graph.layers.items() if isinstance(layer, Blockwise)}
     shared = {name: layer for name, layer in graph.layers.items() if name not in again}
@@ -35,7 +36,7 @@ def _made_again(array: da.Array) -> da.Array:
     seed = uuid.uuid4().hex
     names = {name: clone_key(name, seed) for name in again}
     keys = {key for name in again for key in graph.layers[name].get_output_keys()}
-    layers: dict[str, Layer] = dict(shared)  # with one task each: the array-like that is read, or a single value
+    layers: dict[str, Layer] = dict(shared)  # each has one task: the array-like that is read, or a single value
     dependencies = {name: graph.dependencies[name] for name in shared}
     for name, new in names.items():
         layers[new], _ = graph.layers[name].clone(keys, seed)

@@ -1,4 +1,4 @@
-"""Blocks of a product from the chunks of the user's arrays and files."""
+"""Blocks of a product that follow the chunks of the user's arrays and files."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Chunks = tuple[tuple[int, ...], ...]
 def users_blocking(
     problem: Problem, a: Operand, b: Operand, c_chunks: Chunks | None = None, unit: tuple[int, ...] | None = None
 ) -> Blocking | None:
-    """Blocks from the chunks of Dask operands; where k is chunked differently, the larger operand keeps its chunks.
+    """Return the blocks that follow the chunks of Dask operands. None if no operand has chunks.
 
-    An operand without chunks is cut like the other along k. Along its other axis it is cut like C, if C is to have
-    chunks; else at multiples of the other operand's largest edge, or of the unit in which C is written if that is
-    smaller.
+    If the operands have different chunks along k, the larger operand keeps its chunks. An operand without chunks gets
+    the other operand's chunks along k. Along its other axis it gets the chunks of C, if those are given. Otherwise its
+    edge there is the other operand's largest edge, rounded down to a multiple of the unit in which C is written.
     """
     given = a.chunks or b.chunks
     if given is None:
@@ -35,14 +35,14 @@ def users_blocking(
 
 
 def _merged_batch(problem: Problem, a: Chunks, b: Chunks) -> Chunks:
-    """Batch chunks of C: A's where A has the dimension, else B's."""
+    """Return the batch chunks of C: A's in the dimensions that A has with their full length, else B's."""
     ndim = len(problem.batch)
     pad_a, pad_b = ((1,),) * (ndim - len(a)) + a, ((1,),) * (ndim - len(b)) + b
     return tuple(x if sum(x) == n else y for x, y, n in zip(pad_a, pad_b, problem.batch, strict=True))
 
 
 def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
-    """Chunks of an operand along its own batch dimensions."""
+    """Return the chunks of an operand along its own batch dimensions, some of which may be broadcast."""
     own = operand.shape[:-2]
     return tuple(
         edges if sum(edges) == n else (n,)
@@ -51,9 +51,10 @@ def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
 
 
 def storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
-    """Block edges follow the chunks of the files, so that each chunk is read once; else the kernel's tile.
+    """Return the numbers that block edges (m, k, n) should be multiples of.
 
-    Along m and n they follow the `unit` in which C is written, and the others too where that takes no larger blocks.
+    These are the chunks of the files, so that each chunk is read once, or else the kernel's tile. With a `unit`, in
+    which C is written, they are the unit along m and n, or the file's chunk if that is a multiple of the unit.
     """
     m, k_a = a.storage_chunk[-2:] if a.storage_chunk else (TILE, TILE)
     k_b, n = b.storage_chunk[-2:] if b.storage_chunk else (TILE, TILE)

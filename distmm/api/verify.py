@@ -1,4 +1,4 @@
-"""Is C the product of A and B? Freivalds' test, and the full comparison for small sizes."""
+"""The public function `verify`: checks a product by Freivalds' test, or by a full comparison for small sizes."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = ["CHECKS", "check_possible", "verify"]
 
 CHECKS = ("freivalds", "full", "none")
 
-# The full comparison holds A, B and C in float64 at once; above this many operations it would take minutes.
+# The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.
 FULL_FLOPS = 2 * 4096**3
 
-# Edges of the blocks of the check where the operands are not chunked: 17 MB and 0.3 GB of float32.
+# Block edges of the check, for operands without chunks. The blocks take 17 MB and 0.3 GB in float32.
 CPU_EDGE, GPU_EDGE = 2048, 8192
 
 
@@ -45,20 +45,20 @@ def verify(
     alpha: complex = 1,
     precision: Precision | None = None,
 ) -> Verdict:
-    """Check that ``C = alpha * op(A) @ op(B)``, whatever has computed C.
+    """Check that ``C = alpha * op(A) @ op(B)``. Any program may have computed C.
 
     Parameters
     ----------
-    A : array-like of shape (m, k)
-        A Dask, NumPy or CuPy array, or a Zarr-like object. Each matrix is read block by block, once; twice where
-        columns of B differ much in size, or elements are near the ends of float64's range.
-    B : array-like of shape (k, n)
+    A : array-like of shape (m, k), or (k, m) with `transa`
+        A Dask, NumPy or CuPy array, or a Zarr-like object. Each matrix is read once, block by block. It is read twice
+        if the columns of B differ much in size, or if elements are near the limits of float64's range.
+    B : array-like of shape (k, n), or (n, k) with `transb`
         As `A`.
     C : array-like of shape (m, n)
         As `A`.
     check : {"freivalds", "full"}
-        "freivalds": compares ``A (B x)`` with ``C x`` for random vectors x, in O(n^2). "full": compares every element
-        with a float64 product, for small sizes.
+        "freivalds": compare ``A (B x)`` with ``C x`` for random vectors x, in O(n^2) operations. "full": compare every
+        element with a float64 product, for small sizes.
     seed : int
         Seed of the random vectors, at least 0.
     transa, transb : bool
@@ -66,19 +66,19 @@ def verify(
     alpha : scalar
         Factor of the product.
     precision : {"highest", "ieee", "high", "medium"}, optional
-        The one that C was computed with: "high" and "medium" round the operands, and are allowed larger errors. By
-        default as in `matmul`.
+        The precision that C was computed with. "high" and "medium" allow larger errors, because they round the
+        operands. By default as in `matmul`.
 
     Returns
     -------
     Verdict
-        True as a bool only if C is right. Its outcome is "cannot tell" where C has inf or NaN and the order of a sum
-        decides whether it overflows.
+        ``bool(verdict)`` is True only if C is right. The outcome is "cannot tell" if C has inf or NaN, and the order
+        of a sum decides whether the sum overflows.
 
     Raises
     ------
     InputError
-        If the shapes do not belong together, a full check would be too large, or an argument is none of those allowed.
+        If the shapes do not match, a full check would be too large, or an argument has a value that is not allowed.
 
     Examples
     --------
@@ -105,7 +105,7 @@ def verify(
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
     if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed {seed!r} is not an integer of 0 or more")
+        raise InputError(f"seed is {seed!r}: give a whole number of 0 or more")
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":
@@ -116,14 +116,17 @@ def verify(
 
 
 def check_possible(check: str, problem: Problem) -> None:
-    """Refuse a check that makes no sense for a product, or would take too long; said before any work.
+    """Refuse a check that does not work for a product, or would take too long. Called before any work.
 
     Raises
     ------
     InputError
+        For Freivalds' test of booleans, and for a full check of more than `FULL_FLOPS` operations.
     """
     if check == "freivalds" and problem.dtype.kind == "b":
-        raise InputError("C is boolean, and Freivalds' test needs a ring: use check full or none")
+        raise InputError(
+            "C is boolean, and Freivalds' test needs a type with subtraction: use check full, or none in a job"
+        )
     if check == "full" and problem.flops > FULL_FLOPS:
         raise InputError(
             f"a full check of a product of {problem.flops:.2g} operations would take more than {FULL_FLOPS:.2g} in "
@@ -132,7 +135,7 @@ def check_possible(check: str, problem: Problem) -> None:
 
 
 def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
-    """Whether the check runs on GPUs: float blocks that are there, or a cluster whose workers own GPUs."""
+    """Whether the check runs on GPUs: for floating-point blocks of CuPy, or on a cluster whose workers have GPUs."""
     if work.kind not in "fc":
         return False
     client = cluster.current_client()
@@ -142,17 +145,17 @@ def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
 
 
 def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
-    """Return operands as Dask arrays, their blocks in GPU or host memory."""
+    """Return operands as Dask arrays with blocks in GPU memory or host memory."""
     edge, client = GPU_EDGE if on_gpu else CPU_EDGE, cluster.current_client()
     arrays = []
     for operand in operands:
-        # Whole multiples of a file's chunks, near the edge that a block should have.
+        # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
         source = operand.source
         if client is not None:
             check_sendable(source, operand.name)
-        if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read where it lies
+        if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read without a copy
             operand = replace(operand, source=share(source, client) or source)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
         if operand.kind == "cupy" and not on_gpu:
@@ -162,6 +165,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
 
 
 def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdict:
+    """Compare every element of C with a product in the type of the check."""
     left, right, given = fetch(*blocks)
     with np.errstate(invalid="ignore", over="ignore"):
         if tolerance.exact:
@@ -182,9 +186,9 @@ def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdi
             continue
         row, column = (int(x) for x in np.unravel_index(int(np.argmax(found)), found.shape))
         at = f"the first at [{row}, {column}]: {values(given[row, column], truth[row, column], tolerance.dtype)}"
-        some = f"{int(found.sum())} of {found.size} elements"
+        count = f"{int(found.sum())} of {found.size} elements"
         if outcome == "wrong":
-            return Verdict("wrong", residual, f"C is not A @ B: {some} are off, {at}")
-        message = f"C may be A @ B or not: {some} cannot be compared, {at}, and {OVERFLOW}"
+            return Verdict("wrong", residual, f"C is not A @ B: {count} are off, {at}")
+        message = f"C may be A @ B or not: {count} cannot be compared, {at}, and {OVERFLOW}"
         return Verdict("cannot tell", residual, message)
     return Verdict("right", residual, f"every element of C is right, the largest error is {of_tolerance(residual)}")

@@ -1,11 +1,11 @@
-"""One loop over the waves of a product, for `out=` and for jobs: what the client does while the cluster computes.
+"""The client's loop over the waves of a product, for `out=` and for jobs.
 
-The client sends the graph of a wave, and hands each task of it to a callback when the task has ended. It sends the next
-wave when all waves but the last are complete, and of the last one few enough blocks are still to be made. So the
-cluster never knows of more than two waves, and the time of the loop grows linearly with the number of blocks.
+The client sends the graph of a wave, and passes each ended task to a callback. It sends the next wave when only one
+wave is still running, and few enough blocks of that wave remain to be computed. The scheduler therefore has at most two
+waves at a time, and the time of the loop grows linearly with the number of blocks.
 
-The loop sleeps until a task ends or a worker tells that it has made a block (`Waves.note_made`). Once in `BEAT_SECONDS`
-it wakes by itself: the caller then looks at what sends no message, such as a deadline.
+The loop sleeps until a task ends, or until a worker reports a computed block (`Waves.note_made`). It also wakes every
+`BEAT_SECONDS`, so that the caller can check things that send no message, such as a deadline.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ Graph = Callable[[], tuple[Sequence[Future], float]]  # sends a wave; returns it
 
 @dataclass
 class Sent:
-    """A wave on the cluster, or one block that is made again.
+    """A wave on the cluster, or one block that is computed again.
 
     Attributes
     ----------
     tasks : int
-        Tasks that write its blocks.
+        Number of tasks that write its blocks.
     tail : float
-        The next wave is sent when at most so many blocks of this one are still to be made: 0 sends it when this one is
-        complete (or where workers tell, when its blocks have only to be written), infinity sends it at once.
+        The next wave is sent when at most this many blocks of this wave remain to be computed. With 0 it is sent when
+        all blocks are computed, or, if workers do not report that, when all are written. With infinity it is sent at
+        once.
     pending : dict
-        The tasks that have not ended, by key.
+        Futures of the tasks that have not ended, by key.
     made : set
-        Keys of the tasks whose blocks are made, and have only to be written; empty where workers do not tell.
+        Keys of the tasks whose blocks are computed, but perhaps not yet written. Empty if workers do not report it.
     """
 
     tasks: int
@@ -53,7 +54,7 @@ class Sent:
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether the next wave may be sent, as far as this one is concerned."""
+        """Whether few enough blocks of this wave remain for the next wave to be sent."""
         return not self.pending or min(self.tasks - len(self.made), len(self.pending)) <= self.tail
 
 
@@ -64,15 +65,15 @@ class Waves:
     ----------
     client : distributed.Client
     take : callable
-        Called with each future that has ended, in the order in which they end; what it raises ends the loop. It may
-        call `send`, to have a block made again, and `others`, to take several at once.
+        Called with each ended future, in the order in which they end. An exception ends the loop. The callable may use
+        `send`, to compute a block again, and `others`, to take several futures at once.
     beat : callable, optional
-        Called before each wave is sent, after each task, and every `BEAT_SECONDS`; what it raises ends the loop.
+        Called before each wave is sent, after each task, and every `BEAT_SECONDS`. An exception ends the loop.
     run : CountedRun, optional
-        The writes of the tasks, which are ended with the loop if it ends early.
+        The writes of the tasks. They are ended if the loop ends early.
     grace : callable, optional
-        Seconds that tasks which a worker has begun get to end by themselves, if the loop ends early; None: the cluster
-        is left as it is. 0 by default.
+        Called if the loop ends early. Returns the seconds that tasks on a worker may still run before they are
+        cancelled, 0 by default. None: no task is cancelled.
     """
 
     def __init__(
@@ -85,17 +86,17 @@ class Waves:
         grace: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.client, self.take, self.beat, self.writes, self.grace = client, take, beat, run, grace
-        self.sent: list[Sent] = []  # in flight, the earliest first
-        self._sent_of: dict[Any, Sent] = {}  # by key of a task that has not ended
-        self._made_early: set[Any] = set()  # keys of tasks that a worker told of before this process knew their futures
-        self._news: SimpleQueue[Future | None] = SimpleQueue()  # tasks that have ended; None: a block is made
-        self._taken: list[Future] = []  # with the callback
+        self.sent: list[Sent] = []  # waves in flight, the earliest first
+        self._sent_of: dict[Any, Sent] = {}  # wave of each task that has not ended, by key
+        self._made_early: set[Any] = set()  # keys that a worker reported before this process had their futures
+        self._events: SimpleQueue[Future | None] = SimpleQueue()  # ended tasks; None: a block was computed
+        self._taken: list[Future] = []  # futures that the callback is handling
 
     def run(self, waves: Iterable[Graph]) -> None:
-        """Send the waves one after another, and return when all their tasks have been taken.
+        """Send the waves one after another, and return when the callback has taken all their tasks.
 
-        If it ends early, by an error, a stop or Ctrl-C, the tasks are cancelled, and none of them writes any more when
-        this method returns (`CountedRun.end`).
+        If the loop ends early, by an error, a stop or Ctrl-C, it cancels the tasks. No task writes any more when this
+        method returns (`CountedRun.end`).
         """
         with unless_silent(self.client):
             self._run(iter(waves))
@@ -112,27 +113,27 @@ class Waves:
                 self._take_next()
         except BaseException as error:
             if not self._wind_up() and self.writes is not None:
-                error.add_note("the scheduler is lost: out is at rest when its workers have ended")
+                error.add_note("the scheduler is lost: workers may write to out until they have ended")
             raise
         finally:
-            # A task stays on the cluster as long as its future is not released. The traceback of an error and Dask's
-            # loop refer to futures for longer than this method runs.
+            # A task stays on the cluster until its future is released. The traceback of an error and Dask's event loop
+            # keep references to futures after this method has returned.
             for sent in self.sent:
                 for future in sent.pending.values():
                     future.release()
             self.sent.clear()
             self._sent_of.clear()
-            self._news = SimpleQueue()
+            self._events = SimpleQueue()
 
     def send(self, futures: Sequence[Future], tail: float) -> None:
-        """Wait for some more tasks, too, as for a wave."""
+        """Add tasks to wait for: a wave, or a block that is computed again."""
         if not futures:
             return
         sent = Sent(len(futures), tail, {future.key: future for future in futures})
         self.sent.append(sent)
         for future in futures:
             self._sent_of[future.key] = sent
-            future.add_done_callback(self._news.put)
+            future.add_done_callback(self._events.put)
         sent.made |= self._made_early & sent.pending.keys()
         self._made_early -= sent.made
 
@@ -141,19 +142,19 @@ class Waves:
         return not self.sent or (len(self.sent) == 1 and self.sent[0].may_be_followed)
 
     def note_made(self, key: Any) -> None:
-        """Note that the block which a task writes is made. Any thread may call it."""
+        """Record that a task's block is computed, and only has to be written. Any thread may call this."""
         if (sent := self._sent_of.get(key)) is not None:
             sent.made.add(key)
-            self._news.put(None)
+            self._events.put(None)
         else:
             self._made_early.add(key)
 
     def _take_next(self) -> None:
-        """Wait for news, and take a task that has ended."""
+        """Wait for an event, and pass an ended task to the callback."""
         try:
-            future = self._news.get(timeout=BEAT_SECONDS)
+            future = self._events.get(timeout=BEAT_SECONDS)
         except Empty:
-            if self.client.status in ("closing", "closed"):  # its futures never end
+            if self.client.status in ("closing", "closed"):  # the futures of a closed client never end
                 raise CancelledError("the client was closed while its tasks ran") from None
             return
         if future is not None:
@@ -168,25 +169,25 @@ class Waves:
                 self._taken.clear()
 
     def others(self) -> list[Future]:
-        """Return the tasks that have ended besides the one that `take` was called with; it takes these, too."""
-        there = []
-        while not self._news.empty():
-            if (future := self._news.get()) is not None:
+        """Return the other tasks that have ended. A `take` that calls this has to handle them, too."""
+        ended = []
+        while not self._events.empty():
+            if (future := self._events.get()) is not None:
                 self._forget(future)
-                there.append(future)
-        return there
+                ended.append(future)
+        return ended
 
     def _forget(self, future: Future) -> None:
-        """Wait no more for a task, which has ended."""
+        """Remove an ended task from the tasks to wait for."""
         del self._sent_of.pop(future.key).pending[future.key]
         self.sent = [one for one in self.sent if one.pending]
         self._taken.append(future)
 
     def _wind_up(self) -> bool:
-        """End the tasks in flight; return whether the cluster could be told so.
+        """End the tasks in flight. Return False if the scheduler could not be reached.
 
-        Tasks that a worker has begun get their `grace`, the others are cancelled at once. Then no task of the run
-        writes any more, but for those that take longer than their grace.
+        Tasks that a worker has received may run for the seconds of `grace`. The others are cancelled at once. No task
+        of the run writes afterwards, except those that take longer than the grace.
         """
         grace = self.grace()
         if grace is None:
@@ -202,11 +203,11 @@ class Waves:
             if self.writes is not None:
                 self.writes.end(self.client, max(0.0, deadline - time.monotonic()) if grace else None)
         except (OSError, TimeoutError):
-            return False  # the scheduler has gone meanwhile, and with it the tasks
+            return False  # the scheduler was lost in the meantime, and its tasks with it
         return True
 
     def _begun(self) -> set[Any]:
-        """Keys of the tasks that are with a worker: all that they need is there."""
+        """Return the keys of the tasks that the scheduler has sent to a worker: their inputs are computed."""
         keys = list(self._sent_of)
 
         def processing(dask_scheduler: Scheduler) -> list[Any]:
@@ -216,11 +217,11 @@ class Waves:
         return set(self.client.run_on_scheduler(processing))
 
     def _await(self, keys: Iterable[Any], deadline: float) -> None:
-        """Wait until some tasks have ended, or for the deadline."""
+        """Wait until these tasks have ended, or until the deadline (a time of `time.monotonic`)."""
         left = {key for key in keys if not self._sent_of[key].pending[key].done()}
         while left and (seconds := deadline - time.monotonic()) > 0:
             try:
-                future = self._news.get(timeout=seconds)
+                future = self._events.get(timeout=seconds)
             except Empty:
                 return
             if future is not None:

@@ -1,4 +1,4 @@
-"""The caller's choices of how a product is computed; what the caller leaves open comes from the configuration."""
+"""The caller's choices of how a product is computed. The configuration has the defaults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Wishes"]
 
 @dataclass(frozen=True)
 class Wishes:
-    """The caller's choices: arguments of `distmm.matmul`, and as `absent` the argument `cluster` of `distmm.plan`."""
+    """The caller's choices: arguments of `distmm.matmul`. `absent` is the argument `cluster` of `distmm.plan`."""
 
     precision: Precision = "highest"
     kernel: str | None = None
@@ -37,12 +37,12 @@ class Wishes:
         absent: Hardware | None = None,
         reproducible: bool | None = None,
     ) -> Wishes:
-        """Take a caller's arguments; None stands for the configured default.
+        """Take a caller's arguments. None means the configured default.
 
         Raises
         ------
         InputError
-            For an unknown precision, and for a configured value that cannot be used.
+            For an unknown precision, a `reproducible` that is not a bool, and an invalid configured value.
         """
         accuracy = check_precision(config.chosen("precision", precision))
         where, named = config.chosen("device", device), config.chosen("kernel", kernel)

@@ -1,1 +1,1 @@
-"""On the workers: is C the product of A and B? Freivalds' test, sketches of blocks, tolerances."""
+"""Checks that C is the product of A and B, on the workers: Freivalds' test, sketches of blocks, tolerances."""

@@ -1,4 +1,4 @@
-"""CRC-32C of blocks. Other Python threads run meanwhile, and blocks of A and B stay in GPU memory."""
+"""CRC-32C of blocks. It is computed without Python's lock, and on a GPU if the block is there."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from distmm.worker import gpu
 
 __all__ = ["checksum", "checksum_of_input", "row_sums"]
 
-# Bytes of rows that are copied at a time. A block that is not in C order is never copied as a whole. On a GPU a piece
-# takes three times as much memory, for its integers.
+# Bytes of rows that are copied at a time, from blocks that are not in C order. On a GPU a piece takes three times as
+# much memory, for the products of its integers.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
 
 
 def checksum(block: np.ndarray) -> int:
-    """CRC-32C of the elements in C order."""
+    """Return the CRC-32C of the elements in C order."""
     return crc32c(np.ascontiguousarray(block).reshape(-1).view(np.uint8))
 
 
 def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = False) -> int:
-    """CRC-32C of a block ``(m, k)`` of A or B, without a copy of all of it, in whatever order its memory is.
+    """Return the CRC-32C of a block of A or B, without copying the whole block. Its memory may be in any order.
 
     Parameters
     ----------
-    block : NumPy or CuPy array
+    block : NumPy or CuPy array of shape (m, k)
     by_rows : bool
-        Sum up 8 bytes a row (`row_sums`) instead of all elements. A GPU computes them in its own memory, so this is
-        what all blocks of a job on GPUs have, those in host memory too.
+        Compute the CRC-32C of 8 bytes for each row (`row_sums`) instead of all elements. A GPU computes these in its
+        own memory. All blocks of a job on GPUs use this form, also blocks in host memory.
     columns_first : bool
-        Take the elements column by column: 15 GB/s for blocks in Fortran order, which row by row have 1.
+        Read the elements column by column. For blocks in Fortran order this takes 15 GB/s, and row by row 1 GB/s.
     """
     block = block.T if columns_first else block
     if not block.size:
@@ -53,10 +53,10 @@ def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = F
 
 
 def row_sums(block: Any) -> Any:
-    """Sum the words of each row times fixed odd numbers, modulo 2**64, in the memory where the block is.
+    """Sum the words of each row times fixed odd numbers, modulo 2**64, on the device of the block.
 
-    Any change of a single word changes its row's sum. A change of several words does not with probability 2**-63.
-    Integers have no rounding, so the sums do not depend on the order in which a processor adds.
+    Any change of a single word changes the sum of its row. A change of several words is missed with probability 2**-63.
+    Integers have no rounding, so the sums do not depend on the order of the additions.
     """
     xp = gpu.namespace(block)
     width = block.shape[1] * block.itemsize
@@ -69,7 +69,7 @@ def row_sums(block: Any) -> Any:
 
 
 def _pieces(block: Any, most: int) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a block, `most` bytes at a time, in C order, each with the number of its first row."""
+    """Yield the rows of a block in C order, `most` bytes at a time, with the number of the first row of each piece."""
     height = max(1, most // (block.shape[1] * block.itemsize))
     for first in range(0, len(block), height):
         yield first, gpu.namespace(block).ascontiguousarray(block[first : first + height])

@@ -1,15 +1,15 @@
-"""Freivalds' test: for random vectors X, ``A (B X)`` and ``C X`` must agree; blocked over the cluster.
+"""Freivalds' test of a whole product, block by block: for random vectors X, ``A (B X)`` and ``C X`` must agree.
 
-Freivalds (1977). It takes O(n^2) operations for each vector instead of O(n^3), and reads each matrix once. It shares no
-code with the kernels: it multiplies blocks by thin panels in float64, in slices of rows (`distmm.checking.row_slices`).
+Freivalds (1977). The test takes O(n^2) operations for each vector instead of O(n^3), and reads each matrix once. It
+shares no code with the kernels: it multiplies blocks by thin panels in float64, in slices of rows
+(`distmm.checking.row_slices`).
 
-*Integers* wrap around, and so does the test: it computes in the same two's complement ring, and both sides must be
-equal.
+*Integers* wrap around. The test computes in the same two's complement arithmetic, and both sides must be equal.
 
-*Floats* must agree within `distmm.checking.tolerance`. A row that exceeds it, or that stands out from the others, is
-computed again element by element, which settles rows with inf or NaN and names the first wrong element. Where columns
-of B differ much in size, or sums of squares would leave float64's range, a second test follows with rows of A and
-columns of B that are multiplied by powers of two (`distmm.checking.scaling`); then each matrix is read twice.
+*Floating-point numbers* must agree within `distmm.checking.tolerance`. A row that exceeds it, or is far above the other
+rows, is computed again element by element. This decides rows with inf or NaN, and finds the first wrong element. If the
+columns of B differ much in size, or sums of squares would leave float64's range, a second test multiplies the rows of A
+and the columns of B by powers of two (`distmm.checking.scaling`). Each matrix is then read twice.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from distmm.worker.tasks import to_device, to_host
 
 __all__ = ["OVERFLOW", "Freivalds", "fetch", "values"]
 
-# Random vectors. A wrong row escapes one vector with probability 1/2 at most, and all of them with 2**-16.
+# Number of random vectors. One vector misses a wrong row with a probability of at most 1/2, and all with 2**-16.
 VECTORS = 16
 
-# Rows that are computed again element by element, each at O(kn).
+# Number of rows that are computed again element by element. Each takes O(kn).
 SUSPECTS = 16
 
 OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
@@ -44,9 +44,9 @@ OVERFLOW = "a sum on the way to it may overflow or not, by the order of its term
 
 @dataclass(frozen=True)
 class Scales:
-    """Exponents of the largest elements of A's rows and B's columns, and of what rows and columns of C are divided by.
+    """Exponents of the largest elements of A's rows and B's columns, and of the divisors of C's rows and columns.
 
-    The last ones are at least as large as what underflow changes, which would else hide all columns of a row.
+    The divisors are no smaller than the error by underflow, which would otherwise hide all columns of a row.
     """
 
     rows: np.ndarray
@@ -70,10 +70,10 @@ class Scales:
 
 
 def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
-    """Compute arrays and bring them here as NumPy arrays.
+    """Compute arrays and return them as NumPy arrays.
 
     Workers copy GPU blocks to host memory first. A client that receives GPU blocks over UCX maps the worker's memory
-    pool, and the pool cannot be freed as long as the client lives.
+    pool, which then cannot be freed until the client exits.
     """
     on_host = (x.map_blocks(to_host, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype)) for x in arrays)
     return tuple(dask.compute(*on_host))
@@ -81,7 +81,16 @@ def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class Freivalds:
-    """The test with random vectors, of blocked matrices."""
+    """Freivalds' test of blocked matrices.
+
+    Attributes
+    ----------
+    a, b, c : dask.array.Array of shapes (m, k), (k, n) and (m, n)
+    tolerance : Tolerance
+    on_gpu : bool
+        Whether the blocks are in GPU memory.
+    alpha : scalar
+    """
 
     a: da.Array
     b: da.Array
@@ -91,7 +100,7 @@ class Freivalds:
     alpha: complex = 1
 
     def run(self, seed: int) -> Verdict:
-        """Test all rows at once, then look at those that fail or stand out."""
+        """Test all rows, then compute the rows again that fail or are outliers."""
         if self.tolerance.exact:
             left, right = self._both_sides(seed, None)
             return self._verdict(np.where(self.tolerance.differ(left, right), np.inf, 0.0), None)
@@ -104,7 +113,7 @@ class Freivalds:
     def _by_rows(
         self, seed: int, left: np.ndarray, right: np.ndarray, rows: np.ndarray, columns: np.ndarray
     ) -> Verdict:
-        """Compare both sides of floats; where that cannot tell enough, with rows and columns scaled."""
+        """Compare both sides of floats. If that is not conclusive, compare again with scaled rows and columns."""
         scales = Scales.of(exponents(rows), exponents(columns), self.tolerance, self.alpha)
         far = any(map(extreme, (scales.rows, scales.columns, np.array([mantissa(self.alpha)[1]]))))
         if not far:
@@ -121,14 +130,14 @@ class Freivalds:
         return self._verdict(ratio, scales)
 
     def _samples(self, seed: int) -> tuple[da.Array, ...]:
-        """Return some rows of A and columns of B, and the elements of C where they cross."""
+        """Return sampled rows of A and columns of B, and the elements of C in these rows and columns."""
         if not self.tolerance.narrow:
             return ()
         at = [sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape)]
         return self.a[at[0]], self.b[:, at[1]], self.c[at[0]][:, at[1]]
 
     def _rounding(self, seed: int, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
-        """Say by how much the rounding of the sampled elements is larger than that of the precision."""
+        """Return a message if the errors of the sampled elements are larger than the precision allows."""
         some = sampled_sums.Columns(np.arange(columns.shape[1]), columns)
         sample = sampled_sums.sampled(None, rows, [some])
         if sample is None:
@@ -143,7 +152,7 @@ class Freivalds:
         return f"{what}, and largest in row {row}"
 
     def _verdict(self, ratio: np.ndarray, scales: Scales | None) -> Verdict:
-        """Settle the rows that fail or stand out by their elements."""
+        """Decide the rows that fail or are outliers by their elements, and return the verdict."""
         rows = ratio.max(axis=1, initial=0.0)
         residual, unknown = float(rows[rows <= 1].max(initial=0.0)), None
         suspects, dependence = np.flatnonzero(stands_out(rows)), 1.0
@@ -157,7 +166,8 @@ class Freivalds:
         if np.count_nonzero(rows > dependence) > SUSPECTS:
             message = (
                 f"C may be A @ B or not: more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot "
-                f"compare; the first of them are right: scale A or B, or use check='full'"
+                f"compare, and only the first {SUSPECTS} were checked, which are right: scale A or B, or use "
+                "check='full'"
             )
             return Verdict("cannot tell", residual, message)
         return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
@@ -165,12 +175,12 @@ class Freivalds:
     def _both_sides(self, seed: int, scales: Scales | None, *more: da.Array) -> tuple[np.ndarray, ...]:
         """Return ``A (B X)`` and ``C X``, and the results of `more`, computed in the same pass over the blocks.
 
-        For floats X has one more column, of ones, with which the squares of a row are summed in the same pass. So the
-        last column is a bound on the norm of |A||B|, and the square of the norm of C.
+        For floats X has one more column, of ones. In the same pass it sums the squares of each row. The last column of
+        the results is therefore a bound on the norm of |A||B|, and the square of the norm of C.
         """
         rng, work, exact = np.random.default_rng(seed), self.tolerance.work, self.tolerance.exact
         shape = (self.b.shape[1], VECTORS)
-        # Modulo 2**w an error may be a multiple of a power of two, which signs would miss: any residue, instead.
+        # Errors of integers may be multiples of a power of two, which vectors of +-1 would miss.
         x = rng.integers(0, 2**64, shape, dtype=np.uint64) if exact else rng.choice(np.array([-1.0, 1.0]), shape)
         x = x if exact else np.hstack([x, np.ones((shape[0], 1))]).astype(work)
         rows, by_rows, by_columns = (None,) * 3 if scales is None else (scales.rows, scales.c_rows, scales.c_columns)
@@ -185,13 +195,14 @@ class Freivalds:
         return left * in_type(self.alpha if exact or scales is None else mantissa(self.alpha)[0], work), right, *found
 
     def _ratio(self, left: np.ndarray, right: np.ndarray, underflow: np.ndarray | float) -> np.ndarray:
-        """Error over tolerance of each row and vector; infinity where the two sums are not finite."""
+        """Return the error over the tolerance of each row and vector. Infinity if a sum is not finite."""
         with np.errstate(invalid="ignore", over="ignore"):
             spread, size = np.abs(left[:, -1:]), np.sqrt(right[:, -1:].real)
             limit = self.tolerance.limit(spread, size, underflow, self.c.shape[1])
             return self.tolerance.ratio(left[:, :-1], right[:, :-1], limit)
 
     def _scaled_ratio(self, sides: tuple[np.ndarray, ...], scales: Scales) -> np.ndarray:
+        """As `_ratio`, for sides that were computed with `scales`."""
         left, right = sides
         rows = np.where(scales.rows == SPOILT, EMPTY, scales.rows) + mantissa(self.alpha)[1] - scales.c_rows
         underflow = self.tolerance.underflow(self.alpha, scales.c_columns[scales.c_columns != SPOILT])
@@ -200,7 +211,7 @@ class Freivalds:
     def _across(
         self, matrix: da.Array, panel: Any, rows: np.ndarray | None, columns: np.ndarray | None, power: Literal[0, 1, 2]
     ) -> da.Array:
-        """Multiply a matrix by a thin panel, block by block where the blocks are."""
+        """Multiply a matrix by a thin panel, block by block, on the workers that have the blocks."""
         work, width = self.tolerance.work, panel.shape[1]
         panel = panel if isinstance(panel, da.Array) else self._in_blocks(panel, (matrix.chunks[1], width))
         function = partial(row_slices.across, work=work, power=power)
@@ -208,16 +219,16 @@ class Freivalds:
         return _summed(function, "jiv", matrix, panel, "jv", *scales, dtype=work)
 
     def _scale(self, values: np.ndarray | None, matrix: da.Array, axis: Literal[0, 1]) -> tuple[Any, Any]:
-        """Return the exponents of a matrix's rows or columns, as an argument with its index."""
+        """Return the exponents of a matrix's rows or columns, and their index, as arguments of `da.blockwise`."""
         return (None, None) if values is None else (self._in_blocks(values, (matrix.chunks[axis],)), "ij"[axis])
 
     def _in_blocks(self, values: np.ndarray, chunks: tuple[Any, ...]) -> da.Array:
-        """Return `values` cut into blocks, in GPU memory if the matrices' blocks are."""
+        """Return `values` as a Dask array, with blocks in GPU memory if the matrices' blocks are there."""
         blocks = da.from_array(values, chunks=chunks)
         return blocks.map_blocks(to_device, dtype=values.dtype, meta=blocks) if self.on_gpu else blocks
 
     def _elements(self, row: int, scales: Scales | None) -> tuple[str, str | None, float]:
-        """Recompute one row, O(kn): the outcome, where its first element is that is not right, and the dependence."""
+        """Compute one row again, in O(kn). Return the outcome, a text on its first bad element, and the dependence."""
         work, alpha, dependence = self.tolerance.work, self.alpha, 1.0
         line, given = (x.astype(work) for x in fetch(self.a[row], self.c[row]))
         if scales is None:
@@ -246,7 +257,7 @@ class Freivalds:
         return "right", None, dependence
 
     def _dependence(self, line: np.ndarray, ratio: np.ndarray) -> float:
-        """How far the roundings of the worst elements of a row are from independent ones."""
+        """Return the dependence of the roundings (`sampled_elements.dependence`) of the worst elements of a row."""
         worst = np.sort(np.argsort(-ratio, kind="stable")[: sampled_sums.EDGE])
         (found,) = fetch(self.b[:, worst])
         columns = sampled_sums.Columns(worst, found)
@@ -255,7 +266,7 @@ class Freivalds:
         return 1.0 if sample is None else sampled_elements.dependence(sample, 0)
 
     def _down(self, lines: np.ndarray, columns: np.ndarray | None) -> np.ndarray:
-        """Multiply lines by B, and a second one by its absolute values."""
+        """Multiply the first line by B, and the second line, if any, by its absolute values."""
         work, panel = self.tolerance.work, self._in_blocks(lines, (len(lines), self.b.chunks[0]))
         scale = self._scale(columns, self.b, 1)
         function = partial(row_slices.down, work=work)
@@ -263,7 +274,7 @@ class Freivalds:
         return np.asarray(found)
 
     def _named(self, row: int, column: int, given: np.ndarray, truth: np.ndarray, outcome: str) -> str:
-        """Say in which block an element is, and what it is and should be."""
+        """Return a text with the position of an element, its block, its value and its right value."""
         i, j = (
             int(np.searchsorted(np.cumsum(self.c.chunks[d]), at, side="right")) for d, at in ((0, row), (1, column))
         )
@@ -273,10 +284,11 @@ class Freivalds:
         return f"at [{row}, {column}] {both}, and {OVERFLOW}"
 
     def _finite_where_spoilt(self, scales: Scales) -> str | None:
-        """Say where C is finite although it may not be.
+        """Return a message if C is finite in a row or column that must be inf or NaN.
 
-        Rows of A and columns of B with inf or NaN spoil every random vector, so they do not count in the test. Every
-        element of C in such a row or column has an infinite or undefined term, so none may be finite.
+        Rows of A and columns of B with inf or NaN make every product with a random vector inf or NaN, so the test
+        leaves them out. Every element of C in such a row or column has an infinite or undefined term, so none may be
+        finite.
         """
         sides: tuple[tuple[Literal[0, 1], str, str], ...] = ((0, "row", "A"), (1, "column", "B"))
         for (axis, word, source), found in zip(sides, (scales.rows, scales.columns), strict=True):
@@ -300,25 +312,25 @@ class Freivalds:
 
 
 def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:
-    """Apply a function to each block of a matrix ``ij``; along the first of these indices each block has one result."""
+    """Apply a function to each block of a matrix ``ij``. Each result has length 1 along the first of `indices`."""
     meta = namespace(meta_from_array(matrix)).empty((0,) * len(indices), dtype)
     once = {indices[0]: 1}
     return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=once, dtype=dtype, meta=meta)
 
 
 def _summed(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:
-    """Sum what a function returns for each block of a matrix over the first of these indices."""
+    """Sum the results of a function for each block of a matrix over the first of `indices`."""
     return _by_block(function, indices, matrix, *others, dtype=dtype).sum(axis=0, dtype=dtype)
 
 
 def _rooted(panel: Any) -> Any:
-    """Return a panel with the roots of its last column."""
+    """Return a panel with the square roots of its last column."""
     panel = panel.copy()
     panel[:, -1] **= 0.5
     return panel
 
 
 def values(given: Any, truth: Any, dtype: np.dtype) -> str:
-    """Say which value C has and which it should have."""
+    """Return a text with the value of C and the value of the product."""
     with np.errstate(over="ignore"):
         return f"C has {np.asarray(given).astype(dtype)}, the product is {np.asarray(truth).astype(dtype)}"

@@ -1,7 +1,7 @@
-"""The check's work on one block, in slices of rows, so that its memory does not grow with the block.
+"""The operations of the check on one block, in slices of rows. Their memory does not grow with the block.
 
-A check computes in float64. A float32 block of edge 16384 would take 2.1 GB if it were cast as a whole, and its squares
-as much again. A worker checks several blocks at a time, so that this could fill a GPU in which the product fits.
+A check computes in float64. A whole float32 block of edge 16384 would take 2.1 GB in float64, and its squares another
+2.1 GB. A worker checks several blocks at a time. This could exceed the memory of a GPU on which the product fits.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from distmm.worker.gpu import namespace
 
 __all__ = ["SLICE", "across", "down", "finite", "largest"]
 
-# Bytes of a slice in float64 or the like; its absolute values take as much again.
+# Bytes of a slice in the type of the check, for example float64. Its absolute values take as many bytes again.
 SLICE = 64 << 20
 
 Block = Any  # a NumPy or CuPy matrix
@@ -25,7 +25,7 @@ Block = Any  # a NumPy or CuPy matrix
 def _slices(
     block: Block, work: np.dtype[Any], rows: Block | None = None, columns: Block | None = None
 ) -> Iterator[tuple[slice, Block]]:
-    """Yield ranges of rows of a block in type `work`, divided by powers of two; `SPOILT` columns become zeros."""
+    """Yield slices of rows, and these rows in type `work`, divided by powers of two. `SPOILT` columns become zeros."""
     height = max(1, SLICE // max(1, block.shape[1] * work.itemsize))
     for first in range(0, block.shape[0], height):
         here = slice(first, first + height)
@@ -59,8 +59,8 @@ def across(
     panel : matrix of shape (k, v)
         Of type `work`.
     rows, columns : int32 of shapes (m,) and (k,), optional
-        Exponents of the powers of two by which rows and columns of the block are divided first. `SPOILT` columns count
-        as zeros, also where they hold inf or NaN.
+        Exponents of the powers of two that rows and columns of the block are first divided by. `SPOILT` columns count
+        as zeros, although they have inf or NaN.
     power : {0, 1, 2}
         If not 0, the last column of the panel is multiplied by the absolute values of the block, or by their squares.
 
@@ -82,7 +82,7 @@ def across(
 
 
 def down(block: Block, lines: Block, columns: Block | None, *, work: np.dtype[Any]) -> Block:
-    """Multiply lines by a block: the first by the block itself, a second one by its absolute values.
+    """Multiply the first line by a block, and the second line, if any, by the block's absolute values.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def down(block: Block, lines: Block, columns: Block | None, *, work: np.dtype[An
 
 
 def largest(block: Block, *, work: np.dtype[Any], axis: Literal[0, 1]) -> Block:
-    """Return the largest absolute value of each row (axis 0) or column (axis 1) of a block; NaN where there is one.
+    """Return the largest absolute value of each row (axis 0) or column (axis 1) of a block. NaN counts as the largest.
 
     Returns
     -------

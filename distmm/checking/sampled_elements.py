@@ -1,8 +1,8 @@
-r"""Is the rounding of a block of C that of its precision? Some elements, computed again in float64 from A and B.
+r"""Compares sampled elements of C with float64 sums, to check that a block has the rounding of its precision.
 
-The bound of `distmm.checking.tolerance` holds for any data, so it is loose: at k = 65536 a product of normal numbers
-may have ten thousand times the error that float32 has. TF32 operands, or a step of k that was left out, stay within it.
-The elements here have a bound that follows from the sums that really occurred.
+The bound of `distmm.checking.tolerance` holds for any data, so it is loose. At k = 65536 it allows a product of normal
+numbers ten thousand times the error of float32. It does not detect TF32 operands, or one missing step of k. The bound
+of the sampled elements is sharper, because it follows from their own partial sums.
 
 *The bound.* Let ``s_1, s_2 ...`` be the partial sums of an element. Each addition errs by ``delta_p s_p`` with
 ``|delta_p| <= u``. If the delta_p are independent of each other in the mean, the error is sub-Gaussian (Higham & Mary,
@@ -11,31 +11,33 @@ SIAM J. Sci. Comput. 41, 2019, theorem 2.4 and lemma 3.1: Azuma and Hoeffding; I
 
     P(|error| > t L) <= 2 exp(-t^2 / 2),     L^2 = u^2 sum_p s_p^2
 
-The partial sums are known here: a task sums the products of each sampled element once more, in float64. Kernels add in
-other orders. L takes the largest of three kinds of sums: those in ascending k, in descending k, and of kernels that add
-each second, fourth, eighth or sixteenth product by itself. Added to L^2 are, each squared,
+The partial sums are known, because a task sums the products of each sampled element again, in float64. Kernels add in
+different orders. L therefore uses the largest of these sums of squares: in ascending k, in descending k, and of kernels
+that sum each second, fourth, eighth or sixteenth product separately. These terms are added to L^2, each squared:
 
-- what halves and tensor cores lose in float32 (`distmm_kernels`: ``fp16x3``, ``tf32x3``), 2^-20 of the element, of
-  each product and of each sum of 16 products, and 2^-38 of the largest number of a row or column times the others;
-- the last rounding to C's type, and those of alpha, beta and C0.
+- the error of float32 products by halves and tensor cores (`distmm_kernels`: ``fp16x3``, ``tf32x3``): 2^-20 of the
+  element, of each product and of each sum of 16 products, and 2^-38 of the largest number of a row (column) times the
+  numbers of the column (row);
+- the last rounding to C's type, and the roundings of alpha, beta and C0.
 
-Some errors may have one sign. They are subtracted from what is seen: 2 u_in |A||B| where operands may be rounded,
-underflow, and in 16 bits what tensor cores cut off: `CUT_OFF` of each sixteenth partial sum, and of the products there.
+Some errors may all have the same sign. They are subtracted from the observed error: 2 u_in |A||B| if operands may be
+rounded, underflow, and for 16-bit types the truncation in tensor cores: `CUT_OFF` of the partial sum after each group
+of 16 products, and of the products in the group.
 
-*Roundings that are not independent.* In a sum of equal numbers each addition may round the same way. A plain chain of
-k = 4096 then errs by more than 8 standard deviations. So some elements are also summed in float32, by a plain chain; L
-is multiplied by twice its error over L where that is above 1 (`dependence`), and so is the bound of rows. Numbers of
-float64 are multiplied by an odd factor first, so that they have no fewer digits in float32 than a chain of float64 can
-lose. The chain is in ascending k, as those of all kernels are. (A kernel that added long sorted rows in descending k
-might be called wrong.)
+*Dependent roundings.* In a sum of equal numbers all additions may round in the same direction. A plain chain of
+k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain. If
+twice the error of the chain is larger than L, L is multiplied by that ratio (`dependence`), and so is the bound of
+rows. float64 numbers are first multiplied by an irrational factor: the float32 chain then loses at least as many digits
+as a float64 chain can. The chain is in ascending k, as the chains of all kernels are. (A kernel that summed long sorted
+rows in descending k could be called wrong.)
 
 *The test.* Let r be the ratios of N errors to their L. For independent sub-Gaussian r (Chernoff's bound with
 ``E exp(x r^2) <= (1 - 2 x)^(-1/2)``; Hsu, Kakade & Zhang, Electron. Commun. Probab. 17, 2012)::
 
     P(mean r^2 > t^2) <= exp(-N (t^2 - 1 - ln t^2) / 2)
 
-t is chosen for `FALSE_ALARM`: 1.6 for 64 elements, 6.8 for a single one. Elements with equal values count once in N.
-A chain of float32 has r of about 0.4, and a BLAS less than 0.1.
+t is chosen for the probability `FALSE_ALARM`: 1.6 for 64 elements, 6.8 for one element. Elements with equal values
+count once in N. A float32 chain has r of about 0.4, and a BLAS less than 0.1.
 """
 
 from __future__ import annotations
@@ -51,24 +53,25 @@ from distmm.checking.tolerance import CUT_OFF, Tolerance
 
 __all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
 
-# Probability that a right block is taken for a wrong one.
+# Probability that a right block is called wrong.
 FALSE_ALARM = 1e-9
 
-# What float32 products of halves may lose beside L: of sums and products; of the largest number of a row or column.
+# Additional relative errors of float32 products by halves: of sums and products, and of the largest number of a row or
+# column.
 HALVES, COARSE = 2.0**-20, 2.0**-38
 
 Block = Any  # a NumPy or CuPy array
 
 
 def _squares(sample: Sample) -> np.ndarray:
-    """Sum the squares of the partial sums by the worst order: in descending k they are what is left of the sum."""
+    """Return the sums of squares of the partial sums, in the worse of ascending and descending order."""
     left = GROUP * sample.sums * (sample.sixteenths * sample.sums - 2 * sample.totals)
     return np.asarray(np.maximum(sample.squares, sample.squares + left))
 
 
 @lru_cache
 def threshold(count: int) -> float:
-    """Root mean square of `count` independent ratios that right ones exceed with probability `FALSE_ALARM`.
+    """Return t: right products exceed it with probability `FALSE_ALARM`, by the root mean square of `count` ratios.
 
     Examples
     --------
@@ -91,26 +94,27 @@ def level(
     beta: complex = 0,
     added: np.ndarray | None = None,
 ) -> tuple[float, int]:
-    """Compare the sampled elements of a block of C with the sums.
+    """Compare the sampled elements of a block of C with their float64 sums.
 
     Parameters
     ----------
     tolerance : Tolerance
     sample : Sample
-        Over all panels.
+        The sums over all panels.
     position : int
-        Place of this block among those of `sample`.
+        Position of this block among the blocks of `sample`.
     block : NumPy or CuPy array of shape (m, n)
     alpha, beta : scalars
     added : array of shape (m, n), optional
-        The C that was there before, in host memory.
+        The block of C0, in host memory.
 
     Returns
     -------
     level : float
-        Root mean square of the ratios over `threshold`: above 1, the block is not of its precision.
+        Root mean square of the ratios, divided by `threshold`. Above 1, the errors are larger than the precision
+        allows.
     row : int
-        Of the largest ratio, in the block.
+        Row of the largest ratio, in the block.
     """
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep
@@ -124,7 +128,7 @@ def level(
         if added is not None:
             before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
-        # Complex products by three real ones add the parts before: twice the sums.
+        # Complex products by three real products first add real and imaginary parts, which doubles the sums.
         walk = _squares(sample)[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)
         walk *= (tolerance.u * dependence(sample, position)) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
@@ -145,13 +149,18 @@ def level(
 
 
 def dependence(sample: Sample, position: int) -> float:
-    """How many times L a right product may err, because its roundings are not independent: 1 for most data.
+    """Return the factor of L for dependent roundings: 1 for most data.
 
     Parameters
     ----------
     sample : Sample
     position : int
-        Of the block among those of `sample`.
+        Position of the block among the blocks of `sample`.
+
+    Returns
+    -------
+    float
+        At least 1.
     """
     pairs = np.arange(sample.chain.shape[1])
     own = position * EDGE + pairs

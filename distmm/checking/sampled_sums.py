@@ -1,7 +1,7 @@
-"""Sums of some elements of C in float64, panel by panel, where a few rows of A cross a few columns of B.
+"""Sums of sampled elements of C in float64, panel by panel: the elements of a few rows of A and a few columns of B.
 
-They have all that `distmm.checking.sampled_elements` needs to bound the error of these elements in a block of C: what
-partial sums are in ascending and in descending k, in lanes, in groups of 16, and in a plain chain of float32.
+`distmm.checking.sampled_elements` bounds the error of these elements in a block of C. It needs figures of their partial
+sums: in ascending and in descending k, in lanes (each w-th product), in groups of 16, and in a plain float32 chain.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from distmm.worker import gpu
 
 __all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
 
-# Rows and columns of a block that cross in the sampled elements.
+# Number of sampled rows, and of sampled columns, of a block.
 EDGE = 8
 
-# Products that are added at once here: partial sums are known at each sixteenth. Tensor cores add as many.
+# Products in a group. Partial sums are known after each group. An instruction of tensor cores adds as many products.
 GROUP = 16
 
-# What float64 numbers are multiplied by before a chain of float32 sums them: it has no short binary form.
+# Factor of float64 numbers before a float32 chain sums them. It has no short binary form, so that products get many
+# binary digits, and the chain rounds.
 ODD = math.log(2)
 
 Block = Any  # a NumPy or CuPy array
@@ -31,12 +32,12 @@ Block = Any  # a NumPy or CuPy array
 
 @dataclass(frozen=True)
 class Columns:
-    """Some columns of a block of B.
+    """Sampled columns of a block of B.
 
     Attributes
     ----------
     at : array of int, shape (c,)
-        Where they are in the block.
+        Column numbers in the block.
     values : array of shape (k, c)
         In the type of the block, in host memory.
     """
@@ -47,36 +48,38 @@ class Columns:
 
 @dataclass(frozen=True)
 class Sample:
-    """Sums of products of sampled rows of A and columns of B, over the panels so far.
+    """Sums of products of sampled rows of A and sampled columns of B, over the panels so far.
 
-    float64 is divided by powers of two, and multiplied by `ODD`.
+    float64 rows and columns are first divided by powers of two, and multiplied by `ODD`.
 
-    Complex numbers have four real products (re re, im im, re im, im re), which some kernels sum one by one; the first
-    axis counts them. The others are rows, and the columns of all blocks.
+    Arrays have shape (parts, rows, columns), where nothing else is said. Real numbers have one part. Complex numbers
+    have four real products (re re, im im, re im, im re) as parts, because some kernels sum these separately. `columns`
+    counts the sampled columns of all blocks of the panel.
 
     Attributes
     ----------
     rows, columns : arrays of int
-        Where they are in their blocks; `columns` has shape (blocks, c).
+        Row and column numbers in their blocks, of shapes (rows,) and (blocks, c).
     shifts : pair of arrays of int, or None
-        Exponents of these powers, of rows and columns.
-    sums : array of shape (parts, rows, columns)
+        Exponents of the powers of two that rows and columns are divided by.
+    sums : array
+        The elements so far.
     squares : array
-        Sums of squares of the partial sums, in ascending k or by lanes.
+        Sums of squares of the partial sums, in ascending k or by lanes, whichever is larger.
     totals : array
-        Sums of each sixteenth partial sum.
+        Sums of the partial sums after each group.
     lanes : array of shape (parts, GROUP, rows, columns)
         Sums of each sixteenth product.
     terms, groups, spread : arrays
-        Sums of the products' squares, of squared sums of 16 products, and of absolute products.
+        Sums of the squares of the products, of the squares of the groups' sums, and of the absolute products.
     cut : array
-        Sum of absolute values of each sixteenth partial sum.
+        Sums of the absolute partial sums after each group, as tensor cores have them.
     coarse : array
-        Squares of the largest number of a row or column times the others.
+        Sums of the squares of the largest number of a row (column) times the numbers of the column (row).
     sixteenths : int
-        Partial sums that `totals` and `cut` have.
+        Number of groups in `totals` and `cut`.
     chain : array of float32, shape (parts, pairs, blocks)
-        The sums of some elements by a chain of float32: row p and column p of each block.
+        Elements summed by a float32 chain: those of sampled row p and sampled column p of each block.
     """
 
     rows: np.ndarray
@@ -104,12 +107,12 @@ def _is_wide(dtype: np.dtype) -> bool:
 
 
 def positions(size: int, *seed: int) -> np.ndarray:
-    """Return `EDGE` different positions below `size`, or all, in ascending order."""
+    """Return `EDGE` different random positions below `size` in ascending order; all if there are fewer."""
     return np.sort(np.random.default_rng(seed).choice(size, min(size, EDGE), replace=False))
 
 
 def columns_of(block: Block, *seed: int) -> Columns | None:
-    """Sample columns of a block of B; None where it has integers."""
+    """Sample columns of a block of B. None for integers and for empty blocks."""
     if not _is_float(block.dtype) or not block.size:
         return None
     at = positions(block.shape[1], *seed)
@@ -117,9 +120,10 @@ def columns_of(block: Block, *seed: int) -> Columns | None:
 
 
 def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
-    """Return some rows of a block, or the elements where they cross some columns, in host memory.
+    """Return rows `at` of a block, or only their elements in `columns`, in host memory.
 
-    They are moved as integers: CuPy has all operations for those, and takes no subnormal number for zero.
+    They are copied as integers. CuPy has all operations for integers, and does not flush their subnormal numbers to
+    zero.
     """
     moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
     xp = gpu.namespace(block)
@@ -129,7 +133,7 @@ def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np
 
     def on_gpu() -> np.ndarray:
         with gpu.working("product"):
-            # One row after the other: an index of several rows may copy all of a transposed block.
+            # One row at a time: an index of several rows may copy a whole transposed block.
             found = xp.stack([moved[row] for row in at.tolist()])
             if columns is not None:
                 found = xp.stack([found[:, column] for column in columns.tolist()], axis=1)
@@ -141,21 +145,26 @@ def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np
 
 
 def sampled(before: Sample | None, block: Block, right: list[Columns], *seed: int) -> Sample | None:
-    """Add the products of some rows of a block of A ``(m, k)`` and columns of a panel of B to the sums so far.
+    """Add the products of sampled rows of a block of A and sampled columns of a panel of B to the sums so far.
 
     Parameters
     ----------
     before : Sample or None
-        None in the first panel.
-    block : NumPy or CuPy array
+        The sums over the panels before. None in the first panel.
+    block : NumPy or CuPy array of shape (m, k)
     right : list of Columns
-        Of all blocks of the panel.
-    seed : int
-        Of the choice of rows, in the first panel.
+        The sampled columns of each block of the panel.
+    *seed : int
+        Seed of the choice of rows, in the first panel.
+
+    Returns
+    -------
+    Sample or None
+        None for integers and for empty blocks.
     """
     if not block.size or not _is_float(block.dtype):
         return None
-    # The blocks of a ragged last column may have fewer columns; it is repeated, and compared once.
+    # A ragged last block may have fewer columns than `EDGE`. They are repeated here, and compared only once.
     at = np.stack([np.resize(one.at, EDGE) for one in right])
     values = np.concatenate([one.values[:, np.resize(np.arange(len(one.at)), EDGE)] for one in right], axis=1)
     rows = positions(block.shape[0], *seed) if before is None else before.rows
@@ -174,12 +183,13 @@ def sampled(before: Sample | None, block: Block, right: list[Columns], *seed: in
 
 
 def _exponents(lines: np.ndarray) -> np.ndarray:
-    """Exponents ``(lines, 1)`` of the largest number of each line."""
+    """Return the exponents ``(lines, 1)`` of the largest number of each line."""
     with np.errstate(invalid="ignore", over="ignore"):
         return np.asarray(np.frexp(abs(lines).max(axis=1, keepdims=True))[1])
 
 
 def _real_pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the factors of the real products: one pair of real numbers, or the four pairs of complex numbers."""
     if a.dtype.kind != "c" and b.dtype.kind != "c":
         return [(a.astype(np.float64), b.astype(np.float64))]
     a, b = a.astype(np.complex128), b.astype(np.complex128)
@@ -187,7 +197,7 @@ def _real_pairs(a: np.ndarray, b: np.ndarray) -> list[tuple[np.ndarray, np.ndarr
 
 
 def _panel(a: np.ndarray, b: np.ndarray, blocks: int) -> dict[str, np.ndarray]:
-    """Return the sums of a panel for real rows ``(r, k)`` of A and columns ``(c, k)`` of B, by groups of 16 steps."""
+    """Return the sums over one panel for real rows ``(r, k)`` of A and columns ``(c, k)`` of B, by groups."""
     k = a.shape[1]
     padded = -k % GROUP
     left, right = (np.pad(x, ((0, 0), (0, padded))).reshape(len(x), -1, GROUP) for x in (a, b))
@@ -212,6 +222,7 @@ def _added(
     products: np.ndarray,
     k: int,
 ) -> Sample:
+    """Add the sums of one panel (`_panel`) to those of the panels before."""
     within = new["within"]  # (parts, groups, rows, columns)
     zero = np.zeros_like(new["terms"])
     start = zero if before is None else before.sums
@@ -221,7 +232,7 @@ def _added(
     most = np.maximum(abs(lanes), 0 if before is None else abs(before.lanes))
     by_order = GROUP / 2 * (earlier**2 + sums**2).sum(axis=1) + GROUP * new["terms"]
     squares = np.maximum(by_order, _by_lanes(lanes, most, k))
-    # Tensor cores leave their sum after a stretch, and begin the next one with nothing.
+    # After `STRETCH` steps, tensor cores restart from zero. Their sum is added to the total in float32.
     begun = np.repeat(earlier[:, :: STRETCH // GROUP], STRETCH // GROUP, axis=1)[:, : sums.shape[1]]
     stretch = np.maximum(abs(sums), abs(sums - begun)).sum(axis=1)
     carried = np.zeros((*products.shape[:3], 1), np.float32) if before is None else before.chain[..., None]
@@ -240,7 +251,7 @@ def _added(
 
 
 def _by_lanes(lanes: np.ndarray, most: np.ndarray, k: int) -> np.ndarray:
-    """Bound the squares of partial sums of kernels that add each w-th product by itself, w = 2, 4, 8, 16."""
+    """Bound the squared partial sums of kernels that sum each w-th product separately, for w = 2, 4, 8, 16."""
     worst = k / GROUP * (most**2).sum(axis=1)
     for width in (2, 4, 8):
         folded = lanes.reshape(lanes.shape[0], GROUP // width, width, *lanes.shape[2:]).sum(axis=1)

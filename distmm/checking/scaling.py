@@ -1,9 +1,9 @@
-"""Powers of two that bring the rows and columns of a check to one size.
+"""Powers of two that give the rows and columns of a check a common size.
 
-The sum of a row of C over random vectors has 16 digits in float64. If the columns of B differ in size by more than
+The sum of a row of C times a random vector has 16 digits in float64. If the columns of B differ in size by more than
 that, the small columns of C are lost in the sum. If elements are near 1e308 or 1e-308, their squares leave float64's
-range. So the check first multiplies rows and columns by powers of two, which is exact. It does so only where `graded`
-or `extreme` ask for it: most matrices are compared as they are.
+range. The check then multiplies rows and columns by powers of two, which is exact. `graded` and `extreme` tell whether
+this is necessary. For most matrices it is not.
 """
 
 from __future__ import annotations
@@ -19,24 +19,25 @@ __all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "sca
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
 
-# Powers of two by which the largest elements of columns may differ for the columns to be summed as they are. Columns
-# of standard normal numbers differ by 2 at most.
+# Columns are summed without scaling if the exponents of their largest elements differ by no more than this. Columns of
+# standard normal numbers differ by at most 2.
 EVEN = 3
 
-# Powers of two by which elements may differ from 1 so that products of three and sums of squares stay in range.
+# Products of three elements, and sums of squares, stay in float64's range if the exponents of elements are no larger.
 SAFE = 300
 
-# Sums of squares in this range are accurate: parts below 2**-1022, which underflow, are small beside them.
+# Sums of squares in this range are accurate: squares below 2**-1022, which underflow, are negligible.
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**900
 
-# Largest exponent of a weight: its inverse is a normal float64, and so is a sum over any number of columns.
+# Largest exponent of a weight: the inverse of the weight is a normal float64, and so is a sum over any number of
+# columns.
 MOST = 960
 
 Block = Any  # a NumPy or CuPy matrix
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
-    """Exponent e of each absolute value, at most ``2**e``; `EMPTY` for 0, `SPOILT` for inf and NaN."""
+    """Return e for each absolute value, which is below ``2**e``. `EMPTY` for 0, `SPOILT` for inf and NaN."""
     found = np.asarray(np.frexp(largest)[1], np.int32)
     found[largest == 0] = EMPTY
     found[~np.isfinite(largest)] = SPOILT
@@ -44,23 +45,24 @@ def exponents(largest: np.ndarray) -> np.ndarray:
 
 
 def _known(found: np.ndarray) -> np.ndarray:
+    """Return the exponents of lines that are neither zero nor have inf or NaN."""
     return np.asarray(found[(found != EMPTY) & (found != SPOILT)])
 
 
 def graded(found: np.ndarray) -> bool:
-    """Whether columns with these exponents differ too much in size to be summed as they are."""
+    """Whether columns with these exponents differ too much in size to be summed without scaling."""
     known = _known(found)
     return bool(known.size and int(known.max()) - int(known.min()) > EVEN)
 
 
 def extreme(found: np.ndarray) -> bool:
-    """Whether sums of squares of values with these exponents may leave float64's range, or there is inf or NaN."""
+    """Whether sums of squares of values with these exponents may leave float64's range, or some have inf or NaN."""
     known = _known(found)
     return bool((found == SPOILT).any() or (known.size and np.abs(known).max() > SAFE))
 
 
 def weights(found: np.ndarray, least: int = -MOST) -> np.ndarray:
-    """Return exponents to divide columns by: at least `least`; columns of zeros get that of the largest column."""
+    """Return the exponents of the divisors of columns, at least `least`. Columns of zeros get the largest exponent."""
     known = _known(found)
     filled = np.where(found == EMPTY, known.max() if known.size else 0, found)
     clipped = filled.clip(min(max(least, -MOST), MOST), MOST)
@@ -80,7 +82,7 @@ def scaled(values: Block, exponent: Any) -> Block:
 
 
 def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
-    """Multiply rows by vectors, and find their norms.
+    """Multiply rows by vectors, and compute the norms of the rows.
 
     Parameters
     ----------
@@ -93,8 +95,8 @@ def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
     products : array of shape (m, v)
     norms : array of shape (m,)
     exponents : array of shape (m,), int32
-        Both are to be multiplied by ``2**exponents``: not 0 where sums of squares would have left float64's range,
-        `EMPTY` in rows of zeros.
+        The true products and norms are these times ``2**exponents``. An exponent is not 0 if the sum of squares would
+        have left float64's range, and `EMPTY` in a row of zeros.
     """
     xp = namespace(part)
     found = xp.zeros(part.shape[0], np.int32)
@@ -111,10 +113,10 @@ def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
 
 
 def widened(values: Block, flushes: bool | None = None) -> Block:
-    """Return float32 and complex64 values in double precision where a cast would lose subnormal ones; others as given.
+    """Convert float32 and complex64 values to double precision if a cast would flush subnormal numbers to zero.
 
-    CuPy compiles its casts with -ftz=true: they take subnormal float32 numbers for zero. So these are made of their
-    bits there. `flushes` says whether casts do that; by default, of CuPy arrays.
+    CuPy compiles its casts with -ftz=true, which flushes subnormal float32 numbers to zero. Here they are converted
+    from their bits. `flushes` says whether casts flush; by default only CuPy's do. Other values are returned unchanged.
     """
     xp = namespace(values)
     if values.dtype not in (np.float32, np.complex64) or not (xp is not np if flushes is None else flushes):
@@ -134,4 +136,5 @@ def widened(values: Block, flushes: bool | None = None) -> Block:
 
 
 def _squares(xp: Any, part: Block) -> Block:
+    """Return the sum of squares of each row."""
     return (np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)).real

@@ -1,32 +1,34 @@
-r"""The certificate of one block of C: Freivalds' test on sketches that are made while the blocks are in memory.
+r"""The check of one block of C in a job: Freivalds' test on sketches of the blocks that the product has in memory.
 
-X_j are random vectors, two columns (for integers 16) for each block column of C. Each block is multiplied by vectors
-once, on the worker that has it in memory anyway::
+A sketch is a block times random vectors. X_j are the vectors of block column j of C: two, or 16 for integers. Each
+block is multiplied by vectors once, on the worker that has it in memory for the product::
 
     Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
-    C_ij X_j  ~  alpha S_ij          where C_ij is written                   judge
+    C_ij X_j  ~  alpha S_ij          on the worker that writes C_ij          judge
 
-Each block of A is read once for all block columns of a wave, so the test costs O(n^2) and the product O(n^3). The sums
-are in float64 (of integers: modulo 2**32 or 2**64) and share no code with the kernels. A block in GPU memory is
-multiplied by that GPU, and only the products with vectors and some norms are copied to the host.
+Each block of A is read once for all block columns of a wave. The test therefore costs O(n^2), while the product costs
+O(n^3). The sums are in float64 (for integers modulo 2**32 or 2**64), and share no code with the kernels. The GPU that
+has a block multiplies it. Only the products with vectors and some norms are copied to the host.
 
-The vectors are +-U(1, 2). They are never near zero, so each single error shows. They are continuous, so errors in one
-row cancel with probability zero; with +-1 it would be one half. Errors of integers may be multiples of a power of two.
-For integers the elements of the first vector are odd, so each single error shows, and those of the others are any
-residues. A wrong element of A or B makes a whole row or column wrong. If all of these errors are multiples of
-2**(w - t) in integers of w bits, one vector misses them with a probability of 2**-t: where the highest bit of an
-element was flipped, every other time. So there are 16 vectors. That all of them miss it has a probability below 2**-14.
+*Floating-point numbers.* The vectors are +-U(1, 2). They are never near zero, so each single error is detected. They
+are continuous, so errors in one row cancel with probability zero. With +-1 that probability would be one half.
 
-Where the columns of B differ much in size, the second vector is divided by weights that bring them to one size; the
-first vector never is (`weigh`). The weights follow from the first panel, B_0j, because a sum over panels needs the same
-weights for all of them. Any weights give a right bound. Weights that do not fit a later panel find fewer errors there,
-and the first vector finds those. Rows of A need no weights, because each row of C has a bound of its own. Where sums of
-squares would leave float64's range, a row is divided by a power of two, which is kept in the sketch.
+*Integers.* Errors may be multiples of a power of two. The elements of the first vector are odd, so each single error is
+detected. The elements of the other vectors are uniform modulo 2**w. A wrong element of A or B makes a whole row or
+column wrong. If all of these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with
+probability 2**-t. If the highest bit of an element was flipped, that is one half. So there are 16 vectors. All of them
+miss it with a probability below 2**-14.
 
-The sketches also carry some elements of each block that are computed again, with a bound that is much sharper
-(`distmm.checking.sampled_elements`): they find what is wrong with the rounding of the whole block, and the vectors find
-what is wrong in one place.
+*Weights.* If the columns of B differ much in size, the columns are divided by weights, which give them a common size,
+before they are multiplied by the second vector (`weigh`). The first vector has no such weights. The weights follow from
+the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a right bound.
+If weights do not suit a later panel, the second vector finds fewer errors there, and the first vector finds those. Rows
+of A need no weights, because each row of C has its own bound. If sums of squares would leave float64's range, a row is
+divided by a power of two. The sketch has its exponent.
+
+Sketches also have sampled elements of each block, computed again with a much sharper bound
+(`distmm.checking.sampled_elements`). They detect wrong rounding of a whole block. The vectors detect single errors.
 """
 
 from __future__ import annotations
@@ -53,10 +55,10 @@ VECTORS, VECTORS_OF_INTEGERS = 2, 16
 # Root mean square of +-U(1, 2).
 RMS = math.sqrt(7 / 3)
 
-# Bytes of a piece of a block in the working type: it stays in a core's cache, and in the GPU's.
+# Bytes of a piece of a block in the type of the check. It fits into the cache of a core, or of the GPU.
 CPU_PIECE, GPU_PIECE = 2**19, 2**26
 
-# Bounds below this have lost digits to underflow; the test cannot tell then.
+# Bounds below this have lost digits to underflow. The test cannot tell then.
 FAINT = 2.0**-960
 
 Block = Any  # a NumPy or CuPy array
@@ -64,19 +66,19 @@ Block = Any  # a NumPy or CuPy array
 
 @dataclass(frozen=True)
 class Sketch:
-    """A block times some vectors, with norms that bound its errors.
+    """A block times some vectors, with norms that bound the errors.
 
     Attributes
     ----------
     values : array of shape (rows, vectors)
     norms : array of shape (rows, 1) or (rows, vectors)
-        Of the block's rows, times the weights.
+        Norms of the block's rows, with columns divided by their weights.
     exponents : array like `norms`
-        `values` and `norms` are to be multiplied by ``2**exponents``.
+        The true values and norms are `values` and `norms` times ``2**exponents``.
     columns : array of shape (block columns, vectors of a column)
-        Norms of the blocks of B, times the weights, that went into `values`.
+        Norms of the blocks of B in `values`, with columns divided by their weights.
     sample : Columns or Sample, optional
-        Some columns of B, or sums of some elements of C (`distmm.checking.sampled_sums`).
+        Sampled columns of B, or sums of sampled elements of C (`distmm.checking.sampled_sums`).
     """
 
     values: np.ndarray
@@ -88,19 +90,19 @@ class Sketch:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the test says of one block.
+    """The result of the test for one block.
 
     Attributes
     ----------
     ok : bool
+        Whether the test found no error, and could compare all rows.
     settled : bool
-        False where inf, NaN or underflow leave nothing to compare. Only the same bits a second time can confirm the
-        block then.
+        False if inf, NaN or underflow make the comparison impossible. The block is then confirmed only if a second
+        computation gives the same bits.
     residual : float
-        Largest ratio of an error to its bound over rows and vectors, and of the sampled elements together; 0 for
-        integers that agree.
+        Largest ratio of an error to its bound, over rows, vectors and the sampled elements. 0 for integers that agree.
     row : int
-        Where that is, in the block.
+        Row of that ratio, in the block.
     """
 
     ok: bool
@@ -110,7 +112,7 @@ class Judgement:
 
 
 def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
-    """Random vectors ``(width, number)`` for one block column of C: the same on every worker and in every run."""
+    """Return the random vectors ``(width, number)`` of one block column of C. Every worker and run gets the same."""
     rng = np.random.default_rng([seed, column])
     if not exact:
         return np.asarray(rng.uniform(1, 2, (width, VECTORS)) * rng.choice([-1.0, 1.0], (width, VECTORS)))
@@ -119,11 +121,14 @@ def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
     return x
 
 
-Weights = np.ndarray | None  # exponents (VECTORS, width) by which the columns are divided; None: as they are
+Weights = np.ndarray | None  # exponents (VECTORS, width) of the columns' divisors; None: columns are not divided
 
 
 def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
-    """Choose the weights of some block columns by their blocks ``(k, n)`` in the first panel of B."""
+    """Choose the weights of some block columns from their blocks ``(k, n)`` in the first panel of B.
+
+    `where` only pins the task to the worker that has the blocks.
+    """
     return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
 
 
@@ -151,7 +156,7 @@ def _weights(block: Block, work: np.dtype) -> Weights:
 def of_b(
     where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype, by: dict[int, Weights]
 ) -> list[Sketch]:
-    """Sketches ``Y_pj`` of blocks ``(k, n)`` of a panel of B at one home, in host memory."""
+    """Return the sketches ``Y_pj``, in host memory, of the blocks ``(k, n)`` of a panel of B with the same home."""
 
     def one(block: Block, column: int) -> Sketch:
         x = vectors(seed, column, block.shape[1], work.kind == "u")
@@ -167,7 +172,10 @@ def of_b(
 def of_a(
     where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype, *seed: int
 ) -> Sketch:
-    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before; `seed` is of rows."""
+    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before.
+
+    `seed` is the seed of the sampled rows.
+    """
     panel = list(itertools.chain.from_iterable(right))
     sample = _sampled(before, block, panel, *seed)
     values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
@@ -182,7 +190,7 @@ def of_a(
 
 
 def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: int) -> Sample | None:
-    """Add what the panel has to the sums of the sampled elements."""
+    """Add the products of one panel to the sums of the sampled elements."""
     columns = [sketch.sample for sketch in panel if isinstance(sketch.sample, Columns)]
     earlier = None if before is None else before.sample
     if len(columns) < len(panel) or (before is not None and not isinstance(earlier, Sample)):
@@ -191,7 +199,7 @@ def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: in
 
 
 def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """Write rows that are to be multiplied by ``2**exponent`` as rows that are to be multiplied by ``2**common``."""
+    """Convert rows in units of ``2**exponent`` to units of ``2**common``."""
     return np.asarray(scaled(values, exponent - common)) if (exponent != common).any() else values
 
 
@@ -199,7 +207,7 @@ Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or 
 
 
 def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> Times:
-    """Multiply a block, its columns divided by their weights, by vectors: as `measured`, in host memory."""
+    """Divide a block's columns by their weights, and multiply it by vectors. Results as of `measured`, on the host."""
     xp = gpu.namespace(block)
     if xp is np:
         return _by_pieces(np, block, x, work, by)
@@ -213,13 +221,14 @@ def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> T
 
 
 def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
-    """Do so on the worker's GPU with a block in host memory, which is copied there some rows at a time."""
+    """As `_times`, on the worker's GPU, for a block in host memory. Some rows at a time are copied to the GPU."""
     made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
     values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
     return values, norms, shift
 
 
 def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
+    """As `_times`, on the device of the block, in pieces of rows."""
     m, each = block.shape[0], 1 if by is None else len(by)
     right = xp.asarray(x.astype(work))
     values, norms = xp.zeros((m, x.shape[1]), work), xp.zeros((m, each))
@@ -239,14 +248,14 @@ def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights
 
 
 def _sums(xp: Any, part: Any, right: Any) -> Any:
-    """Multiply integers; NumPy has fast sums of two rows of 32-bit words, and no BLAS."""
+    """Multiply integers. NumPy has no BLAS for them, but `einsum` sums products of two rows of 32-bit words fast."""
     if xp is np and part.dtype == np.uint32:
         return np.einsum("ik,vk->iv", part, np.ascontiguousarray(right.T))
     return part @ right
 
 
 def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
-    """Yield some rows after the other in the working type, in one buffer: new memory costs more than the sums."""
+    """Yield pieces of rows in the type of the check. They share one buffer: new memory takes longer than the sums."""
     m, k = block.shape
     step = max(1, (CPU_PIECE if xp is np else GPU_PIECE) // max(1, k * work.itemsize))
     converted = xp.empty((min(step, m), k), work)
@@ -267,26 +276,30 @@ def judge(
     added: np.ndarray | None = None,
     by: Weights = None,
 ) -> Judgement:
-    """Compare a block of C ``(m, n)`` with what the sketches say of it.
+    """Compare a block of C with the sketches of A and B.
 
     Parameters
     ----------
     tolerance : Tolerance
     left : Sketch
-        ``S_i`` over all panels.
+        ``S_i``, the sum over all panels.
     position : int
-        Place of this block among the block columns of `left`.
+        Position of this block among the block columns of `left`.
     block : NumPy or CuPy array of shape (m, n)
-        One in GPU memory is multiplied there, and not copied.
-    x : array
+        A block in GPU memory is multiplied there, and not copied to the host.
+    x : array of shape (n, vectors)
         The vectors of this block column.
     alpha, beta : scalars
     added : array of shape (m, n), optional
-        The block of the C that was there before, times beta, in host memory. Where `block` is on a GPU, the GPU reads
-        this one too: 0.2 s for one of 28672 x 28672 bfloat16. NumPy took 2.6 s with 16 threads, which wait for each
-        other's lock on Python.
+        The block of C0, before the multiplication by beta, in host memory. If `block` is on a GPU, the GPU multiplies
+        this one, too: 0.2 s for 28672 x 28672 in bfloat16. NumPy took 2.6 s with 16 threads, which wait for Python's
+        global lock.
     by : array, optional
         The weights of this block column (`weigh`).
+
+    Returns
+    -------
+    Judgement
     """
     work = tolerance.sketched
     given, size, given_shift = _times(block, x, work, by)
@@ -307,7 +320,7 @@ def judge(
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         bound = left.norms * left.columns[position]
         faint = (bound < FAINT) & (left.norms > 0) & (left.columns[position] > 0)
-        # Of all that is compared, and of what underflow changes, the largest power of two.
+        # The largest power of two of all compared values, and of the error by underflow.
         shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
         common = np.maximum(np.maximum(shift, given_shift), lost)
         if more is not None:
@@ -324,7 +337,7 @@ def judge(
         limit = tolerance.limit(RMS * spread, *lost_by_rounding, dependence)
         ratio = tolerance.ratio(truth, given, limit)
         rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1)
-        # Where no sum can have reached the largest number, inf and NaN in C are wrong.
+        # If no partial sum can have overflowed, inf and NaN in C are wrong.
         reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
         if more is not None:
             reach = reach + abs(beta) * scaled(more[1], more[2] + int(_divisors(by, 1).max()))
@@ -342,4 +355,5 @@ def judge(
 
 
 def _divisors(by: Weights, width: int) -> np.ndarray:
+    """Return the weights, or zeros if columns are not divided."""
     return np.zeros((1, width), np.int32) if by is None else by

@@ -1,37 +1,37 @@
-"""How far a right C may be from alpha A @ B + beta C0: error bounds by type, k and precision.
+"""Error bounds of a right C = alpha A @ B + beta C0, by type, k and precision.
 
-For one element of a sum of k products (Higham & Mary, SIAM J. Sci. Comput. 2019, theorem 3.1)::
+For one element, a sum of k products (Higham & Mary, SIAM J. Sci. Comput. 2019, theorem 3.1)::
 
     |E_ij| <= lambda sqrt(k) u (|A||B|)_ij + eta
 
-with high probability, u being the unit roundoff of the accumulator. Where the precision allows that operands are
-rounded to fewer digits first, each product has a relative error of at most 2 u_in, and the sum one of 2 u_in |A||B|.
-C is rounded to its own type on top, by u_out of its size. Tensor cores add 16-bit products without rounding: each
-instruction of 16 steps cuts the sum and its products off, by at most `CUT_OFF` of |A||B|, and after `STRETCH` steps the
-sum is added in float32. These errors have one sign where numbers do. They too count as 2 u_in.
+with high probability, where u is the unit roundoff of the accumulator. If the precision allows operands to be rounded
+to fewer digits first, each product has a relative error of at most 2 u_in, and the sum an error of 2 u_in |A||B|.
+C is then rounded to its own type, with a relative error of u_out. Tensor cores add 16-bit products without rounding.
+Each instruction of 16 steps truncates the sum and its products, by at most `CUT_OFF` of |A||B|. After `STRETCH` steps
+the sum is added in float32. If all numbers have the same sign, so have these errors. They also count as 2 u_in.
 
-*Dependence.* In sums of equal numbers the additions round the same way, and the error grows with k instead of its root.
-How far some elements are from independent roundings is measured (`distmm.checking.sampled_elements.dependence`), and
-lambda is multiplied by that; it is 1 for most data.
+*Dependence.* In sums of equal numbers all additions round in the same direction, and the error grows with k instead of
+sqrt(k). The check measures how dependent the roundings of some elements are
+(`distmm.checking.sampled_elements.dependence`), and multiplies lambda by that factor. It is 1 for most data.
 
 *Underflow.* Each of the k multiplications and k additions may replace a result below the smallest normal number of the
-accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have one sign, so they add
-up to 2 k tiny, times alpha. The products with alpha and beta and their sum add three more. The last rounding adds half
-of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``,
-times |alpha| where that is above 1.
+accumulator, ``tiny``, by a subnormal number or by zero (flush to zero). These errors may all have the same sign, so
+they add up to 2 k tiny, times alpha. The products with alpha and beta, and their sum, add three more. The last rounding
+adds half of the smallest subnormal number of C's type. Together: ``eta = 2 (k + 2) tiny + subnormal / 2``, times
+|alpha| if that is above 1.
 
-*Random vectors.* Column j of C is multiplied by ``x_j = w_j r_j``, where the r_j have mean square 1 and do not depend
-on E, and the weights w_j are powers of two that bring the columns of B to one size. The error of the sum has the
-standard deviation ``||E_i w||_2``, and with ``B_p`` for the rows of B::
+*Random vectors.* Column j of C is multiplied by ``x_j = w_j r_j``. The r_j have mean square 1 and do not depend on E.
+The weights w_j are powers of two that give the columns of B a common size. The error of the sum has the standard
+deviation ``||E_i w||_2``, and with ``B_p`` for the rows of B::
 
     ||(|A||B|)_i w||_2 <= sum_p |a_ip| ||B_p w||_2 <= ||a_i||_2 ||B w||_F,     ||eta w||_2 = eta ||w||_2
 
-So an error in column j shows if it is large beside column j of B, whatever the other columns are. Rows need no weights,
-because each row of C is compared with a bound of its own.
+So an error in column j is detected if it is large compared with column j of B, for any sizes of the other columns. Rows
+need no weights, because each row of C has its own bound.
 
-*The check's own sums.* It adds n products of a row of C, and of each row of B, with numbers of a vector, in float64.
-By the same theorem these sums err by sqrt(n) u_64 of their size, which shows where C is float64 itself. They do not
-depend on the errors of C, so that the squares of both are added.
+*Sums of the check.* The check adds n products of a row of C, and of each row of B, with the numbers of a vector, in
+float64. By the same theorem these sums have a relative error of sqrt(n) u_64, which matters if C is float64. It does
+not depend on the errors of C, so the squares of both are added.
 """
 
 from __future__ import annotations
@@ -53,40 +53,44 @@ FORMULA = (
     "times weighted random vectors; d is 1 unless roundings depend on each other; and 64 elements by their partial sums"
 )
 
-DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, in which the check adds
+DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, the type of the check's sums
 
-# Bound in standard deviations: lambda of the error bound, and the tail of ``(E X)_i`` over all rows and vectors.
+# Number of standard deviations of the bound: lambda above, and the tail of ``(E X)_i`` over all rows and vectors.
 SIGMAS = 8.0
 
-# Times the median residual at which a row stands out. 16 vectors on 10**5 rows of Gaussian errors reach 7 medians.
+# A row is an outlier above this multiple of the median residual. Gaussian errors reach a multiple of 7 with 16 vectors
+# and 10**5 rows.
 OUTLIER = 15.0
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
 ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
-# What distmm_kernels.tiles.hopper_tiles.STRETCH says of tensor cores.
+# Figures of tensor cores, explained at distmm_kernels.tiles.hopper_tiles.STRETCH.
 STRETCH = 8192
 CUT_OFF = 17 * 2.0**-25 + 2.0**-23
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Error that a right C may have, and none for integers: `FORMULA`.
+    """The largest error of a right C, by `FORMULA`. Integers must be exact.
 
     Attributes
     ----------
     dtype : numpy.dtype
-        Of C.
+        Type of C.
     k : int
-    u, u_out, u_in : float
-        Unit roundoffs of the accumulator, of C, and of operands that may be rounded first (0: they may not), or half of
-        what tensor cores cut off.
+        Number of products in each sum.
+    u, u_out : float
+        Unit roundoffs of the accumulator and of C.
     eta : float
-        Underflow in one element.
+        Error by underflow in one element.
+    u_in : float
+        Unit roundoff of operands that may be rounded first (0: they may not), or half of the truncation in tensor
+        cores.
     most, most_sum : float
         Largest finite numbers of C's type, and of the accumulator.
     cuts : bool
-        Whether u_in is what tensor cores cut off.
+        Whether u_in is the truncation in tensor cores.
     """
 
     dtype: np.dtype
@@ -101,7 +105,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: Precision = "highest") -> Tolerance:
-        """Tolerance of C of type `c` as a product over `k` of A and B of types `a` and `b`.
+        """Return the tolerance of a C of type `c`, the product over `k` of A and B of types `a` and `b`.
 
         Raises
         ------
@@ -112,7 +116,7 @@ class Tolerance:
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
         accumulator = np.finfo(accumulator_dtype(np.result_type(a, b, c)))
-        # The check's own float64 sums err like a float64 product, which matters where C is float64 itself.
+        # The check's float64 sums err like a float64 product, which matters if C is float64.
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
@@ -126,12 +130,12 @@ class Tolerance:
 
     @property
     def exact(self) -> bool:
-        """Whether C must be right to the bit."""
+        """Whether C must be exact, bit for bit."""
         return self.dtype.kind in "iub"
 
     @property
     def narrow(self) -> bool:
-        """Whether sums are made in float32."""
+        """Whether the accumulator is float32."""
         return self.u > 2.0**-30
 
     @property
@@ -143,17 +147,17 @@ class Tolerance:
 
     @property
     def sketched(self) -> np.dtype:
-        """Type of a job's sums: `work`, but 32 bits for integers that have no more, which CPUs add much faster."""
+        """Type of a job's sums: `work`, but 32 bits for integers of at most 32 bits, which CPUs add much faster."""
         return np.dtype(np.uint32) if self.dtype.kind in "iu" and self.dtype.itemsize <= 4 else self.work
 
     def differ(self, truth: np.ndarray, given: np.ndarray) -> np.ndarray:
-        """Where integers differ modulo the width of C; booleans where one is zero and the other is not."""
+        """Return where integers differ modulo 2**w (w: bits of C's type), and where booleans differ."""
         if self.dtype.kind == "b":
             return np.asarray((truth != 0) != (given != 0))
         return np.asarray(((truth - given) & np.uint64(2 ** (8 * self.dtype.itemsize) - 1)) != 0)
 
     def underflow(self, alpha: complex, columns: np.ndarray | None = None) -> float:
-        """Return the most that underflow changes: in an element, or in a row with columns divided by ``2**columns``."""
+        """Return the largest error by underflow: of an element, or of a row with columns divided by ``2**columns``."""
         eta = self.eta * max(1.0, abs(alpha))
         if columns is None or not columns.size:
             return eta
@@ -168,10 +172,20 @@ class Tolerance:
         columns: int = 0,
         dependence: float = 1.0,
     ) -> np.ndarray:
-        """Largest error of a right value.
+        """Return the largest error of a right value.
 
-        `spread` is |A||B| and `size` is |C|, or norms of these over a row whose `columns` the check has added.
-        `dependence` is how much more the roundings of a sum may be than independent ones, at most all of k.
+        Parameters
+        ----------
+        spread : float or array
+            |A||B|, or its norm over a row that the check has summed.
+        size : array
+            |C|, or its norm over such a row.
+        underflow : float or array
+            As of `Tolerance.underflow`.
+        columns : int
+            Number of columns that the check has summed. 0 for single elements.
+        dependence : float
+            Factor for dependent roundings (`sampled_elements.dependence`). At most sqrt(k) of it is used.
         """
         added = math.sqrt(columns) * DOUBLE
         steps = math.sqrt(self.k) * min(dependence, math.sqrt(self.k))
@@ -181,7 +195,7 @@ class Tolerance:
             return np.asarray(rounding + 2 * self.u_in * spread)
 
     def ratio(self, truth: np.ndarray, given: np.ndarray, limit: np.ndarray) -> np.ndarray:
-        """Error over its limit; more than 1 is wrong. Infinity where there is no finite error or no finite limit."""
+        """Return errors divided by their limits. Above 1 is wrong. Infinity if error or limit is not finite."""
         with np.errstate(invalid="ignore", over="ignore"):
             error = np.abs(truth - given)
             ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
@@ -201,24 +215,24 @@ class Tolerance:
         Parameters
         ----------
         truth, spread : arrays
-            ``A @ B`` and ``|A| @ |B|``, times alpha, over ``2**shift``.
+            ``A @ B`` and ``|A| @ |B|``, times alpha, divided by ``2**shift``.
         given : array
-            C as it is.
+            The elements of C, which are not divided.
         shift : array of int
         alpha : scalar
         dependence : float
-            As of `limit`.
+            As in `limit`.
 
         Returns
         -------
         ratios : array
             As of `ratio`.
         unknown : array of bool
-            Where float64 cannot tell: C is inf or NaN, the product is finite, and a sum on the way to it may have
-            overflowed, which depends on the order in which a kernel adds.
+            Elements that float64 cannot decide: C is inf or NaN, the product is finite, and a partial sum may have
+            overflowed, depending on the order in which a kernel adds.
         """
         eta = self.underflow(alpha)
-        common = np.maximum(shift, math.frexp(eta)[1])  # a power of two larger than what is lost anyway
+        common = np.maximum(shift, math.frexp(eta)[1])  # all is divided by 2**common, which is no less than underflow
         with np.errstate(invalid="ignore", over="ignore", under="ignore"):
             truth, spread = (scaled(values, shift - common) for values in (truth, spread))
             limit = self.limit(spread, np.abs(truth), np.ldexp(eta, -common), dependence=dependence)
@@ -228,7 +242,7 @@ class Tolerance:
             if given.dtype.kind != "c":
                 overflows &= given == np.copysign(np.inf, truth)
             least = 1.0 if alpha == 0 else min(1.0, abs(alpha))
-            # Complex products by three real ones have (re + im)(re + im) among their sums: twice the products.
+            # Complex products by three real products sum (re + im)(re + im), which is twice as large as the products.
             sums = 2 * spread if given.dtype.kind == "c" else spread
             may_overflow = sums + limit > np.ldexp(self.most_sum * least, -common)
         unknown = infinite & finite & ~overflows & may_overflow
@@ -239,9 +253,16 @@ class Tolerance:
 def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
     """Return which rows have a ratio above 1, or far above the median.
 
-    The bound of a row allows for the worst signs of the data, which makes it loose. So rows far above the median are
-    suspect too. `rounding` is the ratio that the last rounding of each row may have. Where it is given, an error has to
-    be far above the median beside it, too: rows with some large terms have larger errors, and are larger themselves.
+    The bound of a row allows for the worst signs of the data, so it is loose. Rows far above the median are therefore
+    suspect, too.
+
+    Parameters
+    ----------
+    rows : array of shape (m,)
+        Largest ratio of each row (`Tolerance.ratio`).
+    rounding : array of shape (m,), optional
+        The ratio that the last rounding of each row may reach. If it is given, a row also has to be far above the
+        median after division by it. Rows with some large terms have larger errors, because they are larger themselves.
     """
     out = rows > 1
     usual = _usual(rows, out)
@@ -249,23 +270,24 @@ def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarr
         return np.asarray(out)
     far = rows > OUTLIER * usual
     if rounding is not None:
-        beside = rows / np.maximum(rounding, np.finfo(float).tiny)
-        far &= (beside > OUTLIER * _usual(beside, out)) & (rows > 2 / SIGMAS * rounding)
+        relative = rows / np.maximum(rounding, np.finfo(float).tiny)
+        far &= (relative > OUTLIER * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)
     return np.asarray(out | far)
 
 
 def _usual(rows: np.ndarray, out: np.ndarray) -> float:
+    """Return the median of the rows that are not `out`."""
     return 0.0 if out.all() else float(np.median(rows[~out]))
 
 
 def in_type(value: complex, work: np.dtype) -> np.generic:
-    """Return a scalar in the type of a check; integers modulo 2**64, or 2**32."""
+    """Return a scalar in the type of a check. Integers are reduced modulo 2**64, or 2**32."""
     scalar: np.generic = work.type(int(value.real) % 2 ** (8 * work.itemsize) if work.kind == "u" else value)
     return scalar
 
 
 def mantissa(value: complex) -> tuple[complex, int]:
-    """Return a scalar of absolute value 0.5 to 1, or 0, and the exponent of the power of two that it is times."""
+    """Split a scalar into a factor, whose larger part has a size from 0.5 to 1, and the exponent of a power of two."""
     exponent = math.frexp(max(abs(value.real), abs(value.imag)))[1]
     parts = (math.ldexp(value.real, -exponent), math.ldexp(value.imag, -exponent))
     return (complex(*parts) if isinstance(value, complex) else parts[0]), exponent

@@ -1,4 +1,4 @@
-"""What a check says of C: right, wrong, or that it cannot tell."""
+"""The verdict of a check on C: right, wrong, or "cannot tell"."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ __all__ = ["Verdict", "of_tolerance"]
 
 
 def of_tolerance(residual: float) -> str:
-    """Say how large an error is, as a ratio to the largest error that rounding may cause in a right product."""
+    """Describe an error, which is given as a ratio to the largest error that rounding may cause in a right product."""
     return f"{residual:.2g} of the tolerance for rounding (up to 1 is right)"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of a check; true as a bool only if C is right.
+    """Outcome of a check. As a bool it is True only if C is right.
 
     Attributes
     ----------
     outcome : {"right", "wrong", "cannot tell"}
-        "cannot tell": float64 does not settle it (C has inf or NaN where the order of a sum decides whether it
-        overflows), or A or B is no longer what it was.
+        "cannot tell": float64 cannot decide (C has inf or NaN, and the order of a sum decides whether it overflows), or
+        A or B has changed since the product.
     residual : float
-        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full): at most 1 if right.
+        Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full). At most 1 if C is right.
     message : str
-        One sentence; for a wrong C it names the first bad block, or the first bad position and both values.
+        One sentence. For a wrong C it names the first bad block, or the first bad position and both values.
     """
 
     outcome: Literal["right", "wrong", "cannot tell"]

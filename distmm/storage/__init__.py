@@ -1,4 +1,4 @@
-"""Matrices on disk and in object stores: ``.npy``, Zarr and HDF5, read and written block by block, in any mix."""
+"""Matrices on disk and in object stores (``.npy``, Zarr, HDF5, raw binary), read and written block by block."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     Parameters
     ----------
     path : str or path
-        A ``.npy`` file, a Zarr array of version 2 or 3 (folder, member of a group, URL that fsspec knows), an HDF5
-        file ``file.h5``, with ``:/path/of/dataset`` unless it holds one matrix only, or raw binary
-        ``file:ROWSxCOLUMNS:TYPE``, with ``:F`` where columns come first.
+        A ``.npy`` file; a Zarr array of version 2 or 3 (a folder, a member of a group, or a URL that fsspec supports);
+        an HDF5 file ``file.h5``, followed by ``:/path/of/dataset`` if it has several matrices; or raw binary as
+        ``file:ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
 
     Returns
     -------
     Matrix
-        Lazy and picklable; ``matrix[i0:i1, j0:j1]`` is a NumPy array.
+        Lazy and picklable. ``matrix[i0:i1, j0:j1]`` is a NumPy array.
 
     Raises
     ------
     InputError
-        For a path that is missing, damaged, not two-dimensional, or of elements that are not numbers.
+        If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
     name = os.fspath(path)
     if is_url(name):
@@ -54,7 +54,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     file, detail = raw or hdf5.split(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if not os.path.exists(file):
-        raise InputError(f"{file}: no such file or folder; known are {FORMATS}")
+        raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}")
     if os.path.isdir(file):
         return ZarrMatrix.open(file)
     if raw:
@@ -63,16 +63,16 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         return hdf5.Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
         return NpyMatrix.open(file)
-    raise InputError(f"{file}: a file of unknown format; known are {FORMATS}")
+    raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Return the absolute path, or the URL, of an output, and the dataset's name inside an HDF5 file.
+    """Return the absolute path or the URL of an output, and the name of the dataset in an HDF5 file.
 
     Raises
     ------
     InputError
-        For a suffix of no format that can be written, or a URL of a store that cannot be written to.
+        For a suffix that is not of a writable format, or the URL of a store that distmm does not write to.
     """
     name = os.fspath(path)
     if is_url(name):
@@ -82,12 +82,12 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     suffix = os.path.splitext(file)[1].lower()
     in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
     if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:
-        raise InputError(f"{file}: no format to write is known for {suffix!r}; known are name.npy, name.zarr, name.h5")
+        raise InputError(f"{file}: distmm cannot write the format {suffix!r}; give name.npy, name.zarr or name.h5")
     return file, dataset
 
 
 def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
-    """Refuse an output that would damage something else, before anything is made.
+    """Refuse an output that would damage other data. Nothing has been created yet.
 
     Parameters
     ----------
@@ -99,8 +99,8 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
     Raises
     ------
     InputError
-        For an output that lies inside a Zarr array; with `overwrite`, for one that takes the place of
-        anything but one matrix of its own format: a pipe, a device, a symbolic link, a text, several matrices.
+        If the output is inside a Zarr array. With `overwrite`: if it would replace anything but a single matrix of the
+        same format, for example a pipe, a device, a symbolic link, a text file, or several matrices.
     """
     file, dataset = locate(path)
     if is_url(file):
@@ -120,11 +120,11 @@ def create_output(
     draft: str | None = None,
     job: str | None = None,
 ) -> Target:
-    """Make the file or folder that a product is written to.
+    """Create the file or folder that a product is written to.
 
-    The format follows the suffix: ``.npy``, ``.h5`` or ``.hdf5``, and Zarr for ``.zarr``, none, or a member of a Zarr
-    group. What exists under that name stays until ``target.output.commit()``; in an object store, where names cannot be
-    changed, until the first block is to be written (`distmm.storage.zarr_objects`).
+    The suffix determines the format: ``.npy``, ``.h5`` or ``.hdf5``; Zarr for ``.zarr``, for no suffix, and for a
+    member of a Zarr group. An existing output with that name is kept until ``target.output.commit()``. Object stores
+    have no rename: there it is kept until the first block is written (`distmm.storage.zarr_objects`).
 
     Parameters
     ----------
@@ -133,26 +133,26 @@ def create_output(
     shape : tuple of int
         ``(rows, columns)``.
     dtype : dtype
-        Of the elements.
+        Type of the elements.
     chunks : tuple of int
-        C's blocks ``(rows, columns)``: the chunks of a Zarr array, so that each has one writer. In an object store a
-        large block is several chunks.
+        C's blocks ``(rows, columns)``. They become the chunks of a Zarr array, so that each chunk has one writer. In an
+        object store a large block becomes several chunks.
     overwrite : bool, default False
         Whether an existing matrix may be replaced.
     draft : str, optional
-        Where to write until then; by default a hidden sibling.
+        Name of the output until it is committed. By default a hidden name in the same folder.
     job : str, optional
-        Id of the job that makes it, which Zarr arrays keep as an attribute.
+        Id of the job. Zarr arrays get it as an attribute.
 
     Returns
     -------
     Target
-        Takes blocks by ``target[i0:i1, j0:j1] = block``.
+        ``target[i0:i1, j0:j1] = block`` writes a block.
 
     Raises
     ------
     InputError
-        For an output that exists, that cannot be written, that does not fit on the disk, or whose format is unknown.
+        If the output exists, cannot be written, does not fit on the disk, or has an unknown format.
     """
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
@@ -176,7 +176,7 @@ def create_output(
 
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
-    """Go on with an output that `create_output` has made at `draft`; its shape and type are read from the draft."""
+    """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
     file, _ = locate(path)
     output = output_of(file, draft, overwrite)
     if is_url(file):
@@ -187,20 +187,20 @@ def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = Fa
 
 
 def reserve_output(path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Output:
-    """Check that ``nbytes`` can be written under a name that `locate` has returned; see `Output.reserve`."""
+    """Check that ``nbytes`` can be written to a path of `locate` (`Output.reserve`)."""
     return (ObjectOutput if is_url(path) else Output).reserve(path, nbytes, overwrite, draft)
 
 
 def output_of(path: str, draft: str, overwrite: bool) -> Output:
-    """Return the names of an output; `path` is what `locate` has returned."""
+    """Return the `Output` of a path of `locate`."""
     return (ObjectOutput if is_url(path) else Output)(path, draft, overwrite)
 
 
 def open_draft(path: str, draft: str) -> Matrix:
-    """Open an output that is not complete yet, as far as it is written."""
+    """Open an incomplete output for reading. Blocks that are not written yet cannot be read."""
     return ObjectDraft.open(path, draft) if is_url(path) else open_matrix(draft)
 
 
 def is_there(path: str) -> bool:
-    """Whether something has the name of an output: a file or folder; in an object store, an array."""
+    """Whether the output exists: a file or folder with its name, or an array in an object store."""
     return is_array(path) if is_url(path) else os.path.lexists(path)

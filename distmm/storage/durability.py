@@ -1,4 +1,4 @@
-"""Writes that outlive a loss of power (fsync), names that appear with all that they stand for, and their exchange."""
+"""Writes that survive a loss of power (fsync), files that get their names when they are complete, atomic exchange."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["exchange", "fsync", "fsync_tree", "published", "remove"]
 # From Linux' <fcntl.h> and <linux/fs.h>.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
-# What file systems without hard links say to a link.
+# Error codes of file systems without hard links.
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
 def fsync(path: str) -> None:
-    """Return once a file, or the names in a folder, are on the disk."""
+    """Return when a file, or the names in a folder, are on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -34,7 +34,7 @@ def fsync(path: str) -> None:
 
 
 def fsync_tree(path: str) -> None:
-    """Return once a file, or a folder with all that is in it, is on the disk; its own name needs its parent's fsync."""
+    """Return when a file, or a folder with its contents, is on the disk. The caller syncs the parent for its name."""
     if os.path.isdir(path):
         for folder, _, names in os.walk(path, topdown=False):
             for name in names:
@@ -46,16 +46,16 @@ def fsync_tree(path: str) -> None:
 
 @contextmanager
 def published(path: str, drafts: str) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is whole and on the disk; what has the name already is not replaced.
+    """Write a file that gets its name when it is complete and on the disk. An existing file is not replaced.
 
-    Two processes may make the same, if one of them was held to be lost. The first one that is ready gives the name.
+    Two processes may write the same file if the scheduler has lost one of them. The first to finish creates the name.
 
     Parameters
     ----------
     path : str
-        Final name; its folder has to be synced.
+        Final name. The caller has to sync its folder.
     drafts : str
-        Folder of what is not whole, on the same file system.
+        Folder for incomplete files, on the same file system.
 
     Yields
     ------
@@ -65,7 +65,7 @@ def published(path: str, drafts: str) -> Iterator[BinaryIO]:
     Raises
     ------
     InputError
-        If another process has given the name to something else.
+        If a file with this name and other contents exists.
     """
     draft = os.path.join(drafts, f"{uuid.uuid4().hex}.draft")
     try:
@@ -78,8 +78,8 @@ def published(path: str, drafts: str) -> Iterator[BinaryIO]:
         except FileExistsError:
             if not filecmp.cmp(draft, path, shallow=False):
                 raise InputError(
-                    f"{path}: another worker, which was held to be lost, has written other bits and has not said so; "
-                    f"distmm resume makes this block again"
+                    f"{path}: a worker that the scheduler has lost has written other bits to this block: continue the "
+                    f"job with distmm resume, which computes the block again"
                 ) from None
         except OSError as error:
             if error.errno not in NO_LINKS:
@@ -91,7 +91,7 @@ def published(path: str, drafts: str) -> Iterator[BinaryIO]:
 
 
 def exchange(one: str, other: str) -> bool:
-    """Exchange two names atomically; return False, with nothing done, where system or file system cannot."""
+    """Exchange two names atomically. Return False, and change nothing, if the system or file system cannot."""
     rename = _renameat2()
     if rename is None:
         return False
@@ -104,7 +104,7 @@ def exchange(one: str, other: str) -> bool:
 
 
 def remove(path: str) -> None:
-    """Remove a file, a link, or a folder with all that is in it."""
+    """Remove a file, a link, or a folder with its contents."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path)
     else:
@@ -113,7 +113,7 @@ def remove(path: str) -> None:
 
 @cache
 def _renameat2() -> Any:
-    """Return the C library's function; None where there is none."""
+    """Return the C library's `renameat2`. None if it has none."""
     try:
         function = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):

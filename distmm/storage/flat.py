@@ -1,11 +1,11 @@
-"""Matrices that are plain bytes at an offset of a file: raw binary, and what ``.npy`` and HDF5 files hold.
+"""Matrices that are plain bytes at an offset of a file: raw binary, ``.npy``, and contiguous HDF5 datasets.
 
-Many processes write to one such file. Each writes its own blocks, so that no two write the same byte.
+Many processes write to one such file. Each writes its own blocks, so that no two processes write the same byte.
 
-Parts of a file have no names that could be changed. So whoever writes a block locks the block's first byte, and then
-looks whether the file still has its name. The lock belongs to the open file: the system gives it up when the process
-dies, and keeps it while the process is suspended. A job that takes over a file which is locked after `ENDING_SECONDS`
-goes on with a copy.
+A part of a file cannot be renamed. So a process that writes a block locks the block's first byte, and then checks that
+the file still has its name. The lock belongs to the open file. The system releases it when the process dies, and keeps
+it while the process is suspended. If a file is still locked after `ENDING_SECONDS`, a job that takes it over continues
+with a copy.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from distmm.storage.regular_files import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
 
-# Seconds that a block which another process is writing gets to be written.
+# Seconds to wait for a block that another process is writing.
 ENDING_SECONDS = 60.0
 PAUSE_SECONDS = 0.1
 
-# What file systems without locks of byte ranges say.
+# Error codes of file systems without locks of byte ranges.
 NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 
 # Buffers that one system call fills (IOV_MAX of Linux and macOS).
 MOST_BUFFERS = 1024
 
-EXAMPLE = "A.bin:1000x500:float32, with :F at the end for columns first"
+EXAMPLE = "A.bin:1000x500:float32, with :F at the end for Fortran order"
 
 
 def split(path: str) -> tuple[str, str] | None:
-    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description; None for any other path."""
+    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description. None for any other path."""
     found = re.fullmatch(r"(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
     return None if found is None else (found[1], found[2])
 
@@ -69,7 +69,7 @@ class FlatMatrix(Matrix):
         return not self._stored().flags.c_contiguous
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
-        """Cut a region into ranges of rows, if these are contiguous in the file."""
+        """Cut a region into ranges of rows, if the file is in C order and in native byte order."""
         stored = self._stored()
         plain = stored.flags.c_contiguous and stored.dtype == self.dtype
         return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
@@ -86,21 +86,33 @@ class FlatMatrix(Matrix):
 
 @dataclass(frozen=True)
 class RawMatrix(FlatMatrix):
-    """A file of nothing but elements; ``path`` names the file, the shape, the type and the order."""
+    """A file without a header. ``path`` has the name of the file, the shape, the type and the order."""
 
     file: str = field(kw_only=True)
     order: Literal["C", "F"] = field(kw_only=True)
 
     @classmethod
     def open(cls, file: str, description: str) -> Self:
-        """Check that the file is as long as its description says."""
+        """Open a file, and check that its length is that of its description.
+
+        Parameters
+        ----------
+        file : str
+        description : str
+            ``ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
+
+        Raises
+        ------
+        InputError
+            For a wrong length, an unknown type, or a path that is not a regular file.
+        """
         sides, name, *rest = description.split(":")
         path = f"{file}:{description}"
         rows, columns = map(int, sides.split("x"))
         try:
             dtype = check_dtype(path, ml_dtypes.bfloat16 if name == "bfloat16" else name)
         except TypeError as error:
-            raise InputError(f"{path}: {name!r} is no type of elements; write it as {EXAMPLE}") from error
+            raise InputError(f"{path}: {name!r} is not a type of elements; write it as {EXAMPLE}") from error
         try:
             check_regular(file)
         except OSError as error:
@@ -129,8 +141,8 @@ class RawMatrix(FlatMatrix):
 def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:
     """Read a block of a mapped file, in the order of the file.
 
-    It uses plain reads, not the memory map: an unreadable page is an OSError here, and would be a SIGBUS there, which
-    kills the worker.
+    It uses reads, and not the memory map. For an unreadable page, a read raises OSError, while the map causes a SIGBUS,
+    which kills the worker.
     """
     if not stored.flags.c_contiguous:
         return read_rows(stored.T, cols, rows).T
@@ -147,9 +159,20 @@ def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[
 
 
 def read_into(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
-    """Fill a block, whose rows are contiguous, from a matrix of `width` columns in C order at byte `offset` of a file.
+    """Fill a block from a matrix in C order in a file.
 
-    Rows that are adjacent in the file but not in memory are read with one system call for a thousand rows.
+    Parameters
+    ----------
+    file : FileIO
+    offset : int
+        First byte of the matrix in the file.
+    width : int
+        Columns of the matrix.
+    row, column : int
+        First row and column of the block in the matrix.
+    block : array
+        Its rows are contiguous. If its rows are adjacent in the file but not in memory, one system call reads a
+        thousand rows.
     """
     start, line = offset + (row * width + column) * block.itemsize, width * block.itemsize
     if block.shape[1] < width:
@@ -162,7 +185,7 @@ def read_into(file: FileIO, offset: int, width: int, row: int, column: int, bloc
 
 
 def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
-    """Fill one line after another with the bytes of a file from `start` on."""
+    """Fill the lines one after another with the bytes of a file from `start` on."""
     first = 0
     while first < len(lines):
         count = os.preadv(file.fileno(), lines[first : first + MOST_BUFFERS], start)
@@ -172,14 +195,14 @@ def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
         while first < len(lines) and count >= lines[first].nbytes:
             count -= lines[first].nbytes
             first += 1
-        if count:  # a call may read less than it was asked for
+        if count:  # a call may read fewer bytes than requested
             lines[first] = lines[first][count:]
 
 
 def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
-    """Write a block into a matrix of `width` columns, in C order, that begins at byte `offset` of a file.
+    """Write a block into a matrix in C order in a file. The parameters are those of `read_into`.
 
-    It uses plain writes, not a memory map, so that a full disk is an OSError.
+    It uses writes, and not a memory map, so that a full disk raises OSError.
     """
     block = np.ascontiguousarray(block)
     for i, line in enumerate([block] if block.shape[1] == width else block):
@@ -189,26 +212,27 @@ def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, b
 
 @dataclass(frozen=True)
 class FlatTarget(Target):
-    """A matrix in C order from byte `offset` on of the draft."""
+    """A matrix in C order, which begins at byte `offset` of the draft."""
 
     offset: int
 
     @contextmanager
     def writing(self, rows: slice, cols: slice) -> Iterator[None]:
-        """Keep a block from all others, until it is written and has its marker."""
+        """Lock a block against other processes until it is written and has its marker."""
         first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
         with open(self.output.draft, "r+b", buffering=0) as file:
             if not _locks(file, first, 1):
                 raise InputError(
-                    f"{self.output.draft}: the block at rows {rows.start} and columns {cols.start} is being written by "
-                    f"a worker that was held to be lost, and has stopped in the middle of it"
+                    f"{self.output.draft}: the block at row {rows.start} and column {cols.start} is still locked, "
+                    f"after {ENDING_SECONDS:.0f} s, by a worker that the scheduler has lost; end that process, and "
+                    f"resume the job"
                 )
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(self.output.draft)):
                 raise FileNotFoundError(errno.ENOENT, "the draft was replaced", self.output.draft)
             yield
 
     def detach(self) -> None:
-        """Go on with a copy, if a process that has not ended is in the middle of writing a block."""
+        """Continue with a copy of the file if a process of an earlier run still has a block locked."""
         with open(self.output.draft, "r+b", buffering=0) as file:
             if _locks(file, 0, 0):
                 return
@@ -223,8 +247,8 @@ class FlatTarget(Target):
             if error.errno != errno.ENOSPC:
                 raise
             raise InputError(
-                f"{self.output.draft}: a process of an earlier run has stopped in the middle of writing a block, and "
-                f"there is no room for a copy to go on with: end that process, or free {self.nbytes / 1e9:.3g} GB"
+                f"{self.output.draft}: a process of an earlier run still has a block of this file locked, and there "
+                f"is no space for a copy to continue with: end that process, or free {self.nbytes / 1e9:.3g} GB"
             ) from error
         fsync(os.path.dirname(self.output.draft))
 
@@ -238,19 +262,19 @@ class FlatTarget(Target):
             write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 
     def description(self) -> dict[str, Any]:
-        """Describe the file by its size, and by the hash of what stands before the elements."""
+        """Describe the file by its size, and by the hash of its header."""
         with open(self.output.draft, "rb") as file:
             head = hashlib.sha256(file.read(self.offset)).hexdigest()
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "offset": self.offset}
         return {**facts, "bytes": os.path.getsize(self.output.draft), "head": head}
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return once what was written is on the disk."""
+        """Return when all written data are on the disk."""
         fsync(self.output.draft)
 
 
 def _locks(file: FileIO, first: int, length: int) -> bool:
-    """Lock some bytes of a file until it is closed, all for a `length` of 0; False if another one does not let go."""
+    """Lock `length` bytes of a file (0: all) until it is closed. Return False if another process keeps its lock."""
     wanted = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, first, length, 0)
     deadline = time.monotonic() + ENDING_SECONDS
     while True:

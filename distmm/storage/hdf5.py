@@ -20,18 +20,18 @@ from distmm.storage.regular_files import check_regular
 
 __all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split"]
 
-# Soft links that lead to a dataset at most; more are a circle.
+# Largest number of soft links on the way to a dataset. More links are treated as a cycle.
 MOST_LINKS = 16
 
 
 def split(path: str) -> tuple[str, str | None] | None:
-    """Split ``file.h5:/name`` into file and dataset (None where not given); None for a path that is not HDF5."""
+    """Split ``file.h5:/name`` into file and dataset, which may be None. None for a path that is not HDF5."""
     found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE)
     return None if found is None else (found[1], found[2] or None)
 
 
 def datasets(file: h5py.File) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every dataset of a file (an empty shape for a null dataset)."""
+    """Return the name and shape of every dataset of a file. A null dataset has an empty shape."""
     shapes: dict[str, tuple[int, ...]] = {}
 
     def visit(name: str, item: Any) -> None:
@@ -44,14 +44,14 @@ def datasets(file: h5py.File) -> dict[str, tuple[int, ...]]:
 
 def _open(file: str) -> h5py.File:
     check_regular(file)
-    # Read-only mounts and some network file systems refuse the lock that HDF5 asks for even when reading.
+    # HDF5 locks files even for reading. Read-only mounts and some network file systems refuse that lock.
     return h5py.File(file, "r", locking="best-effort")
 
 
 def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
-    """Return a dataset whose elements lie in this file; None if there is none of this name.
+    """Return a dataset whose elements are in this file. None if there is no dataset of this name.
 
-    Links are followed here, one by one. HDF5 itself opens any file that an external link names, with the user's rights.
+    Links are followed here, one by one. HDF5 itself would open any file of an external link with the user's rights.
 
     Raises
     ------
@@ -69,8 +69,8 @@ def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
             return None
         if isinstance(link, h5py.ExternalLink):
             raise InputError(
-                f"{opened.filename}:{name}: is a link to {link.path} in another file, {link.filename}, and is not "
-                f"followed; name that file and dataset"
+                f"{opened.filename}:{name}: is a link to {link.path} in another file, {link.filename}, which is not "
+                f"followed; give that file and dataset"
             )
         if isinstance(link, h5py.SoftLink):
             links += 1
@@ -85,29 +85,35 @@ def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
     if found.external or found.is_virtual:
         kind = "external storage" if found.external else "a virtual dataset"
         raise InputError(
-            f"{opened.filename}:{name}: is {kind}, whose elements lie in other files, which are not read; copy the "
-            f"elements into a dataset of its own, as with h5py: file['copy'] = file['{name}'][...]"
+            f"{opened.filename}:{name}: is {kind}, whose elements are in other files, which are not read; copy the "
+            f"elements into a new dataset, with h5py: file['copy'] = file['{name}'][...]"
         )
     return found
 
 
 @dataclass(frozen=True)
 class Hdf5Matrix(Matrix):
-    """One dataset of an HDF5 file; ``path`` names the file and the dataset."""
+    """One dataset of an HDF5 file. ``path`` has the names of the file and the dataset."""
 
     file: str = field(kw_only=True)
     dataset: str = field(kw_only=True)
 
     @classmethod
     def open(cls, file: str, dataset: str | None) -> Self:
-        """Check the dataset; the path inside may be left out where the file holds one matrix only."""
+        """Open a dataset and check it. `dataset` may be None if the file has only one matrix.
+
+        Raises
+        ------
+        InputError
+            For a missing or damaged dataset, filters that are not supported, and elements in other files.
+        """
         try:
             with _open(file) as opened:
                 shapes = datasets(opened)
                 name = dataset or only_matrix(file, shapes, "HDF5 file", ":")
                 found = _dataset(opened, name)
                 if found is None:
-                    raise InputError(f"{file}: no dataset {name!r}; it holds {', '.join(shapes) or 'none'}")
+                    raise InputError(f"{file}: no dataset {name!r}; the file has {', '.join(shapes) or 'none'}")
                 check_filters(f"{file}:{name}", found)
                 shape, dtype, chunks = found.shape, found.dtype, found.chunks
         except OSError as error:
@@ -132,8 +138,8 @@ class Hdf5Matrix(Matrix):
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
-    """Refuse to delete a file that holds more than one matrix, or one of another name than the new one's."""
-    held: dict[str, bool] = {}  # every name, and whether it is a matrix or a group on the way to one
+    """Refuse to replace a file that has other contents than one matrix with the name of the new one."""
+    held: dict[str, bool] = {}  # every name, and whether it is a matrix or a group
     try:
         with _open(path) as file:
 
@@ -147,15 +153,15 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
     if len(names) != 1 or not all(held.values()) or (dataset or names[0]).lstrip("/") != names[0].lstrip("/"):
         raise InputError(
-            f"{path}: holds {', '.join(held) or 'no matrix'}, and all of the file would be lost; choose another file"
+            f"{path}: has {', '.join(held) or 'no matrix'}, and the whole file would be lost; choose another file"
         )
 
 
 def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
-    """Write a file with one dataset, its space set aside in one piece, without data.
+    """Create a file with one contiguous dataset, whose space is allocated, but without data.
 
-    HDF5 allows one writing process. But such a dataset is plain bytes at an offset, and nothing else in the file
-    changes any more, so the workers write these bytes themselves.
+    HDF5 allows only one writing process. A contiguous dataset consists of plain bytes at an offset, and nothing else in
+    the file changes. So the workers write these bytes without HDF5.
     """
     if dtype.kind == "V":
         raise InputError(f"{output.path}: HDF5 files have no type {dtype}; write C to Zarr, or as another type")
@@ -168,7 +174,7 @@ def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype
 
 
 def reopen(output: Output) -> FlatTarget:
-    """Go on with a draft that `create` has made."""
+    """Open a draft that `create` has made, to continue writing."""
     stored = Hdf5Matrix.open(output.draft, None)
     with _open(output.draft) as file:
         offset = file[stored.dataset].id.get_offset() or 0  # None for a matrix without elements

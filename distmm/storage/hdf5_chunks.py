@@ -1,8 +1,9 @@
-"""Packed chunks of HDF5 datasets, unpacked into no more memory than a chunk may take.
+"""Decompression of HDF5 chunks with a bound on memory.
 
-HDF5's own filters unpack whatever a chunk says: 4 MB of gzip become 4 GB before HDF5 compares them with the chunk. So
-chunks with gzip, shuffle and Fletcher-32, which h5py writes, are read packed and unpacked here, outside of h5py's lock.
-Of the other filters of HDF5 and h5py a header says how much they will take. All other filters are refused.
+HDF5's filters decompress a chunk to any length: 4 MB of gzip may become 4 GB before HDF5 compares the length with that
+of a chunk. So chunks with gzip, shuffle and Fletcher-32, which h5py writes, are read without HDF5's filters and
+decompressed here, without h5py's lock. The other filters of HDF5 and h5py have a header with the decompressed length,
+which is checked. All other filters are refused.
 """
 
 from __future__ import annotations
@@ -26,26 +27,26 @@ __all__ = ["check_filters", "read"]
 Z = h5py.h5z
 OWN = {Z.FILTER_DEFLATE, Z.FILTER_SHUFFLE, Z.FILTER_FLETCHER32}
 
-# A chunk that HDF5 unpacks itself may be packed once. h5py's LZF makes 264 bytes of 3 at most, and no writer keeps a
-# packed chunk that is larger than the plain one.
+# A chunk that HDF5 decompresses may have only one of these filters. h5py's LZF expands 3 bytes to at most 264, and no
+# writer stores a compressed chunk that is larger than the uncompressed one.
 PACKING = {Z.FILTER_DEFLATE, Z.FILTER_LZF, Z.FILTER_SZIP, Z.FILTER_SCALEOFFSET, Z.FILTER_NBIT}
 NAMES = {Z.FILTER_LZF: "lzf", Z.FILTER_SZIP: "szip", Z.FILTER_SCALEOFFSET: "scaleoffset", Z.FILTER_NBIT: "nbit"}
 
 
 def filters(dataset: h5py.Dataset) -> list[tuple[int, tuple[int, ...], str]]:
-    """Return number, parameters and name of each filter, in the order in which a chunk was packed."""
+    """Return number, parameters and name of each filter, in the order in which they were applied."""
     layout = dataset.id.get_create_plist()
     found = (layout.get_filter(i) for i in range(layout.get_nfilters()))
     return [(code, tuple(values), name.decode(errors="replace")) for code, _, values, name in found]
 
 
 def check_filters(path: str, dataset: h5py.Dataset) -> None:
-    """Refuse a dataset whose chunks may unpack to any length.
+    """Refuse a dataset whose chunks may decompress to any length.
 
     Raises
     ------
     InputError
-        For a filter that is not known, two that pack, and one whose parameters do not belong to the chunk.
+        For an unknown filter, for two compression filters, and for parameters that do not match the chunk.
     """
     pipeline = filters(dataset)
     codes = [code for code, *_ in pipeline]
@@ -53,28 +54,28 @@ def check_filters(path: str, dataset: h5py.Dataset) -> None:
     wrong = ""
     if unknown:
         known = ", ".join(("gzip", "shuffle", "fletcher32", *NAMES.values()))
-        wrong = f"the filter {unknown[0]!r}, and known are {known}"
+        wrong = f"the filter {unknown[0]!r}, and distmm supports {known}"
     elif len(set(codes) & PACKING) > 1:
-        wrong = "more than one packing filter"
+        wrong = "more than one compression filter"
     elif Z.FILTER_DEFLATE in codes and not _plain(dataset):
-        wrong = f"gzip, and elements that lie in the file in another way than as {dataset.dtype} in memory"
+        wrong = f"gzip, and elements whose form in the file differs from {dataset.dtype} in memory"
     for code, values, _ in pipeline:
         if code in (Z.FILTER_SCALEOFFSET, Z.FILTER_NBIT) and math.prod(values[2:5:2]) > _most(dataset):
             wrong = f"a {NAMES[code]} filter for {values[2]} elements, more than a chunk has"
     if wrong:
         raise InputError(
-            f"{path}: its chunks have {wrong}: what they unpack to would not be bounded; copy the dataset with "
-            f"h5repack -f GZIP=1 {dataset.file.filename} copy.h5, and name the copy"
+            f"{path}: its chunks have {wrong}: their decompressed size would not be bounded; copy the dataset with "
+            f"h5repack -f GZIP=1 {dataset.file.filename} copy.h5, and give the copy"
         )
 
 
 def read(dataset: h5py.Dataset, rows: slice, cols: slice) -> NDArray[Any]:
-    """Read a region of a dataset; both slices are not empty, within the shape, and step upwards.
+    """Read a region of a dataset. Both slices are ascending, not empty, and within the shape.
 
     Raises
     ------
     ValueError
-        For a chunk that would unpack to more than twice its length.
+        For a chunk that would decompress to more than twice the size of its elements.
     """
     pipeline = filters(dataset)
     if not {code for code, *_ in pipeline} <= OWN or not _plain(dataset) or not pipeline:
@@ -96,19 +97,19 @@ def read(dataset: h5py.Dataset, rows: slice, cols: slice) -> NDArray[Any]:
 
 
 def _plain(dataset: h5py.Dataset) -> bool:
-    """Whether the elements lie in the file as in memory: not so integers of 24 bits, or records with gaps."""
+    """Whether elements have the same form in the file and in memory, unlike 24-bit integers and records with gaps."""
     kind = dataset.id.get_type()
     return bool(kind == h5py.h5t.py_create(dataset.dtype, logical=True))
 
 
 def _chunks(dataset: h5py.Dataset, rows: slice, cols: slice) -> Iterator[tuple[int, int]]:
-    """Yield the first row and column of each chunk that a region meets."""
+    """Yield the first row and column of each chunk that intersects a region."""
     edges = [range(s.start // edge * edge, s.stop, edge) for s, edge in zip((rows, cols), dataset.chunks, strict=True)]
     return itertools.product(edges[0], edges[1])
 
 
 def _common(part: slice, low: int, edge: int) -> tuple[slice, slice]:
-    """Say where the indices of `part` from `low` to ``low + edge`` are in the block that is read, and in the chunk."""
+    """Return two slices for the indices of `part` that are in the chunk at `low`: in the block, and in the chunk."""
     count = len(range(part.start, part.stop, part.step))
     first, last = (min(count, max(0, -(-(at - part.start) // part.step))) for at in (low, low + edge))
     start = part.start + first * part.step - low
@@ -116,7 +117,7 @@ def _common(part: slice, low: int, edge: int) -> tuple[slice, slice]:
 
 
 def _packed(dataset: h5py.Dataset, at: tuple[int, int]) -> tuple[int, bytes] | None:
-    """Return a chunk as it lies in the file, with the filters that it was packed without; None if it is not there."""
+    """Return the mask of the filters that were skipped, and the bytes of a chunk. None if the chunk does not exist."""
     if dataset.id.get_chunk_info_by_coord(at).byte_offset is None:
         return None
     skipped, data = dataset.id.read_direct_chunk(at)
@@ -124,6 +125,7 @@ def _packed(dataset: h5py.Dataset, at: tuple[int, int]) -> tuple[int, bytes] | N
 
 
 def _unpacked(dataset: h5py.Dataset, pipeline: list[tuple[int, tuple[int, ...], str]], skipped: int, data: Any) -> Any:
+    """Reverse the filters of a chunk."""
     size = math.prod(dataset.chunks) * dataset.dtype.itemsize
     for place, (code, values, _) in reversed(list(enumerate(pipeline))):
         if skipped >> place & 1:
@@ -138,11 +140,12 @@ def _unpacked(dataset: h5py.Dataset, pipeline: list[tuple[int, tuple[int, ...], 
 
 
 def _most(dataset: h5py.Dataset) -> int:
+    """Return the largest number of bytes that a chunk may decompress to."""
     return 2 * int(math.prod(dataset.chunks) * dataset.dtype.itemsize) + SLACK
 
 
 def _check_header(dataset: h5py.Dataset, at: tuple[int, int], codes: list[int]) -> None:
-    """Refuse a chunk that would take more than it may, by its packed length and the length that its header declares."""
+    """Refuse a chunk that is too large, by its compressed length and the decompressed length in its header."""
     stored = dataset.id.get_chunk_info_by_coord(at)
     if stored.byte_offset is None:
         return
@@ -150,4 +153,4 @@ def _check_header(dataset: h5py.Dataset, at: tuple[int, int], codes: list[int]) 
     if Z.FILTER_SZIP in codes and not stored.filter_mask:
         length = int.from_bytes(dataset.id.read_direct_chunk(at)[1][:4], "little")
     if length > _most(dataset):
-        raise ValueError(f"the chunk at {at} takes {length} bytes, and a chunk has {_most(dataset)} at most")
+        raise ValueError(f"the chunk at {at} takes {length} bytes, and a chunk may have at most {_most(dataset)}")

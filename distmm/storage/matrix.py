@@ -1,4 +1,4 @@
-"""What every stored matrix is to the rest of distmm: a shape, a dtype, and blocks read on demand."""
+"""The interface of stored matrices: a shape, a dtype, and blocks that are read on demand."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "onl
 class Matrix(ABC):
     """A lazy matrix on disk or in an object store.
 
-    It holds no open file: each read opens, reads and closes. So it pickles to a few hundred bytes, and a worker that
-    unpickles it reads its own blocks, provided that it sees the same path.
+    It has no open file. Each read opens the file, reads and closes it. So it pickles to a few hundred bytes, and a
+    worker that can access the same path reads its blocks itself.
 
     Attributes
     ----------
@@ -37,14 +37,14 @@ class Matrix(ABC):
     dtype : numpy.dtype
         Boolean, integer, floating or complex, in native byte order.
     chunks : tuple of int or None
-        Storage chunks ``(rows, columns)``; None where the format has none.
+        Storage chunks ``(rows, columns)``. None if the format has no chunks.
     """
 
     path: str
     shape: tuple[int, int]
     dtype: np.dtype[Any]
     chunks: tuple[int, int] | None
-    # Two openings of one path are two matrices: the file may have changed between them, and Dask keys follow this.
+    # Opening a path twice gives two different matrices, with different Dask keys: the file may have changed.
     opening: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True, repr=False, compare=False)
 
     @property
@@ -78,7 +78,7 @@ class Matrix(ABC):
         IndexError
             For an index out of range, or of another kind.
         InputError
-            Where the stored data cannot be read.
+            If the stored data cannot be read.
         """
         (rows, cols), rest = normalise(key, self.shape)
         if rows.start == rows.stop or cols.start == cols.stop:
@@ -95,56 +95,56 @@ class Matrix(ABC):
         return np.asarray(self[...], dtype=dtype)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return facts, as JSON, that differ once the matrix has changed; no elements are read.
+        """Return facts, as JSON, that differ after the matrix has changed. No elements are read.
 
-        Formats add what they know: size and time of the file, or the hash of the metadata.
+        Formats add their own facts: size and time of the file, or the hash of the metadata.
         """
         chunks = None if self.chunks is None else list(self.chunks)
         return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
 
     @property
     def columns_first(self) -> bool:
-        """Whether the blocks that are read lie in memory column by column."""
+        """Whether blocks that are read are in Fortran order."""
         return False
 
     def stamp(self) -> str | None:
-        """Return a hash that differs after any write to the files; None where the store does not tell.
+        """Return a hash that differs after any write to the files. None if the store has no such facts.
 
-        A copy or a rename may change it too. `fingerprint` does not change then.
+        A copy or a rename may change it, too, while `fingerprint` stays the same.
         """
         return None
 
     def missing(self) -> str | None:
-        """Say what part of the data is not there, and is read as something else; None if all of it is there."""
+        """Say which part of the data is missing, and reads as the fill value. None if nothing is missing."""
         return None
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
-        """Cut a region, of steps 1, into parts of `most` bytes or less that threads may read at the same time.
+        """Cut a region, of steps 1, into parts of at most `most` bytes, which threads can read concurrently.
 
-        None where one read is better: for compressed chunks, and for a library with a lock of its own.
+        None if a single read is faster: for compressed chunks, and for a library with a global lock.
         """
         return None
 
     def read_into(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Fill a block in C order with one of the `pieces`; call `check` after the last one."""
+        """Fill a block in C order with one of the `pieces`. Call `check` after the last piece."""
         with self._explained(rows, cols):
             self._fill(rows, cols, block)
 
     def check(self, rows: slice, cols: slice) -> None:
-        """Raise InputError if `read_into` may have read a region from another matrix than the one that was opened."""
+        """Raise InputError if the matrix was replaced, so that `read_into` may have read another matrix."""
         with self._explained(rows, cols):
             self._check()
 
     @contextmanager
     def _explained(self, rows: slice, cols: slice) -> Iterator[None]:
-        """Say which region could not be read, and where.
+        """Raise InputError with the region and the host for any error of a read.
 
         The library's error appears only in the text. Dask pickles an error together with its causes. If one of them
         cannot be unpickled, as Zarr's ArrayNotFoundError cannot, the client gets a bare Exception instead.
         """
         try:
             yield
-        except Exception as error:  # the three libraries raise a dozen kinds for damaged or vanished data
+        except Exception as error:  # the libraries raise a dozen types of errors for damaged or missing data
             explained = InputError(
                 f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
                 f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
@@ -159,30 +159,37 @@ class Matrix(ABC):
         block[...] = self._read(rows, cols)
 
     def _check(self) -> None:
-        """Raise OSError if the data just read may be another matrix's; formats whose reads notice that do nothing."""
+        """Raise OSError if the matrix was replaced during a read. Formats whose reads detect that do nothing."""
         return
 
     @abstractmethod
     def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        """Return a fresh array of ``self.dtype``; both slices are not empty, within the shape, and step upwards."""
+        """Return a new array of ``self.dtype``. Both slices are ascending, not empty, and within the shape."""
 
 
 def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[slice, slice]]:
-    """Cut a region into ranges of rows of `most` bytes or less, or of one row."""
+    """Cut a region into ranges of rows of at most `most` bytes, but at least one row each."""
     height = max(1, most // max(1, (cols.stop - cols.start) * itemsize))
     return [(slice(i, min(i + height, rows.stop), 1), cols) for i in range(rows.start, rows.stop, height)]
 
 
 def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice | int, ...]]:
-    """Split a basic index into what storage reads and what is left to do in memory.
+    """Split a basic index into the region to read, and an index of the block that was read.
 
-    Storage formats take ascending slices only. So a descending slice is read in ascending order and reversed, and an
-    integer is read as one row or column, whose dimension is dropped.
+    Storage formats support only ascending slices. So a descending slice is read in ascending order and then reversed.
+    An integer is read as one row or column, and its dimension is then dropped.
 
     Returns
     -------
-    tuple
-        Two ascending slices within the shape, and the index to apply to the block read.
+    region : tuple of slice
+        Two ascending slices within the shape.
+    rest : tuple
+        The index for the block that was read.
+
+    Raises
+    ------
+    IndexError
+        For an index out of range, too many indices, or an index that is neither an integer nor a slice.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
     if sum(k is Ellipsis for k in keys) > 1:
@@ -217,16 +224,16 @@ def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tu
 
 
 def modified(file: str) -> dict[str, Any]:
-    """Size and time of last change of a file, in bytes and nanoseconds."""
+    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
     found = os.stat(file)
     return {"bytes": found.st_size, "modified_ns": found.st_mtime_ns}
 
 
 def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Hash inode, size and times of files.
+    """Return a hash of inode, size and times of files.
 
-    The time of modification can be set back; that of the last change (ctime) cannot. A file that replaces another one
-    has another inode.
+    A program can set the time of modification (mtime), but not the time of change (ctime). A file that replaces another
+    file has another inode.
     """
     found = hashlib.sha256()
     for name, facts in files:
@@ -235,11 +242,11 @@ def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
 
 
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
-    """Return the native form of a dtype that can be multiplied; raise InputError for one that cannot."""
+    """Return a dtype in native byte order. Raise InputError if distmm cannot multiply it."""
     dtype = np.dtype(dtype)
     if dtype != ml_dtypes.bfloat16 and (dtype.kind not in "biufc" or dtype.char in "gG"):
         raise InputError(
-            f"{path}: holds {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
+            f"{path}: has {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
             f"(16, 32, 64 bit) or complex (64, 128 bit) type"
         )
     native: np.dtype[Any] = dtype.newbyteorder("=")
@@ -247,7 +254,7 @@ def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
 
 
 def check_shape(path: str, shape: Any) -> tuple[int, int]:
-    """Return ``(rows, columns)``; raise InputError for anything that is not a matrix."""
+    """Return ``(rows, columns)``. Raise InputError if the shape is not that of a matrix."""
     sides = () if shape is None else tuple(shape)
     if len(sides) != 2:
         raise InputError(
@@ -259,10 +266,10 @@ def check_shape(path: str, shape: Any) -> tuple[int, int]:
 
 
 def only_matrix(path: str, shapes: dict[str, tuple[int, ...]], what: str, separator: str) -> str:
-    """Return the name of the only matrix among named arrays; raise InputError that lists them otherwise."""
+    """Return the name of the only matrix among named arrays. If there is not exactly one, raise InputError."""
     matrices = [name for name, shape in sorted(shapes.items()) if len(shape) == 2]
     if len(matrices) != 1:
         found = ", ".join(f"{name} {shape}" for name, shape in sorted(shapes.items())) or "nothing"
         example = f"{path}{separator}{(matrices or ['name'])[0]}"
-        raise InputError(f"{path}: this {what} holds {found}; say which matrix you mean, as in {example}")
+        raise InputError(f"{path}: this {what} has {found}; name the matrix that you mean, as in {example}")
     return matrices[0]

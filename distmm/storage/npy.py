@@ -1,4 +1,4 @@
-"""``.npy`` files, read and written block by block at their place in the file."""
+"""``.npy`` files, read and written block by block."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ class NpyMatrix(FlatMatrix):
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Check the header, and that the file is as long as it says."""
+        """Open a file, and check its header and its length.
+
+        Raises
+        ------
+        InputError
+            For a file that is not a whole ``.npy`` file of a matrix of numbers.
+        """
         try:
             stored = _map(path)
         except (ValueError, OSError, EOFError) as error:
@@ -47,12 +53,12 @@ class NpyMatrix(FlatMatrix):
 
 def _map(path: str) -> np.memmap[Any, Any]:
     check_regular(path)
-    # Unlike numpy.load, this neither unpickles nor takes a zip for an archive of arrays.
+    # Unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays.
     return np.lib.format.open_memmap(path, mode="r")
 
 
 def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
-    """Write the header of a file in C order and set the file's length; nothing else is written yet."""
+    """Write the header of a file in C order, and set the file's length. No elements are written."""
     if dtype.kind == "V":
         raise InputError(f"{output.path}: .npy files have no type {dtype}; write C to Zarr, or as another type")
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
@@ -64,12 +70,13 @@ def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> Flat
 
 
 def reopen(output: Output) -> FlatTarget:
-    """Go on with a draft that `create` has made."""
+    """Open a draft that `create` has made, to continue writing."""
     stored = NpyMatrix.open(output.draft)
     return FlatTarget(output, stored.shape, stored.dtype, _offset(output.draft))
 
 
 def _offset(path: str) -> int:
+    """Return the first byte after the header."""
     with open(path, "rb") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)

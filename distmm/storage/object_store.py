@@ -1,14 +1,14 @@
-"""Object stores that outputs may go to: S3, Google Cloud Storage and Azure, through fsspec, as inputs come from there.
+"""Object stores for inputs and outputs: S3, Google Cloud Storage and Azure, through fsspec.
 
-What makes a job safe on a disk has these forms here:
+Object stores replace the guarantees of a file system as follows:
 
-- *On the disk* (fsync): an object is whole, and will outlive a loss of power, when its put has returned.
-- *Made by one only* (``O_EXCL``): a put that fails where the object exists (``If-None-Match: *`` in S3 and Azure,
+- *fsync*: an object is complete and durable when its put has returned.
+- *Exclusive creation* (``O_EXCL``): a conditional put fails if the object exists (``If-None-Match: *`` in S3 and Azure,
   ``ifGenerationMatch=0`` in Google's store). All three packages call it ``mode="create"``.
-- *Renamed*: stores have no rename. An array appears when its last object is put (`distmm.storage.zarr_objects`).
-- *Unchanged*: each object has a tag (ETag), which changes when other content is put.
+- *Rename*: stores have none. An array appears when its last object is put (`distmm.storage.zarr_objects`).
+- *Unchanged contents*: each object has a tag (ETag), which changes when other contents are put.
 
-Listings are never kept: another process may have put objects a moment ago.
+Listings are never cached, because other processes put objects, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distmm.errors import InputError
 
 __all__ = ["ObjectFolder", "is_url", "located", "tag_of", "within"]
 
-# The packages that know a put which fails where the object exists, by the scheme of a URL.
+# fsspec's packages that support conditional puts, by the scheme of a URL.
 PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -44,28 +44,30 @@ def is_url(path: str) -> bool:
 
 
 def located(url: str) -> str:
-    """Return the URL of an output, with no slash at its end.
+    """Return the URL of an output, without a slash at its end.
 
     Raises
     ------
     InputError
-        For a store that outputs cannot go to, whose package is missing, or that does not answer, and for a name that
-        is no Zarr array's.
+        For a store without conditional puts, a store whose package is missing or that does not answer, and a name that
+        is not suitable for a Zarr array.
     """
     scheme, rest = url.split("://", 1)
     if scheme.lower() not in PACKAGES:
         raise InputError(
-            f"{url}: outputs go to local or mounted folders, and to object stores ({', '.join(PACKAGES)}), which know "
-            f"a put that fails where the object exists; write C there, or to a folder, and copy it"
+            f"{url}: distmm writes to local or mounted folders, and to object stores with conditional puts "
+            f"({', '.join(PACKAGES)}); write C to one of these, and copy it"
         )
     parts = [part for part in rest.split("/") if part]
     if len(parts) < 2:
-        raise InputError(f"{url}: names a bucket, and no array in it; write {url.rstrip('/')}/C.zarr")
+        raise InputError(f"{url}: is a bucket without the name of an array; write {url.rstrip('/')}/C.zarr")
     if set(rest) & set("*?[]"):
-        raise InputError(f"{url}: has a character that fsspec takes for a pattern (*, ?, [ or ]); choose another name")
+        raise InputError(f"{url}: has a character that fsspec reads as a pattern (*, ?, [ or ]); choose another name")
     suffix = os.path.splitext(parts[-1])[1].lower()
     if suffix not in ("", ".zarr") and not any(part.endswith(".zarr") for part in parts[1:-1]):
-        raise InputError(f"{url}: an object store takes Zarr arrays only, as {url.removesuffix(suffix)}.zarr")
+        raise InputError(
+            f"{url}: distmm writes only Zarr arrays to object stores; write {url.removesuffix(suffix)}.zarr"
+        )
     place = f"{scheme.lower()}://{'/'.join(parts)}"
     try:
         fsspec.get_filesystem_class(scheme.lower())
@@ -75,14 +77,12 @@ def located(url: str) -> str:
     try:
         ObjectFolder(place).names()
     except OSError as error:
-        raise InputError(
-            f"{place}: cannot be reached: {error.strerror}; are endpoint, region and keys right?"
-        ) from error
+        raise InputError(f"{place}: cannot be reached: {error.strerror}; check endpoint, region and keys") from error
     return place
 
 
 def within(url: str, other: str) -> bool:
-    """Whether a URL is the same as another one, or lies in it; ``s3a`` counts as ``s3``, for example."""
+    """Whether a URL is another URL, or is inside it. Schemes of one store are equal, for example ``s3a`` and ``s3``."""
     (scheme, inside), (scheme_of_other, outside) = (one.split("://", 1) for one in (url, other))
     parts, above = ([part for part in rest.split("/") if part] for rest in (inside, outside))
     same = PACKAGES.get(scheme.lower(), scheme) == PACKAGES.get(scheme_of_other.lower(), scheme_of_other)
@@ -90,46 +90,46 @@ def within(url: str, other: str) -> bool:
 
 
 class ObjectFolder:
-    """The objects whose names begin with a URL and a slash; names are given relative to it.
+    """The objects whose names begin with a URL and a slash. Names are relative to that URL.
+
+    All errors of the store are raised as `OSError` with an error number and a name.
 
     Parameters
     ----------
     url : str
-
-    Errors of the store are `OSError` with number and name, whatever its package raises.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         with self._explained(""):
-            # Without a cache of listings. fsspec gives each call of a process the same object, with its connections.
+            # fsspec returns the same object, with its open connections, for all calls in a process.
             self._store, self._key = fsspec.url_to_fs(self.url, use_listings_cache=False)
 
     def read(self, name: str) -> bytes:
-        """Return an object."""
+        """Return the contents of an object."""
         with self._explained(name):
-            content: bytes = self._store.cat_file(self._at(name), start=0)  # else s3fs asks for the size first
+            content: bytes = self._store.cat_file(self._at(name), start=0)  # without `start`, s3fs first gets the size
             return content
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes | Exception]:
-        """Return many objects, read at the same time; in place of one that cannot be read, the error."""
+        """Read many objects concurrently, and return their contents. An object that cannot be read has its error."""
         at = {self._at(name): name for name in names}
         with self._explained(""):
             found = self._store.cat(list(at), on_error="return", start=0) if at else {}
-        if isinstance(found, bytes):  # of one name
+        if isinstance(found, bytes):  # fsspec's result for a single name
             return dict.fromkeys(at.values(), found)
         return {at[key]: content for key, content in found.items()}
 
     def put(self, name: str, content: bytes) -> None:
-        """Put an object, which replaces another one of this name."""
+        """Put an object. It replaces an existing object of this name."""
         self._put(name, content, "overwrite")
 
     def create(self, name: str, content: bytes) -> None:
-        """Put an object; raise FileExistsError if there is one."""
+        """Put an object. Raise FileExistsError if an object of this name exists."""
         self._put(name, content, "create")
 
     def facts(self, name: str) -> dict[str, Any] | None:
-        """Return what the store says of an object; None if it is not there."""
+        """Return the store's facts of an object, such as its size. None if it does not exist."""
         try:
             with self._explained(name):
                 facts: dict[str, Any] = self._store.info(self._at(name))
@@ -145,7 +145,7 @@ class ObjectFolder:
         return tag_of(facts)
 
     def modified(self, name: str) -> float:
-        """Return when an object was put, by the store's clock; 0 if it is not there."""
+        """Return the time of an object's put in seconds, by the store's clock. 0 if it does not exist."""
         try:
             with self._explained(name):
                 return float(self._store.modified(self._at(name)).timestamp())
@@ -153,7 +153,7 @@ class ObjectFolder:
             return 0.0
 
     def names(self) -> list[str]:
-        """Return the first parts of all names, each once."""
+        """Return the names of the objects and folders directly in this folder."""
         self._store.invalidate_cache()
         try:
             with self._explained(""):
@@ -164,7 +164,7 @@ class ObjectFolder:
         return sorted(names - {""})
 
     def everything(self) -> dict[str, dict[str, Any]]:
-        """Return all objects by their names, with what the store says of them."""
+        """Return the names of all objects, at any depth, with the store's facts of each."""
         self._store.invalidate_cache()
         try:
             with self._explained(""):
@@ -174,13 +174,13 @@ class ObjectFolder:
         return {self._inside(name): facts for name, facts in found.items() if self._inside(name)}
 
     def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, many with one request; names without an object are ignored."""
+        """Remove objects, many with one request. Names without an object are ignored."""
         keys = [self._at(name) for name in names]
         if keys:
             with self._explained(""):
                 try:
                     self._store.rm(keys)
-                except FileNotFoundError:  # another one has removed it meanwhile
+                except FileNotFoundError:  # another process has removed one in the meantime
                     for key in keys:
                         if self._store.exists(key):
                             self._store.rm_file(key)
@@ -191,7 +191,7 @@ class ObjectFolder:
                 self._store.pipe_file(self._at(name), content, mode=mode)
         except FileNotFoundError:
             bucket = self._key.split("/", 1)[0]
-            raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; make it first") from None
+            raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; create it first") from None
 
     def _at(self, name: str) -> str:
         return f"{self._key}/{name}" if name else self._key
@@ -201,9 +201,9 @@ class ObjectFolder:
 
     @contextmanager
     def _explained(self, name: str) -> Iterator[None]:
-        """Raise OSError with number and name for what the packages raise.
+        """Raise OSError, with an error number and the name, for any error of the store's package.
 
-        The packages' errors appear in the text only: Dask would pickle them together with what they hold.
+        The package's error appears only in the text. Otherwise Dask would pickle it with all objects that it refers to.
         """
         path = f"{self.url}/{name}" if name else self.url
         try:
@@ -214,7 +214,7 @@ class ObjectFolder:
             explained = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         except PermissionError as error:
             explained = PermissionError(errno.EACCES, f"the store refuses access: {_short(error)}", path)
-        except Exception as error:  # of the network, the keys or the configuration: each package has kinds of its own
+        except Exception as error:  # each package has its own types of errors of network, keys and configuration
             explained = OSError(errno.EIO, f"the store does not answer as it should: {_short(error)}", path)
         else:
             return

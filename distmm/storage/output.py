@@ -1,4 +1,4 @@
-"""Where a product goes: written under a draft name beside its final one, and renamed when it is done and checked."""
+"""Outputs of products: they are written as a draft, which gets its final name when it is complete and checked."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ __all__ = ["Output", "Target"]
 
 @dataclass(frozen=True)
 class Output:
-    """A file or folder that exists under its final name only once it is complete.
+    """A file or folder that gets its final name when it is complete.
 
     Attributes
     ----------
     path : str
         Final name, absolute.
     draft : str
-        Where blocks are written until then, on the same file system and with the same suffix: a hidden sibling, or the
-        name that the job gives.
+        Name until then, on the same file system and with the same suffix: a hidden name in the same folder, or the name
+        that the job gives.
     overwrite : bool
-        Whether something under the final name may be replaced. It is left alone until the very end.
+        Whether an existing file or folder with the final name may be replaced. `commit` replaces it.
     """
 
     path: str
@@ -42,12 +42,12 @@ class Output:
 
     @classmethod
     def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:
-        """Check that ``nbytes`` can be written under a name, and choose a draft if none is given; nothing is written.
+        """Check that ``nbytes`` can be written to `path`, and choose the draft's name. Nothing is written.
 
         Raises
         ------
         InputError
-            For an output that exists, a folder that is missing or read-only, or too little space.
+            If the output exists, its folder is missing or read-only, or there is too little space.
         """
         folder = os.path.dirname(path)
         if os.path.lexists(path) and not overwrite:
@@ -66,29 +66,33 @@ class Output:
 
     @staticmethod
     def _sibling(path: str, word: str, hidden: bool) -> str:
+        """Return a name in the same folder, with `word` inserted before the suffix."""
         folder, name = os.path.split(path)
         stem, suffix = os.path.splitext(name)
         return os.path.join(folder, f"{'.' * hidden}{stem}.{word}{suffix}")
 
     def commit(self) -> str:
-        """Give the draft its final name, sync that to the disk, and return it; it can be repeated after a kill."""
+        """Rename the draft to its final name, sync that, and return the name. It can be repeated after a kill."""
         old = f"{self.draft}.old"
         if not os.path.lexists(self.path):
             os.rename(self.draft, self.path)
         elif not self.overwrite:
-            raise InputError(f"{self.path}: appeared while the product was computed; it is not replaced")
+            raise InputError(
+                f"{self.path}: was created by another program while the product was computed, and is not replaced: "
+                "move it away, and resume the job"
+            )
         elif os.path.isfile(self.path) and os.path.isfile(self.draft):
             os.replace(self.draft, self.path)
-        elif exchange(self.draft, self.path):  # a folder cannot be renamed onto another one
+        elif exchange(self.draft, self.path):  # a folder cannot replace another folder by a rename
             old = self.draft
-        else:  # the old one is renamed, and renamed back if that fails
+        else:  # rename the old folder first, and back if the second rename fails
             os.rename(self.path, old)
             try:
                 os.rename(self.draft, self.path)
             except OSError:
                 os.rename(old, self.path)
                 raise
-        # The new name is synced first: if power fails between the two, C has both names, not none.
+        # Sync the new name first. If power fails between the two syncs, C has both names, and not none.
         fsync(os.path.dirname(self.path))
         fsync(os.path.dirname(self.draft))
         if os.path.lexists(old):
@@ -96,7 +100,7 @@ class Output:
         return self.path
 
     def set_aside(self) -> str:
-        """Give a draft that failed its check a visible name that says so, and return that."""
+        """Rename a draft that failed its check to a visible name with "wrong" in it, and return that name."""
         name, count = self._sibling(self.path, "wrong", hidden=False), 1
         while os.path.lexists(name):
             count += 1
@@ -112,7 +116,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Target(ABC):
-    """A matrix that is being written, block by block: ``target[i0:i1, j0:j1] = block``.
+    """A matrix that is written block by block: ``target[i0:i1, j0:j1] = block``.
+
+    Many processes may write at the same time, but no two to the same storage chunk.
 
     Attributes
     ----------
@@ -121,9 +127,7 @@ class Target(ABC):
     shape : tuple of int
         ``(rows, columns)``.
     dtype : numpy.dtype
-        What blocks are cast to.
-
-    Many processes may write at the same time, no two to one storage chunk.
+        Type of the elements. Blocks are cast to it.
     """
 
     output: Output
@@ -133,7 +137,7 @@ class Target(ABC):
     def __setitem__(self, key: Any, block: Any) -> None:
         (rows, cols), rest = normalise(key, self.shape)
         if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
-            raise IndexError(f"blocks are written to ranges of rows and columns, not to {key!r}")
+            raise IndexError(f"give a range of rows and a range of columns for a block, not {key!r}")
         block = np.asarray(block).astype(self.dtype, copy=False)
         expected = (rows.stop - rows.start, cols.stop - cols.start)
         if block.shape != expected:
@@ -143,36 +147,36 @@ class Target(ABC):
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
-        """Describe, as JSON, what of the draft does not change while blocks are written."""
+        """Describe the draft, as JSON, by facts that do not change while blocks are written."""
 
     def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Return the blocks (row, column) that are missing or too small; none if the format has no chunks.
+        """Return the blocks (row, column) that are missing or too small. Formats without chunks return none.
 
-        `markers` are those of the blocks that were written, with the `evidence` of each.
+        `markers` has the marker of each written block. The marker contains the block's `evidence`.
         """
         return []
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
-        """Return the store's evidence of a written block (tags of objects) for its marker; a disk has none."""
+        """Return the facts of a written block for its marker: the tags of its objects. A disk has none."""
         return {}
 
-    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - what is written in place needs no room
-        """Make room for a block that was written before, or by another worker, and is written again."""
+    def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - formats that are written in place do nothing
+        """Remove the block that an earlier run or another worker wrote, before it is written again."""
 
-    def detach(self) -> None:  # noqa: B027 - nobody has to, where what is not whole has no name
-        """Keep processes of earlier runs from ending a write that they are in the middle of."""
+    def detach(self) -> None:  # noqa: B027 - formats whose unfinished chunks have no name do nothing
+        """Keep processes of earlier runs from completing a write that they have begun."""
 
-    def make_room(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - see `detach`
-        """Remove blocks that are not `done`, by their row and column."""
+    def make_room(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - formats written in place do nothing
+        """Remove all blocks except those in `done`, a collection of (row, column)."""
 
     def writing(self, rows: slice, cols: slice) -> AbstractContextManager[None]:
-        """Keep a block from all others, until it is written and has its marker."""
+        """Lock a block against other processes until it is written and has its marker."""
         return nullcontext()
 
     @abstractmethod
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return once a block that was written is on the disk, and will outlive a loss of power."""
+        """Return when a written block is on the disk, and survives a loss of power."""
 
     @abstractmethod
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Write one block, not empty, that exactly fills the region."""
+        """Write a block that exactly fills the region. It is not empty."""

@@ -1,4 +1,4 @@
-"""What an output may replace: nothing, or one matrix of the format that is written."""
+"""Checks that an output replaces nothing but one matrix of its format."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["check_place", "check_replaceable"]
 
 REMEDY = "it is not replaced: choose another name, or remove it yourself"
 
-# Files and folders of a two-dimensional Zarr array of version 2 or 3, whatever its chunks are called.
+# Files and folders of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
 ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./]?)?(\d+([./]\d+)?)?")
 
 
 def check_place(path: str) -> None:
-    """Refuse an output that lies inside a Zarr array.
+    """Refuse an output inside a Zarr array.
 
     Parameters
     ----------
@@ -32,29 +32,29 @@ def check_place(path: str) -> None:
     Raises
     ------
     InputError
+        With the name of the array.
     """
     folder = os.path.dirname(path)
     while folder != os.path.dirname(folder):
         if _is_array(folder):
-            raise InputError(
-                f"{path}: lies inside the Zarr array {folder}, which it would damage; choose another place"
-            )
+            raise InputError(f"{path}: is inside the Zarr array {folder}, which it would damage; choose another place")
         folder = os.path.dirname(folder)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
-    """Refuse to replace anything but one matrix of the format that the name stands for.
+    """Refuse to replace anything but one matrix of the format of the output's name.
 
     Parameters
     ----------
     path : str
         File or folder of the output, absolute.
     dataset : str or None
-        Name inside an HDF5 file, if one is given.
+        Name in an HDF5 file, if the user gave one.
 
     Raises
     ------
     InputError
+        With the contents that would be lost.
     """
     if not os.path.lexists(path):
         return
@@ -79,7 +79,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
 
 
 def _check_zarr(path: str) -> None:
-    """Refuse a folder that holds anything else than one Zarr array."""
+    """Refuse a folder with other contents than one Zarr array."""
     if not _is_array(path):
         raise InputError(f"{path}: is a folder, but not a Zarr array")
     ZarrMatrix.open(path)
@@ -87,7 +87,7 @@ def _check_zarr(path: str) -> None:
         for name in (*folders, *files):
             inside = os.path.relpath(os.path.join(folder, name), path)
             if not ZARR_NAME.fullmatch(inside):
-                raise InputError(f"{path}: holds {inside}, which is no part of a Zarr array")
+                raise InputError(f"{path}: contains {inside}, which is not part of a Zarr array")
 
 
 def _is_array(folder: str) -> bool:
@@ -101,5 +101,5 @@ def _is_array(folder: str) -> bool:
         with open(described) as file:
             content = json.load(file)
     except (OSError, ValueError):
-        return False  # no array that can be read
+        return False  # not a readable array
     return isinstance(content, dict) and content.get("node_type") == "array"

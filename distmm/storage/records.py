@@ -1,12 +1,12 @@
 """Stores of a job's records (manifest, lock, markers, certificate): files on a disk, or objects in an object store.
 
-A record is a few kilobytes, and whole or not there. `records(path)` returns the store of a path: `Disk` or `Objects`,
-which make the same promises by other means. Names of folders and records are paths, or URLs.
+A record has a few kilobytes. It is written atomically: it is complete, or it does not exist. `records(path)` returns
+the store of a path, `Disk` or `Objects`. Both give the same guarantees. Folders and records are named by paths or URLs.
 
-Of the processes that change what lies in one folder, one at a time is its *owner*. On a disk each owner has a folder of
-its own inside, which it makes once, before it is the owner. All that it makes goes there first, and names outside
-change only by a rename from there or to there. Who becomes the owner after it renames that folder (`take_over`). From
-then on the system finds no path of the former owner any more, whenever that one had looked whether it is the owner.
+Only one process at a time, the *owner* of a folder, may change the folder's contents. On a disk, each owner has its own
+subfolder, which it creates once, before it becomes the owner. It creates all files there, and changes names outside
+only by renames from or to this subfolder. The next owner renames the subfolder of the former owner (`take_over`). From
+then on all paths of the former owner fail, even if that process checked its ownership just before.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from distmm.storage.object_store import ObjectFolder, is_url
 
 __all__ = ["OWNER", "Records", "records"]
 
-# Name of an owner's folder: a token of `distmm.job.lock`.
+# Name of an owner's subfolder: a token of `distmm.job.lock`.
 OWNER = re.compile("[0-9a-f]{32}")
 
 
@@ -34,7 +34,7 @@ class Records(Protocol):
     """A store of records."""
 
     def exists(self, path: str) -> bool:
-        """Whether a record is there."""
+        """Whether a record exists."""
 
     def names(self, folder: str) -> list[str]:
         """Return the names of records and folders in a folder."""
@@ -43,16 +43,16 @@ class Records(Protocol):
         """Return a record."""
 
     def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
-        """Yield all records of a folder with their names, or the error of one that cannot be read."""
+        """Yield the name of each record of a folder, with its content or the error of reading it."""
 
     def write(self, path: str, content: bytes, draft: str | None = None) -> None:
-        """Write a record and sync it. On a disk it has the name `draft` until it is whole."""
+        """Write a record and sync it. On a disk it has the name `draft` until it is complete."""
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a record; raise FileExistsError if there is one. Of several processes one succeeds."""
+        """Write a new record; raise FileExistsError if it exists. Only one of several processes succeeds."""
 
     def touch(self, path: str) -> None:
-        """Show that the owner of a record is alive."""
+        """Update the time of a record, to show that its owner is alive."""
 
     def age(self, path: str) -> float:
         """Return the seconds since a record was written or touched, by the store's clock."""
@@ -61,19 +61,19 @@ class Records(Protocol):
         """Remove a record."""
 
     def discard(self, path: str, owner: str) -> None:
-        """Remove a record, or a folder with all that is in it, unless the folder `owner` is no longer an owner's."""
+        """Remove a record or a whole folder. Raise FileNotFoundError if the owner's subfolder `owner` was renamed."""
 
     def own(self, folder: str, token: str) -> str:
-        """Make the folder through which one process will change what is in `folder`, and return its path."""
+        """Create the subfolder of a future owner of `folder`, and return its path."""
 
     def take_over(self, folder: str, token: str) -> None:
-        """Move the work of former owners to that of `token`, and keep them from changing anything."""
+        """Move the folders of former owners to the subfolder `token`, so that former owners cannot change them."""
 
     def sync(self, folder: str) -> None:
-        """Sync a folder: what was removed or renamed in it stays so after a loss of power."""
+        """Sync a folder, so that removals and renames in it survive a loss of power."""
 
     def make_folder(self, folder: str) -> None:
-        """Make a folder, unless it exists, and sync its name."""
+        """Create a folder, unless it exists, and sync its name."""
 
     def remove_folder(self, folder: str) -> None:
         """Remove a folder, if it is empty."""
@@ -89,7 +89,7 @@ class Disk:
         return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
-        with open(path, "rb", buffering=0) as file:  # 15 us a marker less than as text, of which there may be 40,000
+        with open(path, "rb", buffering=0) as file:  # saves 15 us for each marker, of which there may be 40,000
             return file.read()
 
     def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
@@ -121,7 +121,7 @@ class Disk:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError:  # a full disk: an empty lock file would block the next job for a minute
+        except OSError:  # for example a full disk: an empty lock file would block the next job for a minute
             os.unlink(path)
             raise
 
@@ -139,7 +139,7 @@ class Disk:
         try:
             os.rename(path, aside)
         except FileNotFoundError:
-            os.stat(owner)  # it is gone if somebody has taken over
+            os.stat(owner)  # fails if another process has taken over
             return
         with suppress(FileNotFoundError):
             remove(aside)
@@ -155,7 +155,7 @@ class Disk:
             before = os.path.join(mine, name)
             if name == token or not os.path.isdir(os.path.join(folder, name)) or name.startswith("lock."):
                 continue
-            # One rename of the whole. Where its work is, is seen afterwards, when nobody changes it any more.
+            # Rename the whole subfolder first. After that no other process changes its contents.
             os.rename(os.path.join(folder, name), before)
             if OWNER.fullmatch(name):
                 for work in list(_work(before)):
@@ -170,21 +170,21 @@ class Disk:
 
     def make_folder(self, folder: str) -> None:
         with suppress(FileExistsError):
-            os.mkdir(folder)  # no folder above it: that of an owner is made once
+            os.mkdir(folder)  # not makedirs: an owner's subfolder must not be created a second time
         fsync(os.path.dirname(folder))
 
     def remove_folder(self, folder: str) -> None:
-        with suppress(OSError):  # it is not empty, or its mount is gone
+        with suppress(OSError):  # for example, it is not empty, or its mount was lost
             os.rmdir(folder)
 
     @staticmethod
     def _now(folder: str) -> float:
-        """Time by the file system's clock. The clocks of two machines may differ by more than a minute."""
+        """Return the file system's time. The clocks of two machines may differ by more than a minute."""
         probe = os.path.join(folder, f"clock.{uuid.uuid4().hex}")
         try:
             with open(probe, "w"):
                 return os.stat(probe).st_mtime
-        except OSError:  # no permission to write here: this machine's clock is used
+        except OSError:  # without permission to write here, use this machine's clock
             return time.time()
         finally:
             if os.path.exists(probe):
@@ -192,7 +192,7 @@ class Disk:
 
 
 class Objects:
-    """Objects of S3, Google Cloud Storage or Azure; a folder is what names begin with, and needs no making."""
+    """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
 
     def exists(self, path: str) -> bool:
         folder, name = _split(path)
@@ -214,15 +214,15 @@ class Objects:
         folder.put(name, content)
 
     def create(self, path: str, content: bytes) -> None:
-        """Write a record where there is none.
+        """Write a new record.
 
-        Some stores take the condition of a put and do not look at it. So the put is made once more, and has to fail.
+        Some stores accept the condition of a put, but ignore it. So a second put is made, which has to fail.
         """
         folder, name = _split(path)
         try:
             folder.create(name, content)
         except FileExistsError:
-            # A put whose answer was lost was sent again by the package. Contents name their owner.
+            # If the response to a put is lost, the package sends the put again. The content identifies the owner.
             if folder.read(name) != content:
                 raise
         try:
@@ -231,12 +231,12 @@ class Objects:
             return
         folder.remove([name])
         raise InputError(
-            f"{path}: this store puts an object even if it exists and must not be replaced (If-None-Match: *), so "
-            f"nothing can keep two jobs apart there; use a store that knows this condition, or write C to a folder"
+            f"{path}: this store replaces an object although the request forbids it (If-None-Match: *), so two jobs "
+            f"could write the same C; use a store that supports this condition, or write C to a folder"
         )
 
     def touch(self, path: str) -> None:
-        # Not the record itself: its owner may have been asleep, and would bring back what was removed meanwhile.
+        # Not the record itself: a suspended owner could put back a record that was removed in the meantime.
         folder, name = _split(path)
         folder.put(f"{name}.beat", b"")
 
@@ -277,12 +277,12 @@ class Objects:
 
 
 def records(path: str) -> Records:
-    """Return the store that a path, or a URL, is in."""
+    """Return the store of a path or URL."""
     return OBJECTS if is_url(path) else DISK
 
 
 def _work(folder: str) -> Iterator[str]:
-    """Yield the folders in which owners have worked: in that of an owner, or of one that it was taking over from."""
+    """Yield the folders of work in an owner's subfolder, and in subfolders that this owner was taking over."""
     for name in os.listdir(folder):
         path = os.path.join(folder, name)
         if OWNER.fullmatch(name):

@@ -1,4 +1,4 @@
-"""Refuses what is not a regular file: a read from a pipe may wait for ever, and one from a device may have effects."""
+"""Refuses paths that are not regular files: a read from a pipe may wait forever, and one from a device may change it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ KINDS = {
 
 
 def kind(mode: int) -> str:
-    """Name the kind of a file by its mode."""
+    """Return a name for the kind of a file, by its mode."""
     return next((name for is_kind, name in KINDS.items() if is_kind(mode)), "a file")
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
-    """Raise OSError for what is there and is no regular file; called before it is opened."""
+    """Raise OSError if a path is not a regular file. Called before the path is opened."""
     found = os.stat(path)
     if not stat.S_ISREG(found.st_mode):
         raise OSError(f"{os.fspath(path)} is {kind(found.st_mode)}, not a file with data: put a copy of the data there")

@@ -1,7 +1,7 @@
-"""Packed chunks, unpacked into no more memory than a chunk may take.
+"""Decompression of chunks with a bound on memory.
 
-A few megabytes of gzip can stand for a thousand times as much. Libraries unpack all of it before they compare it with
-the chunk. `unpacked` stops at twice a chunk, or refuses by the length that a header declares.
+A few megabytes of gzip can decompress to a thousand times as much. Libraries decompress all of it before they compare
+its length with that of a chunk. `unpacked` stops at twice the size of a chunk, or refuses by the length in a header.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 __all__ = ["PACKED", "SLACK", "unpacked"]
 
-# Bytes that a packed chunk may have beyond twice its elements: checksums, and headers of other formats.
+# Bytes that a chunk may have beyond twice the size of its elements: checksums, and headers of other formats.
 SLACK = 1 << 16
 
-# Bytes of memory that lzma may take for its dictionary; its strongest preset needs 65 MiB.
+# Largest dictionary of lzma in bytes. Its strongest preset needs 65 MiB.
 MOST_DICTIONARY = 1 << 27
 
-# Formats that do not say how long their content is, and what unpacks them in parts, given numcodecs' configuration.
+# Formats without a decompressed length, and functions from numcodecs' configuration to an incremental decompressor.
 STREAMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "gzip": lambda _: zlib.decompressobj(31),
     "zlib": lambda _: zlib.decompressobj(),
@@ -31,33 +31,37 @@ STREAMS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "lzma": lambda config: _lzma(config.get("format", lzma.FORMAT_XZ), config.get("filters")),
 }
 
-# Formats whose header says it, and where: the first byte and the number of bytes.
+# Formats with the decompressed length in a header: its first byte, and its number of bytes.
 HEADERS = {"blosc": (4, 4), "lz4": (0, 4)}
 
 PACKED = {*STREAMS, *HEADERS, "zstd"}
 
 
 def unpacked(config: dict[str, Any], data: Any, size: int) -> Any:
-    """Unpack one chunk.
+    """Decompress one chunk.
 
     Parameters
     ----------
     config : dict
-        Of numcodecs, with the codec's name as ``id``.
+        numcodecs' configuration of the codec, with its name as ``id``.
     data : bytes-like
     size : int
         Bytes of the chunk's elements.
 
+    Returns
+    -------
+    bytes-like
+
     Raises
     ------
     ValueError
-        For data that would be more than twice as long.
+        For data that would decompress to more than twice `size`, and for truncated data.
     """
     name, most = config["id"], 2 * size + SLACK
     if name in STREAMS:
         return _streamed(config, bytes(data), most)
     declared = _declared(name, bytes(data[:18]))
-    if declared is None:  # zstd without its length: it has to fit exactly
+    if declared is None:  # zstd without a length: it is decompressed into a buffer of exactly this size
         return numcodecs.get_codec(config).decode(data, out=np.empty(size, np.uint8))
     if declared > most:
         raise ValueError(_excess(name, declared, most))
@@ -65,11 +69,11 @@ def unpacked(config: dict[str, Any], data: Any, size: int) -> Any:
 
 
 def _lzma(form: int, filters: Any) -> lzma.LZMADecompressor:
-    """Return a decompressor whose dictionary is bounded: its size is what the data say, up to 4 GB."""
+    """Return a decompressor with a bounded dictionary. The data set the dictionary's size, which may be 4 GB."""
     if form != lzma.FORMAT_RAW:
         return lzma.LZMADecompressor(form, memlimit=MOST_DICTIONARY)
     if max((int(one.get("dict_size", 0)) for one in filters or ()), default=0) > MOST_DICTIONARY:
-        raise ValueError(f"the lzma filters ask for a dictionary of more than {MOST_DICTIONARY} bytes")
+        raise ValueError(f"the lzma filters need a dictionary of more than {MOST_DICTIONARY} bytes")
     return lzma.LZMADecompressor(form, filters=filters)
 
 
@@ -83,13 +87,13 @@ def _streamed(config: dict[str, Any], data: bytes, most: int) -> bytes:
         if length > most:
             raise ValueError(_excess(config["id"], length, most))
         if not stream.eof:
-            raise ValueError(f"the {config['id']} data end too early")
+            raise ValueError(f"the {config['id']} data are truncated")
         data = stream.unused_data.lstrip(b"\0") if config["id"] != "zlib" else b""
     return b"".join(parts)
 
 
 def _declared(name: str, head: bytes) -> int | None:
-    """Read the length of the content from a header (of zstd: RFC 8878, 3.1.1.1); None where it does not say."""
+    """Return the decompressed length in a header (of zstd: RFC 8878, 3.1.1.1). None if the header has none."""
     if name != "zstd":
         first, count = HEADERS[name]
         return int.from_bytes(head[first : first + count], "little")
@@ -101,4 +105,4 @@ def _declared(name: str, head: bytes) -> int | None:
 
 
 def _excess(name: str, length: int, most: int) -> str:
-    return f"the {name} data unpack to {length} bytes or more, and a chunk has {most} at most"
+    return f"the {name} data decompress to {length} bytes or more, and a chunk may have at most {most}"

@@ -1,4 +1,4 @@
-"""The files of a Zarr array: which chunks are there, and whether one has been written since."""
+"""The files of a Zarr array: which chunks exist, and whether any has changed."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ __all__ = ["Present", "files", "stamp_of_objects"]
 
 @dataclass(frozen=True)
 class Present:
-    """Which files of a local array are there: of shards, or else of chunks. One that is not reads as the fill value.
+    """Which files (shards, or else chunks) of a local array exist. A missing file reads as the fill value.
 
     Attributes
     ----------
     names : str
-        Such as ``c/{}/{}``.
+        Pattern of the files' names, such as ``c/{}/{}``.
     edges : tuple of int
-        Elements of a file.
+        Rows and columns of a file.
     wide : int
-        Files from left to right.
+        Number of files in a row.
     absent : bytes
-        One bit a file, compressed; empty where none is missing.
+        One bit for each file, compressed. Empty if no file is missing.
     """
 
     names: str
@@ -44,30 +44,30 @@ class Present:
 
     @classmethod
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
-        """List the files that are there. Object stores are not listed: all of their files count as absent."""
+        """List the existing files. Object stores are not listed: all of their files count as missing."""
         edges = stored.shards or stored.chunks
         names = chunk_names(stored)
         high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
-        there = set() if "://" in path else {inside for inside, _ in _entries(path)}
-        absent = np.array([names.format(*at) not in there for at in itertools.product(range(high), range(wide))], bool)
+        found = set() if "://" in path else {inside for inside, _ in _entries(path)}
+        absent = np.array([names.format(*at) not in found for at in itertools.product(range(high), range(wide))], bool)
         packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
         return cls(names, (edges[0], edges[1]), wide, packed)
 
     def at(self, i: int, j: int) -> bool:
-        """Whether a file was there."""
+        """Whether the file of these indices existed."""
         if not self.absent:
             return True
         byte, bit = divmod(i * self.wide + j, 8)
         return not _unpacked(self.absent)[byte] << bit & 128
 
     def absences(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Count the files that were not there, and all that an array of this shape can have."""
+        """Return the number of missing files, and the number of all files of an array of this shape."""
         high, wide = (-(-n // edge) for n, edge in zip(shape, self.edges, strict=True))
         absent = int.from_bytes(_unpacked(self.absent)).bit_count() if self.absent else 0
         return absent, high * wide
 
     def check(self, path: str, rows: slice, cols: slice) -> None:
-        """Raise FileNotFoundError for a file of a region that was there, and is not."""
+        """Raise FileNotFoundError if a file of a region existed and is now missing."""
         sides = (range(s.start // edge, -(-s.stop // edge)) for s, edge in zip((rows, cols), self.edges, strict=True))
         for i, j in itertools.product(*sides):
             if self.at(i, j):
@@ -80,14 +80,14 @@ def _unpacked(bits: bytes) -> bytes:
 
 
 def files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield all files of a folder and of those in it, in the order of their names."""
+    """Yield all files of a folder and its subfolders, sorted by name."""
     for inside, entry in _entries(folder):
-        with suppress(FileNotFoundError):  # removed meanwhile, or a link to nothing
+        with suppress(FileNotFoundError):  # removed in the meantime, or a dangling link
             yield inside, entry.stat()
 
 
 def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """List the same files without their sizes, each of which costs a round trip on a network file system."""
+    """Yield the same files without their sizes. Each size costs a round trip on a network file system."""
     with os.scandir(folder) as found:
         for entry in sorted(found, key=lambda entry: entry.name):
             if entry.is_dir():
@@ -97,11 +97,11 @@ def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[s
 
 
 def stamp_of_objects(url: str) -> str:
-    """Hash what an object store says of its objects: their tags, or else their sizes and times."""
+    """Return a hash of the tags of objects, or else of their sizes and times."""
     import fsspec
 
     store, folder = fsspec.url_to_fs(url)
     found = store.find(folder, detail=True)
     facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-    told = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

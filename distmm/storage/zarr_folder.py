@@ -1,4 +1,4 @@
-"""Zarr arrays, version 2 and 3: folders, members of groups, and URLs that fsspec knows."""
+"""Zarr arrays of versions 2 and 3: folders, members of groups, and URLs that fsspec supports."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ZarrMatrix(Matrix):
     metadata : str
         SHA-256 of its metadata.
     plain : str or None
-        Names of its chunks, such as ``c/{}/{}``, where these are files of nothing but elements in C order.
+        Pattern of the chunks' names, such as ``c/{}/{}``, if chunks are plain: uncompressed elements in C order.
     present : Present
-        Which of its files were there when it was opened.
+        Which of its files existed when it was opened.
     """
 
     metadata: str = field(kw_only=True)
@@ -50,11 +50,17 @@ class ZarrMatrix(Matrix):
 
     @classmethod
     def open(cls, path: str) -> Self:
-        """Check the metadata; a group that holds exactly one matrix stands for that matrix."""
+        """Open an array, or the only matrix of a group, and check its metadata.
+
+        Raises
+        ------
+        InputError
+            For missing or damaged metadata, several matrices, and codecs that are not trusted.
+        """
         try:
             stored = open_zarr(path)
             members = dict(stored.arrays()) if isinstance(stored, zarr.Group) else {}
-        except Exception as error:  # damaged metadata surfaces as any of a dozen kinds
+        except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
             raise InputError(
                 f"{path}: not a readable Zarr array: {type(error).__name__}: {error}; its metadata (zarr.json, or "
                 f".zarray) is missing or damaged: write or copy the array again"
@@ -65,7 +71,7 @@ class ZarrMatrix(Matrix):
         shape, chunks = check_shape(path, stored.shape), tuple(stored.chunks)
         if len(chunks) != 2 or min(chunks) < 1:
             raise InputError(
-                f"{path}: its metadata are damaged: chunks {chunks} for shape {shape}; write the array again"
+                f"{path}: its metadata is damaged: chunks {chunks} for shape {shape}; write the array again"
             )
         _check_codecs(path, stored.metadata.to_dict())
         dtype, digest = check_dtype(path, stored.dtype), _digest(stored)
@@ -79,20 +85,20 @@ class ZarrMatrix(Matrix):
         return {**super().fingerprint(), "metadata": self.metadata}
 
     def stamp(self) -> str:
-        """Hash what the file system, or the object store, says of each file."""
+        """Return a hash of the inodes, sizes and times of the files, or of the tags of the objects."""
         if "://" in self.path:
             return stamp_of_objects(self.path)
         return stamp_of(files(self.path))
 
     def missing(self) -> str | None:
-        """Say how many chunks (or shards) of a local array were not there when it was opened; None if all were."""
+        """Say how many chunks (or shards) of a local array were missing when it was opened. None if none was."""
         absent, count = self.present.absences(self.shape)
         if "://" in self.path or not absent:
             return None
         return f"{absent} of {count} chunks are missing, and read as {open_zarr(self.path).fill_value}"
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
-        """Cut a region at the edges of plain chunks, and these into rows where they are larger."""
+        """Cut a region at the edges of plain chunks. Larger chunks are cut into ranges of rows."""
         if self.plain is None:
             return None
         inside = [
@@ -111,7 +117,7 @@ class ZarrMatrix(Matrix):
         return block
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Read plain chunks straight into the block: 1.6 ms of CPU for 8 MB; Zarr, which copies, takes 5 ms."""
+        """Read plain chunks directly into the block. 8 MB take 1.6 ms of CPU time; Zarr, which copies, takes 5 ms."""
         assert self.chunks is not None
         assert self.plain is not None
         height, width = self.chunks
@@ -124,7 +130,7 @@ class ZarrMatrix(Matrix):
             except FileNotFoundError:
                 if self.present.at(i, j):
                     raise
-                # It was never written: Zarr fills in the fill value.
+                # The chunk was never written: Zarr returns the fill value.
                 part[...] = bounded(open_zarr(self.path))[top:bottom, left:right]
                 continue
             with file:
@@ -134,13 +140,13 @@ class ZarrMatrix(Matrix):
                 read_into(file, 0, width, top - i * height, left - j * width, part)
 
     def _check(self) -> None:
-        # A missing chunk reads as the fill value, and so would all chunks of a mount that has gone during the read.
-        # The data count only if the array's metadata are still there, and still the same.
+        # A missing chunk reads as the fill value, and so do all chunks if the mount is lost during the read. The data
+        # are valid only if the array's metadata still exists and is unchanged.
         if _digest(open_zarr(self.path)) != self.metadata:
             raise OSError("the array has been replaced since it was opened")
 
     def _cut(self, axis: int, part: slice) -> Iterator[tuple[int, int, int]]:
-        """Yield, for each chunk that a range of rows or columns meets, its number and the range that they share."""
+        """Yield the number of each chunk that intersects a range of rows or columns, and the intersection."""
         assert self.chunks is not None
         edge = self.chunks[axis]
         for i in range(part.start // edge, -(-part.stop // edge)):
@@ -148,7 +154,7 @@ class ZarrMatrix(Matrix):
 
 
 def _plain(path: str, stored: zarr.Array[Any]) -> str | None:
-    """Return the pattern of the chunks' names if they are files of nothing but native elements in C order."""
+    """Return the pattern of the chunks' names if chunks are uncompressed native elements in C order. Else None."""
     described: dict[str, Any] = dict(stored.metadata.to_dict())
     if described["zarr_format"] == 2:
         packed = described["filters"] or described["compressor"] or described["order"] != "C"
@@ -166,19 +172,19 @@ def _digest(stored: zarr.Array[Any]) -> str:
     return hashlib.sha256(described.encode()).hexdigest()
 
 
-# Codecs that chunks may be packed with. They decode numbers and do nothing else. Others run code that the data choose
-# (pickle), are looked up by name among all installed packages, or unpack to any length (zfpy).
+# Trusted codecs of chunks. They only decode numbers. Other codecs run code from the data (pickle), are looked up by
+# name among all installed packages, or decompress to any length (zfpy).
 CODECS = {
     "adler32", "astype", "bitround", "blosc", "bytes", "bz2", "crc32", "crc32c", "delta", "fixedscaleoffset",
     "fletcher32", "gzip", "lz4", "lzma", "quantize", "sharding_indexed", "shuffle", "transpose", "zlib", "zstd",
 }  # fmt: skip
 
-# Keys by which a codec's configuration names a type of elements. A text of a million characters is such a type too.
+# Keys of a codec's configuration for a type of elements. A text of a million characters is such a type, too.
 TYPES = ("dtype", "astype", "encode_dtype", "decode_dtype")
 
 
 def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
-    """Refuse an array whose chunks ask for a codec that is not known to be harmless."""
+    """Refuse an array whose chunks need a codec that is not trusted."""
     if metadata["zarr_format"] == 2:
         codecs = [*(metadata.get("filters") or ()), *filter(None, [metadata.get("compressor")])]
     else:
@@ -188,8 +194,8 @@ def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
         name = str(codec.get("id") or codec.get("name")).removeprefix("numcodecs.")
         if name not in CODECS:
             raise InputError(
-                f"{path}: its chunks are packed with {name!r}, which is not among the codecs that are trusted "
-                f"({', '.join(sorted(CODECS))}); write the array again with one of them"
+                f"{path}: its chunks are packed with {name!r}, which is not a trusted codec; write the array again "
+                f"with one of {', '.join(sorted(CODECS))}"
             )
         configuration = codec.get("configuration") or codec
         for key in TYPES:
@@ -202,7 +208,7 @@ def _check_codec_type(what: str, name: Any) -> None:
     try:
         check_dtype(what, name)
     except TypeError as error:
-        raise InputError(f"{what}, {name!r}, is no type of elements; write the array again") from error
+        raise InputError(f"{what}, {name!r}, is not a type of elements; write the array again") from error
 
 
 def create_raw(
@@ -210,7 +216,8 @@ def create_raw(
 ) -> None:
     """Write the metadata of an array for a product.
 
-    Its chunks are not compressed: the mantissas of a product do not shrink, and raw chunks go at the speed of the disk.
+    Its chunks are not compressed. The mantissas of a product are incompressible, and raw chunks are written at the
+    speed of the disk.
     """
     zarr.create_array(store, shape=shape, chunks=chunks, dtype=dtype, attributes=attributes, compressors=None)
 
@@ -225,9 +232,9 @@ class ZarrTarget(Target):
     def create(
         cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], job: str | None
     ) -> Self:
-        """Write the metadata; chunks are in elements.
+        """Write the metadata. `chunks` is in elements.
 
-        The id of a job becomes an attribute: C then has other metadata, and another fingerprint, than any C before it.
+        The id of a job becomes an attribute. Metadata and fingerprint then differ from those of any earlier C.
         """
         chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
         create_raw(output.draft, shape, dtype, chunks, None if job is None else {"distmm_job": job})
@@ -235,14 +242,14 @@ class ZarrTarget(Target):
 
     @classmethod
     def reopen(cls, output: Output) -> Self:
-        """Go on with a draft that `create` has made."""
+        """Open a draft that `create` has made, to continue writing."""
         stored = ZarrMatrix.open(output.draft)
         assert stored.chunks is not None
         return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # An uncompressed chunk is its elements in C order; a chunk at the edge has the full shape too. Zarr would copy
-        # the block, and leave out a chunk of zeros, which would then look like a lost one.
+        # An uncompressed chunk has its elements in C order. A chunk at the edge also has the full shape. Zarr itself
+        # would copy the block, and would not write a chunk of zeros, which would then look like a lost chunk.
         height, width = self.chunks
         whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
         if any(
@@ -252,7 +259,7 @@ class ZarrTarget(Target):
             raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
         chunks = os.path.join(self.output.draft, "c")
         folder = os.path.join(chunks, str(rows.start // height))
-        for name in (chunks, folder):  # not the draft: without its mount, C would go to the disk below
+        for name in (chunks, folder):  # not the draft: if its mount is lost, C must not be written to the disk below
             with suppress(FileExistsError):
                 os.mkdir(name)
         with published(os.path.join(folder, str(cols.start // width)), os.path.dirname(self.output.draft)) as file:
@@ -260,9 +267,9 @@ class ZarrTarget(Target):
             write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return once all names on the way to chunks that were written are on the disk, as their elements are already.
+        """Return when the names of written chunks are on the disk. Their elements already are.
 
-        That includes the names of `c` and of its folders: another worker may have made them and not synced them yet.
+        The names of `c` and of its folders are synced, too: another worker may have created them without a sync.
         """
         chunks = os.path.join(self.output.draft, "c")
         for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
@@ -271,7 +278,7 @@ class ZarrTarget(Target):
         fsync(self.output.draft)
 
     def discard(self, rows: slice, cols: slice) -> None:
-        """Remove the chunk that a block is."""
+        """Remove the chunk of a block."""
         row, column = rows.start // self.chunks[0], cols.start // self.chunks[1]
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.output.draft, "c", str(row), str(column)))

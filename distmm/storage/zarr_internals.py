@@ -1,8 +1,8 @@
-"""The parts of Zarr that are not its public interface: wrapped codecs and stores, names of chunks, a data type of ours.
+"""All uses of Zarr's private interface: wrapped codecs and stores, names of chunks, the data type bfloat16.
 
-Seen with Zarr 3.1.6; `tests/distmm/storage/test_zarr_internals.py` fails first where another version differs. Then
-chunks are unpacked by Zarr alone, without a bound on their memory, and bfloat16 arrays are unknown: a warning says so.
-An array behind a wrapper is not recognised as one that a product reads or writes under another name.
+Written for Zarr 3.1.6. If another version differs, `tests/distmm/storage/test_zarr_internals.py` fails first. distmm
+then warns, and continues without these features: Zarr decompresses chunks without a bound on memory, bfloat16 arrays
+are not supported, and a wrapped array is not recognised as the same array under another name.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def open_zarr(path: str) -> Any:
-    """Open an array or a group for reading; of a local one, only regular files are read."""
+    """Open an array or a group for reading. In a local one, only regular files are read."""
     return zarr.open(path if "://" in path else _RegularFiles(path, read_only=True), mode="r")
 
 
@@ -51,7 +51,7 @@ def store_of(array: Any) -> Any:
 
 
 def dictionary_of(store: Any) -> Any:
-    """Return the dictionary of a memory store, which its read-only views share; any other store as it is."""
+    """Return the dictionary of a memory store, which its read-only views share. Other stores are returned unchanged."""
     return getattr(store, "_store_dict", store)
 
 
@@ -61,7 +61,7 @@ def chunk_names(array: Any) -> str:
 
 
 def bounded(array: Any) -> Any:
-    """Return the same array with codecs that refuse to unpack more than a chunk can have."""
+    """Return the same array with codecs that refuse to decompress more than the size of a chunk."""
     try:
         return _bounded(array)
     except (AttributeError, TypeError, ValueError) as error:
@@ -98,7 +98,7 @@ def _wrap(codec: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Bounded(BytesBytesCodec):
-    """A codec of version 3, for reading."""
+    """A codec of Zarr version 3, for reading, with a bound on decompressed data."""
 
     codec: BytesBytesCodec
     config: dict[str, Any]
@@ -114,16 +114,16 @@ class _Bounded(BytesBytesCodec):
         raise NotImplementedError("this array was opened for reading")
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
-        """Ask the codec."""
+        """Return the result of the wrapped codec."""
         return self.codec.compute_encoded_size(input_byte_length, chunk_spec)
 
     def to_dict(self) -> Any:
-        """Describe the codec."""
+        """Return the description of the wrapped codec."""
         return self.codec.to_dict()
 
 
 class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
-    """A compressor or a filter of version 2, for reading."""
+    """A compressor or a filter of Zarr version 2, for reading, with a bound on decompressed data."""
 
     codec_id = "distmm.bounded"
 
@@ -131,25 +131,25 @@ class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
         self.codec, self.size = codec, size
 
     def encode(self, buf: Any) -> Any:
-        """Refuse: the array was opened for reading."""
+        """Raise NotImplementedError: the array was opened for reading."""
         raise NotImplementedError("this array was opened for reading")
 
     def decode(self, buf: Any, out: Any = None) -> Any:
-        """Unpack a chunk."""
+        """Decompress a chunk."""
         if self.codec.codec_id not in PACKED:
             return self.codec.decode(buf, out)
         return unpacked(self.codec.get_config(), buf, self.size)
 
     def get_config(self) -> Any:
-        """Describe the codec."""
+        """Return the configuration of the wrapped codec."""
         return self.codec.get_config()
 
 
 class _RegularFiles(LocalStore):
-    """A folder of which only regular files are read."""
+    """The store of a folder. It reads only regular files."""
 
     def get_sync(self, key: str, **options: Any) -> Any:
-        """Read a file; Zarr has this way since 3.1.6, beside `get`."""
+        """Read a file. Zarr 3.1.6 added this method; earlier versions only call `get`."""
         self._check(key)
         return super().get_sync(key, **options)
 
@@ -159,13 +159,13 @@ class _RegularFiles(LocalStore):
         return await super().get(key, *arguments, **options)
 
     def _check(self, key: str) -> None:
-        with suppress(FileNotFoundError, NotADirectoryError):  # a chunk may be missing, and Zarr knows what that means
+        with suppress(FileNotFoundError, NotADirectoryError):  # Zarr handles missing chunks
             check_regular(self.root / key)
 
 
 @dataclass(frozen=True)
 class BFloat16(BaseFloat):  # type: ignore[type-arg]
-    """Zarr's data type for ml_dtypes' bfloat16: two bytes, little-endian as in memory."""
+    """Zarr's data type for bfloat16 of ml_dtypes: two bytes, little-endian."""
 
     dtype_cls = type(BFLOAT16)
     _zarr_v3_name: ClassVar[str] = "bfloat16"
@@ -179,18 +179,18 @@ class BFloat16(BaseFloat):  # type: ignore[type-arg]
 
     @classmethod
     def from_native_dtype(cls, dtype: Any) -> Self:
-        """Return this type for NumPy's."""
+        """Return this type for a NumPy dtype."""
         if dtype != BFLOAT16:
             raise DataTypeValidationError(f"{dtype} is not bfloat16")
         return cls()
 
     def to_native_dtype(self) -> Any:
-        """Return NumPy's type."""
+        """Return the NumPy dtype."""
         return BFLOAT16
 
 
 def register_bfloat16() -> None:
-    """Have Zarr know the data type "bfloat16" of the Zarr extensions; asked twice, nothing happens."""
+    """Register the data type "bfloat16" of the Zarr extensions with Zarr. A second call does nothing."""
     if NO_TYPES:
         _warn(NO_TYPES, "bfloat16 arrays can be neither read nor written")
     elif BFloat16._zarr_v3_name not in data_type_registry.contents:
@@ -199,8 +199,8 @@ def register_bfloat16() -> None:
 
 def _warn(what: object, outcome: str) -> None:
     warnings.warn(
-        f"Zarr {zarr.__version__} is not as distmm knows it ({what}): {outcome}; install a version of Zarr that distmm "
-        f"was tested with",
+        f"Zarr {zarr.__version__} differs from the versions that distmm supports ({what}): {outcome}; install a "
+        f"version of Zarr that distmm was tested with",
         RuntimeWarning,
         stacklevel=3,
     )

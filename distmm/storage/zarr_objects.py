@@ -1,11 +1,11 @@
-"""A Zarr array that is written to an object store. It has no draft: it becomes an array with its last object.
+"""Zarr arrays that are written to an object store.
 
-Objects cannot be renamed. So the chunks of C are put under their final names, ``C.zarr/c/0/0``. The metadata that make
-an array of them wait in the job's folder. They are put as ``C.zarr/zarr.json`` when C is complete: until then every
-reader finds no array. A C that is replaced loses its ``zarr.json`` first, then its chunks, when the new job begins.
+Objects cannot be renamed. So the chunks of C are put under their final names, ``C.zarr/c/0/0``. Until C is complete,
+its metadata is stored in the job's folder, and readers find no array. Then it is put as ``C.zarr/zarr.json``. If C
+replaces an older array, the ``zarr.json`` of that array is removed first, then its chunks, when the new job begins.
 
-A chunk is put only where there is none, so a process that was asleep replaces nothing. The marker of a block holds the
-tags of its chunks. Before C becomes an array, all chunks are listed and compared with them.
+A put of a chunk fails if the chunk exists, so a process that was suspended replaces nothing. The marker of a block has
+the tags of its chunks. Before the metadata is put, all chunks are listed and compared with these tags.
 """
 
 from __future__ import annotations
@@ -30,28 +30,35 @@ from distmm.storage.zarr_folder import ZarrMatrix, create_raw
 
 __all__ = ["ObjectDraft", "ObjectOutput", "ObjectTarget", "check_url", "is_array"]
 
-# Bytes of a chunk, at most, if a block can be cut into equal stripes. Each is copied once while it is put: with this
-# and `UPLOADS`, half a gigabyte a process. Above 100 MB s3fs makes an upload of parts of it, whose tags differ.
+# Largest size of a chunk in bytes, if a block can be cut into equal stripes. A put copies its chunk. With `UPLOADS`
+# puts at a time, the copies take half a gigabyte in each process. Above 100 MB s3fs makes a multipart upload, which has
+# another tag.
 CHUNK_BYTES = 64 << 20
 
-# Puts at the same time, a process. One connection to S3 carries some 100 MB/s.
+# Concurrent puts of a process. One connection to S3 transfers about 100 MB/s.
 UPLOADS = 8
 
-# At most so many times as many stripes as would be enough: 16411 rows, a prime, have equal stripes of one row only.
+# Equal stripes may be more than `CHUNK_BYTES` requires, by at most this factor. 16411 rows, a prime number, could only
+# be cut into stripes of one row.
 MOST_STRIPES = 4
 
-# Objects of a two-dimensional Zarr array of version 2 or 3, whatever its chunks are called.
+# Objects of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
 ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./])?\d+[./]\d+")
 
 Block = tuple[int, int]
 
+APPEARED = (
+    "{}: was created by another program while the product was computed, and is not replaced: move it away, and resume "
+    "the job"
+)
+
 
 class ObjectOutput(Output):
-    """The names of an array in an object store: `draft` has its metadata only, until it is complete."""
+    """The names of an array in an object store. `draft` has only its metadata, until the array is complete."""
 
     @classmethod
     def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:  # noqa: ARG003
-        """Check that nothing is there, or may be replaced; a store has room for all."""
+        """Check that no object has this name, or that it may be replaced. The size of a store is not limited."""
         if not overwrite and (found := ObjectFolder(path).names()):
             raise InputError(
                 f"{path}: exists ({found[0]} is there); give another name, or --overwrite (overwrite=True) to replace"
@@ -59,14 +66,14 @@ class ObjectOutput(Output):
         return cls(path, draft or f"{path}.draft", overwrite)
 
     def commit(self) -> str:
-        """Make an array of the chunks; it can be repeated after a kill."""
+        """Put the metadata, which makes the chunks an array. It can be repeated after a kill."""
         metadata = ObjectFolder(self.draft).read("zarr.json")
         final = ObjectFolder(self.path)
         try:
             final.create("zarr.json", metadata)
         except FileExistsError:
             if final.read("zarr.json") != metadata:
-                raise InputError(f"{self.path}: appeared while the product was computed; it is not replaced") from None
+                raise InputError(APPEARED.format(self.path)) from None
         return self.path
 
     def discard(self) -> None:
@@ -76,12 +83,12 @@ class ObjectOutput(Output):
 
 @dataclass(frozen=True)
 class ObjectTarget(Target):
-    """A Zarr array (version 3) in an object store. A block of C is one chunk, or some, one below the other.
+    """A Zarr array (version 3) in an object store. A block of C is one chunk, or several stripes of rows.
 
     Attributes
     ----------
     chunks, blocks : tuple of int
-        Edges ``(rows, columns)``.
+        Shapes ``(rows, columns)`` of a chunk and of a block.
     """
 
     chunks: tuple[int, int]
@@ -91,7 +98,7 @@ class ObjectTarget(Target):
     def create(
         cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], blocks: tuple[int, int], job: str | None
     ) -> Self:
-        """Put the metadata in the place of the draft. `blocks`, in elements, are those that will be written."""
+        """Put the metadata under the name of the draft. `blocks` is the shape of a block of C, in elements."""
         height, width = (max(1, min(edge, side)) for edge, side in zip(blocks, shape, strict=True))
         chunks = _stripe(height, width * dtype.itemsize), width
         attributes = {"distmm_blocks": [height, width], **({} if job is None else {"distmm_job": job})}
@@ -102,20 +109,20 @@ class ObjectTarget(Target):
 
     @classmethod
     def reopen(cls, output: Output) -> Self:
-        """Go on with an array whose metadata `create` has put."""
+        """Open an array whose metadata `create` has put, to continue writing."""
         stored = ZarrMatrix.open(output.draft)
         assert stored.chunks is not None
         height, width = json.loads(ObjectFolder(output.draft).read("zarr.json"))["attributes"]["distmm_blocks"]
         return cls(output, stored.shape, stored.dtype, stored.chunks, (height, width))
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Put the chunks of a block; raise FileExistsError if one is there."""
+        """Put the chunks of a block. Raise FileExistsError if one of them exists."""
         folder = ObjectFolder(self.output.path)
         little, height = self.dtype.newbyteorder("<"), self.chunks[0]
 
         def put(name: str, at: int) -> None:
             part = block[at : at + height]
-            if part.shape != self.chunks:  # a chunk at the edge of the array has the full shape too
+            if part.shape != self.chunks:  # a chunk at the edge of the array also has the full shape
                 whole = np.zeros(self.chunks, little)
                 whole[: part.shape[0], : part.shape[1]] = part
                 part = whole
@@ -128,7 +135,7 @@ class ObjectTarget(Target):
         ObjectFolder(self.output.path).remove([name for name, _ in self._inside(rows, cols)])
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Do nothing: what was put is there."""
+        """Do nothing: an object is durable when its put has returned."""
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
         """Return the tags of a block's chunks."""
@@ -142,11 +149,11 @@ class ObjectTarget(Target):
         return {**facts, "metadata": metadata}
 
     def missing(self, markers: Mapping[Block, Any] | None = None) -> list[Block]:
-        """Return the blocks of which a chunk is missing, has a wrong size, or another tag than its marker says."""
-        there = ObjectFolder(self.output.path).everything()
+        """Return the blocks with a chunk that is missing, has a wrong size, or a tag that differs from its marker."""
+        objects = ObjectFolder(self.output.path).everything()
         need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
         for i, j in np.ndindex(*(-(-side // edge) for side, edge in zip(self.shape, self.blocks, strict=True))):
-            found = [there.get(name) for name, _ in self._inside(*self._region(i, j))]
+            found = [objects.get(name) for name, _ in self._inside(*self._region(i, j))]
             tags = [tag_of(facts) for facts in found if facts is not None and facts["size"] == need]
             marker = (markers or {}).get((i, j))
             if len(tags) < len(found) or (marker is not None and marker.get("objects") != tags):
@@ -154,29 +161,30 @@ class ObjectTarget(Target):
         return missing
 
     def make_room(self, done: Collection[Block]) -> None:
-        """Remove what was there before, and what earlier runs have put of blocks that are not `done`.
+        """Remove an array that is replaced, and the chunks of earlier runs, except the blocks in `done`.
 
         Raises
         ------
         InputError
-            For an array that may not be replaced: it has come since the job was begun.
+            If an array that may not be replaced was created after the job had begun.
         """
         folder = ObjectFolder(self.output.path)
         kept = {name for block in done for name, _ in self._inside(*self._region(*block))}
         others = [name for name in folder.everything() if name not in kept and ZARR_NAME.fullmatch(name)]
         metadata = [name for name in others if name in ("zarr.json", ".zarray")]
         if metadata and not self.output.overwrite:
-            raise InputError(f"{self.output.path}: appeared while the product was computed; it is not replaced")
+            raise InputError(APPEARED.format(self.output.path))
         folder.remove(metadata)  # from now on readers find no array
         folder.remove([name for name in others if name not in metadata])
 
     def _region(self, i: int, j: int) -> tuple[slice, slice]:
+        """Return the rows and columns of a block."""
         at = zip((i, j), self.blocks, self.shape, strict=True)
         rows, cols = (slice(n * edge, min((n + 1) * edge, side)) for n, edge, side in at)
         return rows, cols
 
     def _inside(self, rows: slice, cols: slice) -> list[tuple[str, int]]:
-        """Return the chunks of a block: the name of each, and its first row in the block."""
+        """Return the name of each chunk of a block, and the chunk's first row in the block."""
         i, j = rows.start // self.blocks[0], cols.start // self.blocks[1]
         expected = self._region(i, j)
         if (rows.start, rows.stop, cols.start, cols.stop) != tuple(n for s in expected for n in (s.start, s.stop)):
@@ -187,11 +195,11 @@ class ObjectTarget(Target):
 
 @dataclass(frozen=True)
 class ObjectDraft(Matrix):
-    """The chunks of an array that is not complete yet, read as the matrix that it will be."""
+    """An incomplete array, for reading the chunks that are already there."""
 
     @classmethod
     def open(cls, path: str, draft: str) -> Self:
-        """Read shape and type from the metadata in the job's folder; the chunks are at `path`."""
+        """Read shape and type from the metadata at `draft`. The chunks are at `path`."""
         stored = ZarrMatrix.open(draft)
         return cls(path, stored.shape, stored.dtype, stored.chunks)
 
@@ -212,29 +220,30 @@ class ObjectDraft(Matrix):
 
 
 def check_url(url: str, overwrite: bool) -> None:
-    """Refuse an output that lies inside an array, or would replace anything but one array.
+    """Refuse an output that is inside a Zarr array, or would replace anything but one array.
 
     Raises
     ------
     InputError
+        With the array, or with the object that is not part of an array.
     """
     scheme, rest = url.split("://")
     bucket, *names = rest.split("/")
     for n in range(1, len(names)):
         above = f"{scheme}://{'/'.join([bucket, *names[:n]])}"
         if is_array(above):
-            raise InputError(f"{url}: lies inside the Zarr array {above}, which it would damage; choose another place")
+            raise InputError(f"{url}: is inside the Zarr array {above}, which it would damage; choose another place")
     if overwrite:
         other = next((name for name in ObjectFolder(url).everything() if not ZARR_NAME.fullmatch(name)), None)
         if other is not None:
             raise InputError(
-                f"{url}: holds {other}, which is no part of a Zarr array; it is not replaced: choose another name, or "
-                f"remove it yourself"
+                f"{url}: contains {other}, which is not part of a Zarr array; it is not replaced: choose another name, "
+                f"or remove it yourself"
             )
 
 
 def is_array(url: str) -> bool:
-    """Whether there is a Zarr array, of version 2 or 3."""
+    """Whether a URL is a Zarr array of version 2 or 3."""
     folder = ObjectFolder(url)
     found = folder.read_all(["zarr.json", ".zarray"])
     for error in found.values():
@@ -247,14 +256,17 @@ def is_array(url: str) -> bool:
 
 
 def _stripe(height: int, row: int) -> int:
-    """Return the rows of a chunk: equal parts of a block's `height` of `CHUNK_BYTES` or less; `row` is in bytes."""
-    enough = min(height, -(-height * row // CHUNK_BYTES))
-    parts = next((n for n in range(enough, min(height, MOST_STRIPES * enough) + 1) if height % n == 0), 1)
+    """Return the number of rows of a chunk: an equal part of a block's `height`, of `CHUNK_BYTES` or less.
+
+    `row` is the size of a row in bytes. If there are no such equal parts, a chunk is a whole block.
+    """
+    fewest = min(height, -(-height * row // CHUNK_BYTES))
+    parts = next((n for n in range(fewest, min(height, MOST_STRIPES * fewest) + 1) if height % n == 0), 1)
     return height // parts
 
 
 def _together(do: Callable[[str, int], Any], chunks: list[tuple[str, int]]) -> list[Any]:
-    """Do something with all chunks at the same time; return once nothing is under way any more."""
+    """Call `do` for all chunks concurrently. Return, or raise, when all calls have ended."""
     futures = [_pool().submit(do, *chunk) for chunk in chunks]
     wait(futures)
     return [future.result() for future in futures]

@@ -140,7 +140,7 @@ def test_a_c_that_is_only_in_part_out_is_refused(tmp_path: Any) -> None:
         ({"beta": 1}, "beta is 1, but there is no C"),
         ({"beta": 1, "C": np.ones((3, 4))}, r"C has shape \(3, 4\), the product is 3 x 3: give a symmetric C"),
         ({"beta": 1, "C": np.ones(3)}, r"C has shape \(3,\), the product is 3 x 3"),
-        ({"beta": 1j, "C": np.ones((3, 3))}, "beta is 1j: a Hermitian product has a real one"),
+        ({"beta": 1j, "C": np.ones((3, 3))}, "beta is 1j, and a Hermitian product needs a real beta"),
         ({"beta": "1", "C": np.ones((3, 3))}, "beta is '1', a str"),
     ],
 )

@@ -79,14 +79,14 @@ def test_an_out_that_may_not_be_written_or_shares_memory_is_refused() -> None:
         distmm.matmul(a, a, out=LentByAnOlderVersion(c))
     c.flags.writeable = False
     for kind in (Lent, LentWithArray):
-        with pytest.raises(InputError, match=r"out is (read-only|a .* that does not lend its memory)"):
+        with pytest.raises(InputError, match=r"out is (read-only|a .* that does not export its memory)"):
             distmm.matmul(a, a, out=kind(c))
 
 
 @pytest.mark.parametrize(
     ("operand", "message"),
     [
-        (Lent(np.ones((4, 4), ml_dtypes.bfloat16)), r"test_dlpack\.Lent that does not lend its memory by DLPack"),
+        (Lent(np.ones((4, 4), ml_dtypes.bfloat16)), r"test_dlpack\.Lent that does not export its memory by DLPack"),
         (Lent(np.ones((4, 4)), where=(8, 0)), r"on a device of DLPack's type 8.*A\.cpu\(\)"),
     ],
 )

@@ -200,9 +200,11 @@ def test_no_intermediate_result_exceeds_the_memory(monkeypatch: pytest.MonkeyPat
     memory = 50 * 10 * 8 // 2  # for 500 elements: aj,ij->ai has 150, the product of a and b 2500
     assert distmm.einsum(text, a, b, c).compute() == expected
     memory = 50
-    with pytest.raises(DoesNotFitError, match=r"of 3 arrays no order was found .* 1e-07 GB, the memory of 2 workers"):
+    with pytest.raises(
+        DoesNotFitError, match=r"no order of the 3 arrays was found .* 1e-07 GB, the memory of 2 workers"
+    ):
         distmm.einsum(text, a, b, c)
-    with pytest.raises(DoesNotFitError, match="no order was found"):
+    with pytest.raises(DoesNotFitError, match="no order of the 4 arrays was found"):
         distmm.multi_dot([a.T, c, c, a])
 
 
@@ -247,7 +249,7 @@ def test_the_ends_of_a_chain_may_be_vectors(ends: Sequence[int | None]) -> None:
 @pytest.mark.parametrize(
     ("shapes", "message"),
     [
-        ([(3, 4)], "multi_dot has 1 array: give two or more"),
+        ([(3, 4)], "multi_dot got 1 array: give two or more"),
         ([(3, 4), (4,), (4, 2)], r"array 1 has shape \(4,\): only the first and the last array may be vectors"),
         ([(2, 3, 4), (4, 2)], r"array 0 has shape \(2, 3, 4\)"),
         ([(3, 4), (5, 2)], r"array 0 has shape \(3, 4\) and array 1 \(5, 2\)"),
@@ -267,19 +269,19 @@ A, B = np.ones((2, 3)), np.ones((3, 4))
     ("arguments", "message"),
     [
         ((), "einsum has no arguments"),
-        (("ij,jk->ik", A), "are for 2 operands, and einsum has 1 operand"),
-        (("ij,jk->ik", A, B, B), "are for 2 operands, and einsum has 3 operands"),
+        (("ij,jk->ik", A), "are for 2 operands, and einsum got 1 operand"),
+        (("ij,jk->ik", A, B, B), "are for 2 operands, and einsum got 3 operands"),
         (
             ("ij,jk->iz", A, B),
             r"index 'z' of the output is in no operand \(operand 0 of shape \(2, 3\): 'ij', operand 1",
         ),
-        (("ij,jk->ii", A, B), "index 'i' is 2 times in the output"),
-        (("...ij,jk->...i...", A, B), r"index \.\.\. is 2 times in the output"),
+        (("ij,jk->ii", A, B), "index 'i' occurs 2 times in the output"),
+        (("...ij,jk->...i...", A, B), r"index \.\.\. occurs 2 times in the output"),
         (
             ("ij,jk->ik", A, A),
             r"'j' has length 3 in operand 0, of shape \(2, 3\), and 2 in operand 1, of shape \(2, 3\)",
         ),
-        (("ii", A), r"index 'i' is twice in operand 0, of shape \(2, 3\), with lengths 2 and 3"),
+        (("ii", A), r"index 'i' occurs twice in operand 0, of shape \(2, 3\), with lengths 2 and 3"),
         (("ijk,jk->ik", A, B), r"operand 0 has shape \(2, 3\), 2 dimensions, and its subscripts 'ijk' name 3"),
         (("i,jk->ik", A, B), r"operand 0 has shape \(2, 3\), 2 dimensions, and its subscripts 'i' name 1"),
         (("ijk...->ik", A), r"operand 0 has shape \(2, 3\), 2 dimensions, and its subscripts 'ijk...' name 3"),

@@ -38,7 +38,7 @@ FOREIGN = [
     (made_by("scipy.sparse._csr", "csr_array", **SPARSE), r"A is a csr_array of scipy.*A\.toarray\(\)"),
     (made_by("sparse.numba_backend._coo.core", "COO", **SPARSE), r"A is a COO of sparse.*A\.todense\(\)"),
     (made_by("torch", "Tensor", **{**SPARSE, "dtype": "torch.float32"}), "torch.float32, a type that NumPy does not"),
-    ([[1, 2], [3]], "A is a list that is no array.*rows of one length"),
+    ([[1, 2], [3]], "A is a list that is not an array.*rows of the same length"),
 ]
 
 
@@ -146,7 +146,7 @@ def test_types_without_a_common_one_are_refused(other: str) -> None:
 def test_blocks_that_are_no_edges_are_refused(blocks: Any) -> None:
     with pytest.raises(InputError, match=r"blocks .*: give three positive edges"):
         distmm.matmul(A, B, blocks=blocks)
-    with pytest.raises(InputError, match=r"blocks .*: give two positive edges"):
+    with pytest.raises(InputError, match=r"blocks is .*: give two positive edges"):
         distmm.gram(A, blocks=blocks)
 
 

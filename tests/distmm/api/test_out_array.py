@@ -73,8 +73,8 @@ def test_an_out_that_cannot_take_the_product_is_refused_before_work() -> None:
     read_only = np.zeros((30, 20))
     read_only.flags.writeable = False
     for out, reason in (
-        (np.zeros((20, 30)), "make out like the product"),
-        (np.zeros((30, 20), "i4"), "make out like the product"),
+        (np.zeros((20, 30)), "give an out of that shape and type"),
+        (np.zeros((30, 20), "i4"), "give an out of that shape and type"),
         (read_only, "read-only"),
         ([1, 2], "list without"),
         (a[:, ::-1], "shares memory with A"),
@@ -181,7 +181,7 @@ def test_a_dask_array_that_cannot_become_the_product_is_refused_and_left_as_it_i
     for out, reason in (
         (da.zeros((20, 30), chunks=10), r"out is \(20, 30\) float64, the product \(30, 20\) float64"),
         (da.zeros((30, 20), chunks=10, dtype="i4"), "int32, the product"),
-        (unknown[unknown == 0], "make out like the product"),
+        (unknown[unknown == 0], "give an out of that shape and type"),
         (masked, "out has blocks of type MaskedArray"),
     ):
         name = out.name

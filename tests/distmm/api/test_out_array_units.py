@@ -213,7 +213,7 @@ def test_each_chunk_of_a_zip_file_is_written_once(client: Client, tmp_path: Path
 
 def test_other_processes_are_not_asked_to_write_this_ones_memory() -> None:
     a, b = operands(60, 20, 50)
-    with dask.config.set(scheduler="processes"), pytest.raises(InputError, match="do not write into this ndarray"):
+    with dask.config.set(scheduler="processes"), pytest.raises(InputError, match="cannot write into this ndarray"):
         distmm.matmul(a, b, out=np.zeros((60, 50), "i8"))
 
 

@@ -321,7 +321,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "an empty batch": (lambda: distmm.topk(np.ones((0, 2, 3)), X.T, 1), "nothing to reduce"),
     "metric": (lambda: distmm.nearest(X, X, 1, "manhattan"), "not one of inner, cosine, euclidean"),
     "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "give real floating-point numbers"),
-    "rows of two lengths": (lambda: distmm.nearest(X, X[:, :2], 1), "rows must be of one length"),
+    "rows of two lengths": (lambda: distmm.nearest(X, X[:, :2], 1), "give rows of the same length"),
     "neighbours of a stack": (lambda: distmm.nearest(X[None], X, 1), "one row for each point"),
     "more neighbours than rows": (lambda: distmm.nearest(X, None, 9), "X has 4 rows"),
     "how": (lambda: distmm.reduce(X, X.T, "median"), "give one of max, argmax, sum, norm, histogram"),
@@ -338,7 +338,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "cosine of integers": (lambda: distmm.threshold(X.astype(int), X.T, 1, metric="cosine"), "A is int64: a metric"),
     "threshold beyond float64": (lambda: distmm.threshold(X, X.T, -(10**400)), "1329 bits, beyond all types"),
     "threshold of a batch": (lambda: distmm.threshold(X[None], X.T, 1), "one product of matrices"),
-    "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "how many elements to keep"),
+    "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "largest number of elements to keep"),
 }
 
 

@@ -192,10 +192,10 @@ def test_a_cluster_reads_files_and_keeps_what_is_persisted(client: Client, tmp_p
         ({"rowvar": "rows"}, "rowvar is 'rows'"),
         ({"dtype": "i4"}, "dtype is int32: give a floating-point or complex type"),
         ({"m": np.ones((2, 3), "c16"), "dtype": "f8"}, "dtype is float64, and the observations are complex128"),
-        ({"fweights": [1, 2.5, 1]}, "fweights must be whole numbers"),
+        ({"fweights": [1, 2.5, 1]}, "fweights has values that are not whole numbers"),
         ({"fweights": [1, 2]}, r"fweights has shape \(2,\), and there are 3 observations"),
         ({"aweights": [1, -2, 1]}, "aweights has negative weights"),
-        ({"aweights": [0, 0, 0]}, "the weights have the sum 0"),
+        ({"aweights": [0, 0, 0]}, "the sum of the weights is 0"),
         ({"m": np.array([["a", "b", "c"]])}, "m: matrices of dtype"),
     ],
 )

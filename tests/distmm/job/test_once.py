@@ -111,7 +111,7 @@ def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     with monkeypatch.context() as patch:
         patch.setattr(one_run, "complete_markers", late)
         for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client)):
-            with pytest.raises(InputError, match="appeared while the product was computed; it is not replaced"):
+            with pytest.raises(InputError, match="was created by another program while the product was computed"):
                 call()
     np.testing.assert_array_equal(values(), BEFORE)
     multiply(client, overwrite=True)

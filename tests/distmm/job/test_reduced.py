@@ -226,7 +226,7 @@ def test_nothing_but_a_reduced_product_is_replaced(client: Client, c: np.ndarray
     with pytest.raises(InputError, match="exists"):
         topk(client, k=3)
     Path("out.zarr/notes.txt").write_text("mine")
-    with pytest.raises(InputError, match=r"holds notes\.txt"):
+    with pytest.raises(InputError, match=r"contains notes\.txt"):
         topk(client, k=3, overwrite=True)
     Path("out.zarr/notes.txt").unlink()
     assert threshold(client, overwrite=True).entries == np.count_nonzero(c >= 6)

@@ -126,7 +126,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
         (lambda: job.topk("A.npy", None, 1, "o.zarr", transb=True), "there is no B"),
         (lambda: job.topk("A.npy", "A.npy", 1, "o.zarr"), r"A has shape \(70, 20\) and B \(70, 20\)"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "o.npy"), r"several arrays, in a Zarr group: name it .*o\.zarr"),
-        (lambda: job.topk("A.npy", "B.zarr", 1, "B.zarr/o"), "lies inside the Zarr array"),
+        (lambda: job.topk("A.npy", "B.zarr", 1, "B.zarr/o"), "is inside the Zarr array"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "o.zarr", metric="cos"), "metric 'cos' is not one of"),  # type: ignore[arg-type]
         (lambda: job.topk("A.npy", "B.zarr", 1, "o.zarr", check="full"), "full check"),  # type: ignore[arg-type]
         (lambda: job.topk(np.ones((3, 20), "i4"), np.ones((20, 3), "i4"), 1, "o.zarr", metric="inner"), "A is int32"),

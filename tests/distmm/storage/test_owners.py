@@ -123,7 +123,7 @@ def test_two_write_different_blocks_of_a_file_at_a_time_and_no_block_twice(targe
     with target.writing(TOP, LEFT):
         with target.writing(BELOW, LEFT):
             pass
-        with pytest.raises(InputError, match="has stopped in the middle of it"), target.writing(TOP, LEFT):
+        with pytest.raises(InputError, match="is still locked, after"), target.writing(TOP, LEFT):
             pytest.fail("it is being written")
     with target.writing(TOP, LEFT):
         target[TOP, LEFT] = np.ones((2, 3))

@@ -76,11 +76,11 @@ def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -
         "text.csv": "unknown format",
         "plain": "not a readable Zarr",
         "zero.zarr": "not a readable Zarr",
-        "bare.zarr": "holds nothing",
+        "bare.zarr": "has nothing",
         "two.zarr": r"A \(13, 9\), B \(13, 9\).*two.zarr/[AB]",
         "cube.zarr": "3 dimensions",
         "two.h5": r"/A \(13, 9\), /B \(13, 9\).*two.h5:/A",
-        "two.h5:/C": "no dataset '/C'; it holds /A, /B",
+        "two.h5:/C": "no dataset '/C'; the file has /A, /B",
         "two.h5:/null": "0 dimensions",
         "names.h5": "elements, which cannot be multiplied",
     }

@@ -134,7 +134,7 @@ def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: P
     matrix = pickle.loads(pickle.dumps(open_matrix(path)))
     np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
     np.testing.assert_array_equal(open_matrix(matrix.path)[::-1, 3], values[::-1, 3])
-    for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "no type of elements")]:
+    for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "not a type of elements")]:
         with pytest.raises(InputError, match=message):
             open_matrix(f"{tmp_path}/A.bin:{wrong}")
 
