@@ -94,7 +94,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         incidents=_incidents(record),
         versions=escape(
             f"distmm {VERSION}, dask {dask.__version__}, distributed {distributed.__version__}, "
-            f"Python {platform.python_version()}; written {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+            f"Python {platform.python_version()}; written {units.date(time.time())}"
         ),
     )
 
@@ -106,8 +106,8 @@ def _summary(record: Record) -> list[tuple[str, str]]:
     busy = sum(lane.seconds for lane in record.lanes.values())
     return [
         ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
-        ("begun", _date(record.submitted)),
-        ("ended" if record.over else "last step", _date(record.advanced)),
+        ("started", units.date(record.submitted)),
+        ("ended" if record.over else "last step", units.date(record.advanced)),
         ("host", platform.node()),
         *([("batch job", job)] if (job := batch_job()) else []),
         ("checked", _checked(record)),
@@ -155,10 +155,6 @@ def _checked(record: Record) -> str:
         return "not checked"
     wrong = f", {int(record.refuted.sum())} of them not made right since" if record.refuted.any() else ""
     return f"{passed} blocks passed, {record.refutations} failed{wrong}"
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
 
 
 def _runs(runs: Sequence[Sequence[str]]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 
-__all__ = ["duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
+__all__ = ["date", "duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -48,6 +49,11 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def date(at: float) -> str:
+    """Local date and time of day of `at`, in seconds since the epoch, as in ``2026-11-24 19:30:05 +0000``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
 
 
 def ticks(seconds: float, most: int = 10) -> dict[float, str]:
