@@ -286,7 +286,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
     shown(browser, "rate-over-time")
     assert browser.evaluate(f"Math.max(...{DATA.format('rate-over-time')}.y.flatMap(y => Array.from(y)))") > 0
     head = browser.evaluate(MODEL.format("head") + ".text")
-    for label in ("begun", "took", "now", "blocks of C", "rate (of the plan)"):
+    for label in ("started", "took", "now", "blocks of C", "rate (of the plan)"):
         assert f"<div>{label}</div>" in head
     browser.screenshot(pictures / "gram.png")
     assert browser.errors == []
