@@ -34,7 +34,7 @@ class WrongResultError(DistmmError, ArithmeticError):
 
 
 class UndecidedError(DistmmError, ArithmeticError):
-    """A product for which the check has no verdict (exit code 4)."""
+    """A product for which the check cannot tell whether it is right (exit code 4)."""
 
 
 class Stopped(DistmmError):  # noqa: N818  an early end, not an error
