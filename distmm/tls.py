@@ -61,7 +61,7 @@ def create(certificates: Certificates) -> None:
     """
     key = Path(certificates["key"])
     if key.exists():
-        ends = _end(certificates["cert"])
+        ends = _expiry(certificates["cert"])
         if ends is None or ends - datetime.now(UTC) > timedelta(days=LEAST_DAYS):
             return
     made = _temporary()
@@ -89,12 +89,12 @@ def check(certificates: Certificates) -> None:
         if what == "key" and os.stat(path).st_mode & 0o077:
             raise InputError(f"TLS: {path} can be read by others; type chmod 600 {path}")
     for what in ("ca", "cert"):
-        ends = _end(certificates[what])
+        ends = _expiry(certificates[what])
         if ends is not None and ends < datetime.now(UTC):
             raise InputError(f"TLS: {certificates[what]} has expired on {ends:%Y-%m-%d}; put a new certificate there")
 
 
-def _end(path: str) -> datetime | None:
+def _expiry(path: str) -> datetime | None:
     """Return when the first certificate of a file expires; None without the package ``cryptography``."""
     try:
         from cryptography import x509

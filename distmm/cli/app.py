@@ -62,7 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 4 the check cannot tell, "
-    "75 a job that stopped or lost its scheduler (run it again to go on), 130 interrupted.",
+    "75 a job that stopped or lost its scheduler (run it again to resume it), 130 interrupted.",
 )
 
 

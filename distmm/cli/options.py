@@ -104,13 +104,11 @@ Tls = Annotated[
     str,
     typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.")]
 # If the user gives none of the next three, Dask's configuration applies.
 ConfiguredDevice = Annotated[
     Device | None,
-    typer.Option(
-        "--device", help="Where to multiply; auto takes GPUs where it can.", show_default="auto, or configured"
-    ),
+    typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.", show_default="auto, or configured"),
 ]
 ConfiguredPrecision = Annotated[
     Precision | None,

@@ -137,12 +137,12 @@ def scaling(
         repeat=repeat,
         seed=seed,
     )
-    told = session.out(stderr=True)
+    notes = session.out(stderr=True)
     if missing and device is options.Device.auto and clusters.gpu_count():
-        told.print(f"Working on the CPU: {missing}", markup=False)
+        notes.print(f"Working on the CPU: {missing}", markup=False)
 
     def progress(results: Results, row: Row) -> None:
-        told.print(f"{row.case}: {_outcome(row)}", markup=False)
+        notes.print(f"{row.case}: {_outcome(row)}", markup=False)
         if json is not None:
             results.write(json)
 

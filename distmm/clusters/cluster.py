@@ -222,7 +222,9 @@ def describe(
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 
     def probe() -> dict[str, dict[str, Any]]:
-        return everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+        return (
+            everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _this_process(device, *asked)}
+        )
 
     facts = probe()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
@@ -251,7 +253,7 @@ def describe(
     return spec(use, list(facts.values()), dtype)
 
 
-def _here(
+def _this_process(
     device: Device, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
 ) -> dict[str, Any]:
     import psutil
@@ -303,12 +305,12 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
-        memory=_steady(max(0, min(fact["memory"] for fact in facts))),
+        memory=_rounded_down(max(0, min(fact["memory"] for fact in facts))),
         device=device,
         rate=min(each["rate"] for each in kernels) * (SUSTAINED if device == "cuda" else cores),
         link=LINKS[device],
         load=LOADS[device],
-        host_memory=_steady(min(host)) if host else None,
+        host_memory=_rounded_down(min(host)) if host else None,
         threads=threads,
         prepared=max(each["prepared"] for each in kernels),
         workspace=max(each["workspace"] for each in kernels),
@@ -332,7 +334,7 @@ def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) ->
     return min(common, key=lambda name: max(each[name]["cost"] for each in kernels))
 
 
-def _steady(nbytes: int) -> int:
+def _rounded_down(nbytes: int) -> int:
     """Round down to 7 bits, by at most 1.6 %, so that small differences in memory do not change the plan."""
     step = 1 << max(0, int(nbytes).bit_length() - 7)
     return int(nbytes) // step * step

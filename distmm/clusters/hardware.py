@@ -87,7 +87,11 @@ class Hardware:
         model = None if self.model is None else model_named(self.model)
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
         choice = tasks.KernelChoice(device, dtype, precision, kernel)
-        facts: dict[str, Any] = {"threads": self.threads, "memory": self._for_blocks(), "host_memory": self.host_memory}
+        facts: dict[str, Any] = {
+            "threads": self.threads,
+            "memory": self._block_memory(),
+            "host_memory": self.host_memory,
+        }
         facts["cores"] = max(self.threads, self.cores or 0)
         absent = None if model is None else (self.model or "", model.capability)
         facts |= tasks.kernel_facts(choice, reproducible, absent)
@@ -104,7 +108,7 @@ class Hardware:
             spec = replace(spec, load=load, link=spec.link if model.nvlink else load)
         return spec if self.link is None else replace(spec, link=self.link)
 
-    def _for_blocks(self) -> int:
+    def _block_memory(self) -> int:
         """Return the bytes of a worker that blocks may use; on a GPU this is its memory pool."""
         if self.model is not None:
             return int(POOL_FRACTION * self.memory)

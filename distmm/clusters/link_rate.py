@@ -94,18 +94,18 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
 
     async def once() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         if key not in answer.get("data", {}):  # the other worker is busy, or has lost the block
             raise OSError(f"{source} does not send its block: {answer['status']}")
         return seconds
 
     async def several() -> float:
-        best, begun = math.inf, time.perf_counter()
+        best, started = math.inf, time.perf_counter()
         for _ in range(FETCHES):
             best = min(best, await once())
-            if time.perf_counter() - begun > ENOUGH_SECONDS:
+            if time.perf_counter() - started > ENOUGH_SECONDS:
                 break
         return best
 

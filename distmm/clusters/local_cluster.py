@@ -203,7 +203,7 @@ def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
         **gpu_worker_setup.cluster_arguments(),
     }
-    # Client memory that a worker pins counts as memory of the worker. With these limits Dask would pause or kill it.
+    # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
     return LocalCUDACluster, arguments, config
 

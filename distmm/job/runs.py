@@ -32,7 +32,8 @@ def add_run(manifest: Json, run: Json, markers: Iterable[Json]) -> None:
     run : dict
         What `distmm.job.manifest.run_of` returns.
     markers : iterable of dict
-        Markers of the blocks that earlier runs have finished; `time` is in seconds since the epoch.
+        Markers of the blocks that earlier runs have finished. Their `time` is in seconds since the epoch, by the clock
+        of the worker that wrote the block.
     """
     times = [marker["time"] for marker in markers]
     if manifest["runs"] and "ended" not in (killed := manifest["runs"][-1]):
@@ -78,7 +79,7 @@ def table(runs: list[Json], now: float) -> list[tuple[str, ...]]:
 
 
 def _end(run: Json, ended: float | None) -> tuple[str, str]:
-    """Say when a run ended, and how long it took."""
+    """Return the end and the duration of a run, as text."""
     if ended is not None:
         return units.date(ended), units.duration(max(0.0, ended - run["started"]))
     if (last := run.get("last_block")) is None:

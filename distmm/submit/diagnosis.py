@@ -24,7 +24,7 @@ HOPELESS_WAITING = {
 # A worker that starts before its scheduler exits and is restarted once or twice. More restarts have another cause.
 MOST_RESTARTS = 3
 
-# Seconds after which a job without a status means that the operator is not running. It takes a few seconds normally.
+# After so many seconds without a status of the job, the operator is not running. Normally it takes a few seconds.
 OPERATOR_SECONDS = 60.0
 
 
@@ -59,9 +59,9 @@ def hopeless(job: Resource, pods: list[Resource], events: list[Resource], waited
     # Kubernetes keeps events of an earlier job of this name for an hour. Times are ISO 8601 in UTC and compare as text.
     created = job["metadata"].get("creationTimestamp", "")
     events = [event for event in events if (event.get("lastTimestamp") or event.get("eventTime") or "~") >= created]
-    held_back = any(_unscheduled_because(pod).get("reason") == "SchedulingGated" for pod in pods)
-    return _refused(job["metadata"]["name"], events) or next(
-        (reason for pod in pods if (reason := _pod(pod, events, waited, patience, held_back))), None
+    held_back = any(_unscheduled_condition(pod).get("reason") == "SchedulingGated" for pod in pods)
+    return _creation_problem(job["metadata"]["name"], events) or next(
+        (reason for pod in pods if (reason := _pod_problem(pod, events, waited, patience, held_back))), None
     )
 
 
@@ -72,7 +72,7 @@ def summary(job: Resource, pods: list[Resource]) -> str:
     return f"{job.get('status', {}).get('jobStatus') or 'submitted'}; pods: {counts}"
 
 
-def _refused(name: str, events: list[Resource]) -> str | None:
+def _creation_problem(name: str, events: list[Resource]) -> str | None:
     """Return why pods of a job could not be created: a quota, or a policy of the namespace."""
     for event in events:
         about, message = event.get("involvedObject", {}).get("name", ""), event.get("message", "")
@@ -82,13 +82,13 @@ def _refused(name: str, events: list[Resource]) -> str | None:
     return None
 
 
-def _unscheduled_because(pod: Resource) -> Resource:
-    """Return the condition why a pod is not scheduled; empty for a pod on a node."""
+def _unscheduled_condition(pod: Resource) -> Resource:
+    """Return the condition that says why a pod is not scheduled; empty for a pod on a node."""
     conditions = pod.get("status", {}).get("conditions", [])
     return next((one for one in conditions if (one.get("type"), one.get("status")) == ("PodScheduled", "False")), {})
 
 
-def _pod(pod: Resource, events: list[Resource], waited: float, patience: float, held_back: bool) -> str | None:
+def _pod_problem(pod: Resource, events: list[Resource], waited: float, patience: float, held_back: bool) -> str | None:
     """Return why a pod can never start. With `held_back`, a queue holds back other pods, so restarts are normal."""
     name, status = pod["metadata"]["name"], pod.get("status", {})
     for container in [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]:
@@ -103,13 +103,13 @@ def _pod(pod: Resource, events: list[Resource], waited: float, patience: float, 
                 f"pod {name}: has ended {restarts} times, the last time with code "
                 f"{last.get('exitCode')} ({last.get('reason')}); kubectl logs --previous {name} shows why"
             )
-    if condition := _unscheduled_because(pod):
+    if condition := _unscheduled_condition(pod):
         queued = held_back or QUEUE_LABEL in pod["metadata"].get("labels", {})
-        return _unscheduled(name, condition.get("message", ""), events, 0 if queued else waited, patience)
+        return _scheduling_problem(name, condition.get("message", ""), events, 0 if queued else waited, patience)
     return None
 
 
-def _unscheduled(name: str, message: str, events: list[Resource], waited: float, patience: float) -> str | None:
+def _scheduling_problem(name: str, message: str, events: list[Resource], waited: float, patience: float) -> str | None:
     """Return why a pod can never be scheduled. New nodes may come, or other jobs may end; a queue has no time limit."""
     if re.search(r'persistentvolumeclaim "[^"]*" not found', message):
         return f"pod {name}: {message}; create the claim first, or set kubernetes.claim to another"
@@ -119,7 +119,7 @@ def _unscheduled(name: str, message: str, events: list[Resource], waited: float,
         return None
     if "NotTriggerScaleUp" in reasons:
         said = next(event.get("message", "") for event in about if event.get("reason") == "NotTriggerScaleUp")
-        return f"pod {name}: no node can run it ({message}), and none will be added ({said}); request less a node"
+        return f"pod {name}: no node can run it ({message}), and none will be added ({said}); request less for a node"
     if waited > patience:
         return (
             f"pod {name}: no node could run it for {waited:.0f} s ({message}); request less, or wait longer with "

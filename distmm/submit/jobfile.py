@@ -64,12 +64,12 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     # The place of each key, and of each table under the key "".
     places = {("", ""): str(path)} | {place: f"{path}:{line}" for place, line in _lines(text).items()}
     for change in changes:
-        _change(tables, places, change)
+        _set_key(tables, places, change)
     tables.setdefault("product", {})
     try:
         job = Job.model_validate(tables)
     except ValidationError as error:
-        raise InputError(_explained(error, places)) from error
+        raise InputError(_message(error, places)) from error
     folder = path.resolve().parent
     if set(str(folder)) & set("\"\\'`") or not str(folder).isprintable():
         raise InputError(
@@ -105,7 +105,7 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
     return lines
 
 
-def _change(tables: dict[str, Any], places: Places, change: str) -> None:
+def _set_key(tables: dict[str, Any], places: Places, change: str) -> None:
     """Set one key as ``--set table.key=value`` says."""
     parts = re.fullmatch(r"(\w+)\.(\w+)=(.*)", change)
     if parts is None:
@@ -120,7 +120,7 @@ def _change(tables: dict[str, Any], places: Places, change: str) -> None:
     places[table, name] = f"--set {change}"
 
 
-def _explained(error: ValidationError, places: Places) -> str:
+def _message(error: ValidationError, places: Places) -> str:
     """Return the message for the first error: its place, the value, and what it should be."""
     first, *others = error.errors(include_url=False)
     kind, at = first["type"], tuple(map(str, first["loc"]))

@@ -84,13 +84,19 @@ def job(job: Job) -> list[Manifest]:
         **_not_on_spot(job),
     }
     spec = {"job": {"spec": runner}, "cluster": {"spec": _cluster_spec(job)}}
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _queued(job), "spec": spec}]
+    return [
+        _policy(job),
+        {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _metadata_with_queue(job), "spec": spec},
+    ]
 
 
 def cluster(job: Job) -> list[Manifest]:
     """Return the manifests of the job's cluster without the product: a NetworkPolicy and a DaskCluster."""
     spec = _cluster_spec(job)
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _queued(job), "spec": spec}]
+    return [
+        _policy(job),
+        {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _metadata_with_queue(job), "spec": spec},
+    ]
 
 
 def certificates(job: Job) -> tls.Certificates | None:
@@ -138,7 +144,7 @@ def _metadata(job: Job) -> Manifest:
     return found
 
 
-def _queued(job: Job) -> Manifest:
+def _metadata_with_queue(job: Job) -> Manifest:
     """Return `_metadata` with the label of the Kueue queue, which then holds back the pods until it admits them."""
     metadata = _metadata(job)
     if job.kubernetes.queue:
@@ -189,7 +195,7 @@ def _cluster_spec(job: Job) -> Manifest:
         },
         "worker": {
             "replicas": workers.nodes,
-            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_for_workers(job)},
+            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_worker_placement(job)},
         },
     }
 
@@ -288,7 +294,7 @@ def _not_on_spot(job: Job) -> Manifest:
     }
 
 
-def _for_workers(job: Job) -> Manifest:
+def _worker_placement(job: Job) -> Manifest:
     """Return tolerations, affinity and node selector of the workers."""
     found: Manifest = {"tolerations": []}
     if job.workers.device == "gpu":

@@ -35,12 +35,12 @@ def _matching(pattern: str, what: str) -> AfterValidator:
     return _check(re.compile(pattern).fullmatch, what)
 
 
-def _from(least: int, most: int = 100_000) -> AfterValidator:
+def _in_range(least: int, most: int = 100_000) -> AfterValidator:
     return _check(lambda value: least <= value <= most, f"a number from {least} to {most}")
 
 
 def _is_safe(path: str) -> bool:
-    """Whether no program or shell takes the path for an option or expands it, and it contains no ``..``."""
+    """Whether the path contains no ``..``, and no program or shell reads it as an option or expands it."""
     return bool(
         re.match("[^-~]", path)
         and path.isprintable()
@@ -165,7 +165,7 @@ class Run(Table):
     # walltime, grace and restarts have no effect on this machine, which has no allocations.
     walltime: Duration = "1h"  # of one allocation; the next one resumes the job
     grace: Duration = "5m"  # the job is stopped this long before its walltime
-    restarts: Annotated[int, _from(0)] = 100
+    restarts: Annotated[int, _in_range(0)] = 100
     folder: Path = "."  # for logs, scheduler file and certificates; all nodes must have access
     tls: Path = "none"  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
     dashboard: Literal["localhost", "all", "none"] = "localhost"  # who can open the pages of a submitted job
@@ -174,10 +174,10 @@ class Run(Table):
 class Workers(Table):
     """``[workers]``: the machines. A GPU node has a worker for each GPU, a CPU node ``per_node`` of one thread."""
 
-    nodes: Annotated[int, _from(1)] = 1
-    per_node: Annotated[int, _from(1, 1024)] = 1
+    nodes: Annotated[int, _in_range(1)] = 1
+    per_node: Annotated[int, _in_range(1, 1024)] = 1
     device: Literal["gpu", "cpu"] = "gpu"
-    cpus: Annotated[int, _from(1)] = 8  # of a node
+    cpus: Annotated[int, _in_range(1)] = 8  # of a node
     memory: Size = "64GB"  # of a node
     transport: Literal["auto", "ucx", "tcp"] = "auto"
     interface: Interface = ""
@@ -229,7 +229,7 @@ class Kubernetes(Table):
     runtime_class: ObjectOrNone = ""  # of the workers' pods
     gpu_resource: Resource = "nvidia.com/gpu"
     rdma_resource: ResourceOrNone = ""  # for UCX; each pod of workers requests one
-    scheduler_cpus: Annotated[int, _from(1, 1024)] = 1
+    scheduler_cpus: Annotated[int, _in_range(1, 1024)] = 1
     scheduler_memory: Size = "4GiB"
     ephemeral_storage: SizeOrNone = ""  # disk of each pod's /tmp; empty: no limit
     spot: Label = ""  # label and taint of preemptible nodes, on which workers may run

@@ -83,11 +83,11 @@ def follow(job: Job, number: str, say: Say) -> int:
     InputError
         If Slurm does not answer for ten minutes, and for a job that can never start, which is cancelled.
     """
-    asks = (
+    request = (
         f" The job requests {job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime "
         f"{job.run.walltime}, partition {job.slurm.partition or 'of the site'}: compare with sinfo"
     )
-    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, asks)
+    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, request)
 
 
 def attach(number: str, say: Say) -> int:
@@ -105,7 +105,7 @@ def attach(number: str, say: Say) -> int:
     InputError
         As `follow` does, and if Slurm does not know the number.
     """
-    shown = _patience(number, say).ask(lambda: _show(number))
+    shown = _patience(number, say).ask(lambda: _job_facts(number))
     if shown is None:
         raise InputError(
             f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Look for its log "
@@ -118,10 +118,10 @@ def _patience(number: str, say: Say) -> Patience:
     return Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
 
 
-def _follow(number: str, path: Path, say: Say, asks: str) -> int:
+def _follow(number: str, path: Path, say: Say, request: str) -> int:
     log, before, patience = _tail(path), "", _patience(number, say)
     while True:
-        shown = patience.ask(lambda: _show(number))
+        shown = patience.ask(lambda: _job_facts(number))
         for line in next(log):
             say(line)
         if shown is None:
@@ -134,7 +134,7 @@ def _follow(number: str, path: Path, say: Say, asks: str) -> int:
             before = current
         if state == "PENDING" and NEVER.fullmatch(reason):
             _run("scancel", number)
-            raise InputError(f"job {number} can never start: {reason}; it was cancelled.{asks}")
+            raise InputError(f"job {number} can never start: {reason}; it was cancelled.{request}")
         if state in ENDED:
             time.sleep(POLL_SECONDS)  # a shared file system may show the log's last lines late
             for line in next(log):
@@ -160,7 +160,7 @@ def _exit_code(state: str, pair: str) -> int:
     return code or RESUMABLE  # cancelled, timed out, preempted, or its node failed
 
 
-def _show(number: str) -> dict[str, str] | None:
+def _job_facts(number: str) -> dict[str, str] | None:
     """Return Slurm's facts about a job; None for a job that it does not know, or has forgotten after its end.
 
     Raises

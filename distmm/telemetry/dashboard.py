@@ -50,7 +50,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     from distmm.telemetry import dashboard_text
     from distmm.telemetry.dashboard_grid import legend
 
-    asked = _asked(doc)
+    asked = _address_arguments(doc)
     table, head, key = (
         Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.STYLE])
         for name in ("products", "head", "legend")
@@ -82,7 +82,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         )
     )
     dashboard_server.dress(doc, "distmm", extra, bar=True)
-    _keep_up(scheduler, doc, update, panes)
+    _update_periodically(scheduler, doc, update, panes)
 
 
 def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
@@ -93,7 +93,7 @@ def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document)
     from distmm.telemetry import dashboard_text
     from distmm.telemetry.dashboard_grid import legend
 
-    asked = _asked(doc)
+    asked = _address_arguments(doc)
     pane = _pane(name, sizing_mode="stretch_both")
     key = Div(sizing_mode="stretch_width", name="distmm-legend", stylesheets=[dashboard_text.STYLE])
 
@@ -104,7 +104,7 @@ def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document)
 
     doc.add_root(column(pane.root, key, sizing_mode="stretch_both") if name == "blocks" else pane.root)
     dashboard_server.dress(doc, f"distmm {name}", extra, bar=False)
-    _keep_up(scheduler, doc, update, [pane])
+    _update_periodically(scheduler, doc, update, [pane])
 
 
 def _pane(name: str, **sizing: Any) -> Pane:
@@ -117,7 +117,7 @@ def _pane(name: str, **sizing: Any) -> Pane:
     return Bars(name, **sizing) if name in QUANTITIES else Curves(name, **sizing)
 
 
-def _asked(doc: Document) -> dict[str, str]:
+def _address_arguments(doc: Document) -> dict[str, str]:
     """Return the arguments of the page's address: ``product`` and ``theme``."""
     context = doc.session_context
     arguments = context.request.arguments if context is not None and context.request is not None else {}
@@ -129,7 +129,7 @@ def _chosen(records: Mapping[str, Record], asked: Mapping[str, str]) -> Record |
     return records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
 
 
-def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
+def _update_periodically(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
     """Update the panes now and periodically, in the colour scheme of the browser."""
     from bokeh.models import CustomJS
 

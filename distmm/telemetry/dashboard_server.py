@@ -76,7 +76,7 @@ def dress(document: Document, title: str, variables: dict[str, Any], *, bar: boo
 
 
 def _without(what: str, error: Exception) -> None:
-    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products go on without it", what, error)
+    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products run without it", what, error)
 
 
 def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots: Mapping[str, Build]) -> None:
@@ -95,7 +95,7 @@ def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots
     server.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
-    # JupyterLab's extension asks here for the plots that it can show. Dask's handler lists only Dask's plots.
+    # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
     path = f"{prefix.rstrip('/')}/individual-plots.json"
     server.add_handlers(".*", [(path, _list_of_plots(paths), {"dask_server": scheduler})])
     variables["pages"].insert(1, page.strip("/"))

@@ -27,4 +27,4 @@ def tolerated(part: str) -> Iterator[None]:
     except Exception:
         if part not in _logged:
             _logged.add(part)
-            logger.warning("%s failed, and products go on without it", part, exc_info=True)
+            logger.warning("%s failed, and products run without it", part, exc_info=True)

@@ -26,8 +26,12 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
-    "distmm_products": ("counter", "", "Products that were begun; a job is one."),
-    "distmm_failures": ("counter", "", "Tasks that failed for good: loads, steps, checks and writes of products."),
+    "distmm_products": ("counter", "", "Products that were started; a job is one."),
+    "distmm_failures": (
+        "counter",
+        "",
+        "Tasks that failed after all retries: loads, steps, checks and writes of products.",
+    ),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
     "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
@@ -49,13 +53,13 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
         "product",
         "Time since the product's last step, check or write; 0 when it is over.",
     ),
-    "distmm_stalled": ("gauge", "product", "1 while the product stands still: no step for long, or no workers."),
+    "distmm_stalled": ("gauge", "product", "1 while the product is stalled: no step for long, or no workers."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
     "distmm_planned_peak_bytes": (
         "gauge",
         "",
-        "Peak of the blocks on one worker: the last product's plan, and what was there.",
+        "Peak of the blocks on one worker: the last product's plan, and blocks from before it.",
     ),
     # on the workers
     "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),

@@ -106,7 +106,7 @@ class Record:
     Parameters
     ----------
     product : str
-        Name of C as a Dask array, or the name of a job, whose waves are products of their own.
+        Name of C as a Dask array, or the name of a job, whose waves are separate products.
     plan : Plan
     submitted : float
         When the scheduler received the graph, in seconds since the epoch.

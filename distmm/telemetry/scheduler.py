@@ -136,23 +136,23 @@ class Telemetry(SchedulerPlugin):
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Add the event for a transition of a task to the product's record."""
         if self.causes and key in self.causes and finish in (*TO_DO, "forgotten"):
-            self._another_try(key, finish)
+            self._note_retry(key, finish)
         if finish == "processing" or (start == "memory" and finish == "released"):
             return  # most transitions: a result is released, or a task is sent to its worker
         ts = self.scheduler.tasks.get(key)
         if ts is None:
             return
         if finish == "erred":
-            self._fail(ts)
+            self._note_failure(ts)
             return
         if not isinstance(ts.run_spec, ProductTask):
-            self._follow(ts, finish)
+            self._count_unwritten(ts, finish)
             if finish == "memory":
                 self._note_access(ts, **kwargs)
             return
         now, task = time.time(), ts.run_spec
-        record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
-        record = record or self.records.get(self._key(task))
+        record = self._add_step(task, now) if start == "released" and finish in TO_DO else None
+        record = record or self.records.get(self._record_key(task))
         if record is None:
             return
         chain, step = _place(record, task)
@@ -177,12 +177,12 @@ class Telemetry(SchedulerPlugin):
     def _products(self, ts: TaskState) -> set[str]:
         """Return the products of a task of distmm, or of a task of Dask that writes their blocks."""
         if isinstance(ts.run_spec, PlacedTask):
-            return {self._key(ts.run_spec)}
+            return {self._record_key(ts.run_spec)}
         if stores(ts.key):
-            return {self._key(of.run_spec) for of in ts.dependencies if isinstance(of.run_spec, ProductTask)}
+            return {self._record_key(of.run_spec) for of in ts.dependencies if isinstance(of.run_spec, ProductTask)}
         return set()
 
-    def _follow(self, ts: TaskState, finish: str) -> None:
+    def _count_unwritten(self, ts: TaskState, finish: str) -> None:
         """Count the unfinished tasks that check, reduce or write the blocks of a product."""
         for product in self._products(ts):
             if finish in TO_DO:  # may come before the first step, which opens the record
@@ -208,16 +208,16 @@ class Telemetry(SchedulerPlugin):
                     if entry["action"] == "compute":
                         record.add(Access(self._name(worker), writes, entry["start"], entry["stop"]))
 
-    def _fail(self, ts: TaskState) -> None:
+    def _note_failure(self, ts: TaskState) -> None:
         """Record a failed task in its products. It may be a step, or a task that loads, checks or writes a block.
 
         All tasks that need the result of a failed task fail too, and name it as their cause.
         """
         now, task, cause = time.time(), ts.run_spec, ts.exception_blame or ts
         if isinstance(task, ProductTask):
-            self._wanted(task, now)  # opens the record of a product none of whose steps can start
+            self._add_step(task, now)  # opens the record of a product none of whose steps can start
         else:
-            self._follow(ts, "erred")
+            self._count_unwritten(ts, "erred")
         for product in self._products(ts) & self.records.keys():
             record = self.records[product]
             if cause.key not in record.failures:
@@ -226,20 +226,20 @@ class Telemetry(SchedulerPlugin):
                     logger.error("product %s has failed: %s", record.title, record.failures[cause.key])
                 self.causes[cause.key].add(product)
 
-    def _another_try(self, key: Hashable, finish: str) -> None:
+    def _note_retry(self, key: Hashable, finish: str) -> None:
         """Record that a failed task will run again, unless it is forgotten."""
         for product in self.causes.pop(key):
             if finish != "forgotten" and product in self.records:
                 self.records[product].add(Retried(time.time(), key))
 
-    def _wanted(self, task: ProductTask, now: float) -> Record | None:
+    def _add_step(self, task: ProductTask, now: float) -> Record | None:
         """Add a submitted step to its product's record; the first step opens the record."""
-        product = self._key(task)
+        product = self._record_key(task)
         record = self.records.get(product)
         if record is None or (not self.known[product] and (record.made or record.over)):
             if task.plan is None:  # in a graph that the client expanded, tasks have no plan
                 return None
-            record = self._open(self._new(product, task.plan, now))
+            record = self._store_record(self._new_record(product, task.plan, now))
         chain, step = _place(record, task)
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
@@ -252,11 +252,11 @@ class Telemetry(SchedulerPlugin):
             arrays.add(task.key[0])
         return record
 
-    def _key(self, task: PlacedTask) -> str:
+    def _record_key(self, task: PlacedTask) -> str:
         """Return the key of the record that a task belongs to: its job, or its product."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
-    def _new(self, product: str, plan: Plan, now: float) -> Record:
+    def _new_record(self, product: str, plan: Plan, now: float) -> Record:
         begin = self.begin_messages.pop(product, None)
         if begin is None:
             return Record(product, plan, now, numbers=self.numbers)
@@ -362,7 +362,7 @@ class Telemetry(SchedulerPlugin):
         for record in self.active(time.time()):
             record.add(heard)
 
-    def _open(self, record: Record) -> Record:
+    def _store_record(self, record: Record) -> Record:
         # The plan does not count blocks from before the product, such as resident operands.
         record.before = {self._name(ws.address): ws.nbytes for ws in self.scheduler.workers.values()}
         # A product that is computed again gets a new record at the end of the dictionary.

@@ -58,12 +58,12 @@ def read(pid: int, theirs: Rows, ours: int) -> None:
     OSError
         If the process has ended, or has freed the memory.
     """
-    _all(_libc().process_vm_readv, pid, theirs, ours)
+    _copy_pieces(_libc().process_vm_readv, pid, theirs, ours)
 
 
 def write(pid: int, theirs: Rows, ours: int) -> None:
     """Copy from consecutive addresses of this process to rows of process `pid`; raises like `read`."""
-    _all(_libc().process_vm_writev, pid, theirs, ours)
+    _copy_pieces(_libc().process_vm_writev, pid, theirs, ours)
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> None:
@@ -76,8 +76,8 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
         pass
 
 
-def _all(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
-    for _ in _threads().map(lambda piece: _one(call, pid, *piece), list(_pieces(theirs, ours))):
+def _copy_pieces(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
+    for _ in _threads().map(lambda piece: _copy_piece(call, pid, *piece), list(_pieces(theirs, ours))):
         pass
 
 
@@ -97,7 +97,7 @@ def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 break
 
 
-def _one(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray) -> None:
+def _copy_piece(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray) -> None:
     wanted = int(here[:, 1].sum())
     done = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
     if done != wanted:

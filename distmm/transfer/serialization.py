@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import distributed.protocol.numpy  # noqa: F401  registers what is wrapped here
+import distributed.protocol.numpy  # noqa: F401  registers the functions that are wrapped here
 import ml_dtypes  # noqa: F401  tells NumPy the names of its types
 import numpy as np
 from dask.utils import Dispatch
@@ -61,7 +61,7 @@ def register() -> None:
 
 def _wrap() -> None:
     import cupy
-    import distributed.protocol.cupy  # noqa: F401  registers what is wrapped here
+    import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
     unknown = "bfloat16 blocks lose their type"
     _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
