@@ -31,7 +31,7 @@ from distmm.errors import (
     UndecidedError,
     WrongResultError,
 )
-from distmm.job import job_report, planning
+from distmm.job import job_report, planning, runs
 from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
@@ -134,7 +134,8 @@ class Job:
                 self._refuse_meanwhile(begun, anew)
                 manifest = job._begin(plan, client, begun)
                 job = replace(job, folder=job.folder.of_job(manifest["id"]))
-                return job._go_on(client, plan, manifest, lock, stop, announce, progress)
+                with runs.recorded_end(job.folder, manifest, lock, stop):
+                    return job._go_on(client, plan, manifest, lock, stop, announce, progress)
             except (InputError, OSError) as error:
                 if lock is not None:
                     lock.refuse_if_lost()  # which is why files are gone, or changed
@@ -193,7 +194,7 @@ class Job:
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
             )
         manifest["most"] = manifest.get("most") if self.most is None else self.most
-        manifest["runs"].append({**run_of(plan, client), "kept": len(folder.markers())})
+        runs.add_run(manifest, run_of(plan, client), folder.markers().values())
         write_manifest(folder, manifest)
         return manifest
 
@@ -211,7 +212,7 @@ class Job:
         except (DistmmError, OSError) as error:
             tell_failure(client, lock.token, error)
             if isinstance(error, WrongResultError):  # others may have taken over the output before
-                job_report.of_failure(client, self.folder, lock.token)
+                job_report.of_failure(client, self.folder, lock.token, manifest["runs"])
             raise
 
     @property
@@ -354,6 +355,7 @@ class Job:
             raise self._explained(error, len(units)) from error
         if self.spec.check == "full":
             self._check_fully(lock)
+        manifest["runs"][-1]["ended"] = time.time()
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
         self.spec.result.refuse(self.out, self.overwrite)  # something else may be there by now
         finish(self.folder, content, lock)
