@@ -12,7 +12,10 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.bench import Case, Results, Row
 
-__all__ = ["scaling"]
+__all__ = ["PROGRAMS_OF", "scaling"]
+
+# Of the context: a function from the device to the programs to measure; distmm alone where nobody has set it.
+PROGRAMS_OF = "distmm.bench.programs"
 
 # n of strong scaling, and of weak scaling on one worker. On the CPU this is one or two seconds of work.
 SIZES = {"gpu": (65536, 32768), "cpu": (4096, 2048)}
@@ -20,6 +23,7 @@ QUICK_SIZES = {"gpu": (16384, 8192), "cpu": (512, 256)}
 
 
 def scaling(
+    context: typer.Context,
     gpus: Annotated[
         list[int] | None,
         typer.Option(
@@ -42,15 +46,6 @@ def scaling(
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to test that everything runs.")] = False,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of resident matrices along each dimension.")] = 4,
-    program: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only this program: distmm, dask.array.matmul, cuBLASXt, NumPy, JAX, or JAX with an "
-            "algorithm (JAX:TF32_TF32_F32_X3, JAX:BF16_BF16_F32_X6, JAX:BF16_BF16_F32_X9); may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,11 +85,11 @@ def scaling(
         Path | None, typer.Option(help="Draw them: NAME.png and NAME.svg.", metavar="NAME", show_default=False)
     ] = None,
 ) -> None:
-    """Run the same products with distmm and other programs on 1, 2, 4 and 8 GPUs of this host, or on CPU workers.
+    """Run the same products on 1, 2, 4 and 8 GPUs of this host, or on CPU workers.
 
     Strong scaling: one size. Weak scaling: the same memory on each GPU. Each product has new matrices, in the GPUs'
-    memory (resident) or in pinned memory of the host. Each program runs in a separate process. If it cannot run a case,
-    the row gives the reason. Every result is checked; the seconds do not include the check.
+    memory (resident) or in pinned memory of the host. Each number of GPUs has a separate process. If a case fails, its
+    row gives the reason. Every result is checked; the seconds do not include the check.
 
     ```text
     distmm bench scaling --json scaling.json --plot scaling
@@ -128,7 +123,7 @@ def scaling(
         size=size or sizes[0],
         weak=weak or sizes[1],
         blocks=blocks,
-        programs=program or (),
+        programs=context.meta[PROGRAMS_OF](where) if PROGRAMS_OF in context.meta else [bench.DISTMM],
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
         places=[name for name in ("resident", "host", "streamed") if name in kinds] or bench.PLACES,
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
@@ -148,7 +143,7 @@ def scaling(
 
     results = bench.run(experiment, seconds(patience), None if deadline is None else seconds(deadline), progress)
     console = session.out()
-    console.width = max(console.width, 180)  # a terminal folds long lines, which is better than truncated columns
+    console.width = max(console.width, 240)  # a terminal folds long lines, which is better than truncated columns
     console.print(results.table())
     name = options.picture(plot)
     if name is not None and any(row.seconds for row in results.rows):
