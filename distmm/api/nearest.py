@@ -72,9 +72,9 @@ def nearest(
 
     Examples
     --------
-    >>> import dask, numpy as np, distmm
+    >>> import numpy as np, distmm
     >>> X, Y = np.array([[0.0, 0.0]]), np.array([[3.0, 4.0], [1.0, 0.0], [0.0, 2.0]])
-    >>> distances, indices = dask.compute(*distmm.nearest(X, Y, 2, "euclidean"))
+    >>> distances, indices = distmm.nearest(X, Y, 2, "euclidean").compute()
     >>> distances, indices
     (array([[1., 2.]]), array([[1, 2]]))
     """

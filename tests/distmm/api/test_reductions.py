@@ -54,6 +54,21 @@ def test_topk_is_that_of_the_whole_product(client: Client, text: str) -> None:
     assert (values.dtype, indices.dtype) == (np.float32, np.int64)
 
 
+@pytest.mark.parametrize("where", ["workers", "threads"])
+def test_topk_computes_both_arrays_with_one_product(client: Client, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    persisted: list[Any] = []
+    persist = dask.persist
+    monkeypatch.setattr(dask, "persist", lambda *arrays: persist(*(persisted.append(arrays) or arrays)))
+    a, b = operands()
+    on = client if where == "workers" else None
+    with client.as_current() if on else dask.config.set(scheduler="threads"):
+        values, indices = distmm.topk(a, b, 6, plan=TEXTS["one worker"], client=on).compute()
+    np.testing.assert_array_equal(indices, best(a @ b, 6))
+    np.testing.assert_array_equal(values, np.take_along_axis(a @ b, indices, axis=1))
+    assert values.flags.writeable
+    assert len(persisted) == 1  # of both
+
+
 @pytest.mark.parametrize("k", [1, 17, 40])
 def test_k_may_be_as_large_as_rows_are(k: int) -> None:
     a, b = operands()
