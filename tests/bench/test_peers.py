@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,20 +17,27 @@ import pytest
 from distmm.bench import Experiment, run
 from tests.bench.peers import PROGRAMS, jax_product
 from tests.bench.peers.samples import sampled
-from tests.programs import run_to_end
 
 FOLDER = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def scaling() -> Iterator[ModuleType]:
+    """Import the program as Python does when it runs as one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        yield importlib.import_module("scaling")
+
+
+@pytest.fixture(scope="module")
+def rows(scaling: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Of one product by each peer for CPUs, by the program's name."""
     file = tmp_path_factory.mktemp("peers") / "all.json"
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong", "--workers", "2"]
     arguments += ["--program", "dask.array.matmul", "--program", "NumPy"]
-    done = run_to_end([sys.executable, str(FOLDER / "scaling.py"), *arguments, "--json", str(file)], environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    with pytest.raises(SystemExit) as ended:
+        scaling.main([*arguments, "--json", str(file)])
+    assert ended.value.code == 0
     found = json.loads(file.read_text())["rows"]
     return {row["program"]: row for row in found}
 
@@ -70,13 +78,6 @@ def test_jax_takes_cublas_unless_the_user_says_else(users: str | None, monkeypat
         pass
     found = {name: os.environ[name] for name in jax_product.SETTINGS}
     assert found == (jax_product.SETTINGS if users is None else dict.fromkeys(found, users))
-
-
-@pytest.fixture
-def scaling(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Import the program as Python does when it runs as one."""
-    monkeypatch.syspath_prepend(FOLDER)
-    return importlib.import_module("scaling")
 
 
 @pytest.mark.parametrize(

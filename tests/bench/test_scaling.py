@@ -24,7 +24,6 @@ from distmm.bench.measuring_process import Task, median
 from distmm.bench.run import Child, environment
 from distmm.cli.app import app
 from distmm.errors import InputError
-from tests.programs import run_to_end
 
 BESIDE = (DISTMM, Program("other", "no.such.module", {"gpu": (("host",), ("float32",))}))
 
@@ -226,9 +225,8 @@ def test_a_child_and_its_workers_end_with_their_parent() -> None:
 def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong"]
     arguments += ["--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "COLUMNS": "200"}
-    done = run_to_end([sys.executable, "-m", "distmm", "bench", "scaling", *arguments], environment)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = CliRunner().invoke(app, ["bench", "scaling", *arguments])
+    assert done.exit_code == 0, done.output
     assert sorted(os.listdir(tmp_path)) == ["all.json", "all.png", "all.svg"]
     facts = json.loads((tmp_path / "all.json").read_text())
     rows = facts["rows"]
@@ -243,7 +241,7 @@ def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Pat
         assert row["of_kernels"] == pytest.approx(row["tflops"] / row["workers"] / kernel["tflops"])
         alone = next(x for x in rows[1:] if (x["workers"], x["place"]) == (1, row["place"]))
         assert row["efficiency"] == pytest.approx(alone["seconds"] / row["seconds"] / row["workers"])
-        assert f"{row['efficiency']:.3f}" in done.stdout
+        assert f"{row['efficiency']:.3f}" in done.output
         assert (row["ok"], row["n"]) == (True, 128)
         assert row["residual"] <= 1
     alone, both = (row for row in rows[1:] if row["place"] == "resident")
