@@ -11,7 +11,7 @@ from distmm import interrupts
 
 interrupts.while_imported()
 
-# ruff: noqa: E402  what follows takes a second
+# ruff: noqa: E402  the imports below take a second, in which Ctrl-C should already work
 from typing import TYPE_CHECKING, Any
 
 from distmm.accelerate import accelerate, accelerated
@@ -82,7 +82,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import jobs when they are asked for: they bring the storage libraries, and half a second, with them."""
+    """Import jobs on first use: with the storage libraries, the import takes half a second."""
     if name in ("multiply", "resume", "status"):
         from distmm import job
 

@@ -1,4 +1,4 @@
-"""``python -m distmm``: the command line, for places that know the interpreter and not the path of its scripts."""
+"""``python -m distmm``: the command line, for programs that know the interpreter but not the path of ``distmm``."""
 
 from distmm.cli import main
 

@@ -1,4 +1,4 @@
-"""Questions to all workers of a cluster, also while some of them die; and whether a worker owns a GPU."""
+"""Calls on all workers of a cluster, of which some may die during the call; and whether a worker owns a GPU."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ __all__ = ["everywhere", "owns_gpu"]
 
 
 def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
-    """Call a function on every worker, and leave out workers that die meanwhile.
+    """Call a function on every worker, and ignore workers that die during the call.
 
     Parameters
     ----------
     client : distributed.Client
     function : callable
     *args
-        Its arguments.
+        Arguments of the function.
 
     Returns
     -------
     dict
-        What it returns, by address of the worker.
+        Results, by address of the worker.
 
     Raises
     ------
     Exception
-        What the function raises on a worker, other than the loss of the connection.
+        The error of the function on a worker, if it is no OSError: Dask reports a lost worker as one.
     """
     answers = client.run(function, *args, on_error="return")
     for answer in answers.values():
@@ -38,5 +38,5 @@ def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict
 
 
 def owns_gpu(worker: Worker) -> bool:
-    """Whether dask-cuda has started this worker, and so has given it a GPU of its own."""
+    """Whether dask-cuda started this worker and assigned it a GPU."""
     return any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values())

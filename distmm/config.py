@@ -1,7 +1,7 @@
 """Defaults of arguments: the ``distmm`` section of Dask's configuration.
 
-The file ``distmm.yaml`` beside this module has the values that hold where the user sets none: in a YAML file that Dask
-reads, in an environment variable such as ``DASK_DISTMM__PRECISION``, or by ``dask.config.set``.
+The file ``distmm.yaml`` next to this module has the values for settings that the user leaves unset. Users set them in a
+YAML file that Dask reads, in an environment variable such as ``DASK_DISTMM__PRECISION``, or by ``dask.config.set``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("distmm.yaml"
 
 dask.config.update_defaults({"distmm": DEFAULTS})
 
-# Settings that have one of a few values.
+# Settings with a fixed set of values.
 ALLOWED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "device": ("auto", "cpu", "gpu"),
@@ -30,12 +30,24 @@ ALLOWED: dict[str, tuple[str, ...]] = {
 
 
 def chosen(name: str, given: Any = None) -> Any:
-    """Return an argument as the caller has given it; for None, and for what is no argument, the configured value.
+    """Return the caller's value of a setting, or the configured value if the caller gave none.
+
+    Parameters
+    ----------
+    name : str
+        The setting without ``distmm.``, such as ``"precision"``.
+    given : object, optional
+        The caller's value; it is not checked here.
+
+    Returns
+    -------
+    object
+        `given` if it is not None, else the configured value.
 
     Raises
     ------
     InputError
-        For a configured value that the argument cannot have; names the setting. What the caller gives is not looked at.
+        If the configured value is not valid for this setting.
     """
     if given is not None:
         return given
@@ -43,11 +55,11 @@ def chosen(name: str, given: Any = None) -> Any:
     if name in ALLOWED and value not in ALLOWED[name]:
         what = f"which is not one of {', '.join(ALLOWED[name])}"
     elif name == "kernel" and not isinstance(value, (str, type(None))):
-        what = "which is no kernel's name: use one that distmm info lists, or null"
+        what = "which is not the name of a kernel: use one that distmm info lists, or null"
     elif name == "reproducible" and not isinstance(value, bool):
         what = "which is neither true nor false"
     elif name == "accelerate.min-flops" and not _is_count(value):
-        what = "which is no number of operations: use one such as 1e8, or 0 for all products"
+        what = "which is not a number of operations: use one such as 1e8, or 0 for all products"
     else:
         return value
     variable = f"DASK_DISTMM__{name.upper().replace('.', '__').replace('-', '_')}"
@@ -58,7 +70,7 @@ def chosen(name: str, given: Any = None) -> Any:
 
 
 def _is_count(value: Any) -> bool:
-    """Whether a value is a number from 0; 1e8 in YAML is a text."""
+    """Whether a value is a number of at least 0; YAML reads 1e8 as text."""
     try:
         return not isinstance(value, bool) and float(value) >= 0
     except (TypeError, ValueError):

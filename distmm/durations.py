@@ -1,4 +1,4 @@
-"""Times as people write them, on the command line and in job files."""
+"""Durations as text, on the command line and in job files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def seconds(text: str) -> float:
-    """Read a time such as ``90``, ``55m``, ``1h30m``, or ``01:30:00`` and ``2-12:00:00`` as Slurm does, in seconds.
+    """Return the seconds of a duration.
+
+    Parameters
+    ----------
+    text : str
+        Seconds such as ``90``, units such as ``55m`` or ``1h30m``, or Slurm's forms ``01:30:00`` and ``2-12:00:00``.
 
     Raises
     ------

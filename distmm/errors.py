@@ -1,4 +1,4 @@
-"""Every error that distmm raises on purpose: the values in question, then the remedy."""
+"""The errors that distmm raises on purpose. Their messages name the values and the remedy."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class DoesNotFitError(InputError, MemoryError):
     """A plan that needs more memory than the cluster has (exit code 2)."""
 
 
-class DeviceMemoryError(MemoryError, DistmmError):  # in this order, or it cannot be restored where Dask sends it
-    """A GPU, or a CPU worker of a job, whose memory was full when a task needed some (exit code 1)."""
+class DeviceMemoryError(MemoryError, DistmmError):  # with the bases in another order, pickle cannot restore it
+    """A task could not get memory on a GPU, or on a CPU worker of a job (exit code 1)."""
 
 
 class WrongResultError(DistmmError, ArithmeticError):
@@ -34,8 +34,8 @@ class WrongResultError(DistmmError, ArithmeticError):
 
 
 class UndecidedError(DistmmError, ArithmeticError):
-    """A product of which a check cannot tell whether it is right (exit code 4)."""
+    """A product for which the check cannot tell whether it is right (exit code 4)."""
 
 
-class Stopped(DistmmError):  # noqa: N818  it is not an error, but an end before the end
-    """A job that stopped before its end, and can be gone on with (exit code 75, EX_TEMPFAIL of sysexits.h)."""
+class Stopped(DistmmError):  # noqa: N818  an early end, not an error
+    """A job that stopped early and can be resumed (exit code 75, EX_TEMPFAIL of sysexits.h)."""

@@ -1,4 +1,4 @@
-"""Ctrl-C before any work has begun: while the command line is imported, and while a cluster starts."""
+"""Handling of Ctrl-C before any work: during the imports of the command line, and while a cluster starts."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from typing import NoReturn
 
 __all__ = ["sigint_blocked", "while_imported", "while_started"]
 
-INTERRUPTED = 130  # exit code: 128 and the number of SIGINT, as in shells
+INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 
 def while_imported() -> None:
-    """End the process at Ctrl-C, without a traceback, if it is the command ``distmm``; its imports take a second."""
+    """If this process is the command ``distmm``, let Ctrl-C end it without a traceback; its imports take a second."""
     script = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
     if script == "distmm" or sys.orig_argv[1:3] == ["-m", "distmm"]:
         signal.signal(signal.SIGINT, _end)
@@ -31,22 +31,22 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 @contextmanager
 def while_started() -> Iterator[None]:
-    """Raise KeyboardInterrupt at Ctrl-C, even if Dask's event loop has made another error of it."""
+    """Raise KeyboardInterrupt at Ctrl-C, even if Dask's event loop turns it into another error."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    heard = False
+    interrupted = False
 
     def handle(number: int, frame: FrameType | None) -> NoReturn:
-        nonlocal heard
-        heard = True
+        nonlocal interrupted
+        interrupted = True
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGINT, handle)
     try:
         yield
     except Exception:
-        if heard:
+        if interrupted:
             raise KeyboardInterrupt from None
         raise
     finally:
@@ -55,15 +55,15 @@ def while_started() -> Iterator[None]:
 
 @contextmanager
 def sigint_blocked() -> Iterator[None]:
-    """Deliver Ctrl-C at the end of the ``with`` block, and never to threads and processes that are started in it.
+    """Block SIGINT until the end of the ``with`` block; threads and processes started in it never receive it.
 
-    A terminal sends SIGINT to all processes that were started from it. Each worker would end with a traceback; only the
-    client is to decide what an interrupt means.
+    A terminal sends SIGINT to all processes that were started from it. Without the block each worker would end with a
+    traceback. Only the client should react to an interrupt.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # Otherwise it is started with the first process, and unblocks the signal.
+    # Start the resource tracker now: it would start with the first process, and unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

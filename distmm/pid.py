@@ -1,4 +1,4 @@
-"""Process numbers: they are valid within one boot and one namespace of a machine, and are used again."""
+"""Identity of processes: a process number is valid within one boot and PID namespace, and is reused later."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ __all__ = ["machine", "start_time"]
 
 
 def machine() -> str:
-    """Identify the boot and the namespace within which process numbers are valid."""
+    """Return an identifier of this host, boot and PID namespace, within which process numbers are valid."""
     parts = [socket.gethostname()]
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             parts.append(file.read().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     except OSError:
-        pass  # not Linux: the host name is what there is
+        pass  # not Linux: the host name alone
     return " ".join(parts)
 
 
 def start_time(pid: int) -> str | None:
     """Return when a process of this machine was started, in clock ticks since the boot; None if it has ended.
 
-    A process has ended also if nobody has taken its exit code yet.
+    A zombie, whose exit code its parent has not read yet, counts as ended.
     """
     try:
         with open(f"/proc/{pid}/stat") as file:
             fields = file.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):  # other errors do not tell whether there is one
+    except (FileNotFoundError, ProcessLookupError):  # other errors leave open whether the process exists
         return None
     return None if fields[0] in "ZX" else fields[19]

@@ -1,7 +1,7 @@
-"""TLS by one switch: ``none``, ``temporary`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``.
+"""TLS settings: ``none``, ``temporary`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``.
 
-One certificate serves all roles, and only its holders can join: Dask checks it on both ends of each connection. UCX
-does not encrypt, so a cluster with TLS uses TCP.
+All roles use one certificate, and only its holders can join: Dask checks it on both ends of each connection. UCX does
+not encrypt, so a cluster with TLS uses TCP.
 """
 
 from __future__ import annotations
@@ -22,12 +22,20 @@ Certificates = dict[str, str]  # "ca", "cert" and "key": paths of PEM files
 
 ROLES = ("client", "scheduler", "worker")
 
-# Temporary certificates are valid for a year. Those that end sooner than this are made anew: a job may go on for weeks.
+# Temporary certificates are valid for a year. They are replaced if they expire sooner than this: a job may take weeks.
 LEAST_DAYS = 30
 
 
 def certificate_paths(switch: str, folder: str, name: str) -> Certificates | None:
-    """Return the paths of a job's certificates, which need not exist yet; None without TLS."""
+    """Return the paths of a job's certificates, which may not exist yet; None without TLS.
+
+    Parameters
+    ----------
+    switch : str
+        ``"none"``, ``"temporary"``, or a folder.
+    folder, name : str
+        Folder and name of the job; temporary certificates go to ``folder/name.tls``.
+    """
     if switch == "none":
         return None
     home = Path(folder).absolute() / f"{name}.tls" if switch == "temporary" else Path(switch)
@@ -35,7 +43,7 @@ def certificate_paths(switch: str, folder: str, name: str) -> Certificates | Non
 
 
 def environment(certificates: Certificates | None) -> dict[str, str]:
-    """Return environment variables by which Dask's programs use certificates and refuse connections without."""
+    """Return environment variables that make Dask's programs use certificates and refuse unencrypted connections."""
     if certificates is None:
         return {}
     found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
@@ -47,13 +55,13 @@ def environment(certificates: Certificates | None) -> dict[str, str]:
 
 
 def create(certificates: Certificates) -> None:
-    """Make temporary certificates, which nobody else can read.
+    """Make temporary certificates that only this user can read.
 
-    Existing ones are kept, since a job uses them again, unless they end within a month.
+    Existing ones are kept for the next run of the job, unless they expire within `LEAST_DAYS`.
     """
     key = Path(certificates["key"])
     if key.exists():
-        ends = _end(certificates["cert"])
+        ends = _expiry(certificates["cert"])
         if ends is None or ends - datetime.now(UTC) > timedelta(days=LEAST_DAYS):
             return
     made = _temporary()
@@ -62,31 +70,32 @@ def create(certificates: Certificates) -> None:
     contents = {"ca": made.tls_ca_file, "cert": made.tls_client_cert, "key": made.tls_client_key}
     for what, text in contents.items():
         Path(certificates[what]).unlink(missing_ok=True)
-        # The file is created with its mode: others can read it at no time.
+        # The mode is set when the file is created, so other users can never read it.
         with open(os.open(certificates[what], os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(text)
 
 
 def check(certificates: Certificates) -> None:
-    """Refuse certificates that do not exist or have expired, and a key that others can read.
+    """Check that certificates exist, have not expired, and that other users cannot read the key.
 
     Raises
     ------
     InputError
+        Otherwise.
     """
     for what, path in certificates.items():
         if not os.path.isfile(path):
-            raise InputError(f"TLS: there is no {path}; a folder for tls has ca.pem, cert.pem and key.pem")
+            raise InputError(f"TLS: there is no {path}; a folder for tls needs ca.pem, cert.pem and key.pem")
         if what == "key" and os.stat(path).st_mode & 0o077:
             raise InputError(f"TLS: {path} can be read by others; type chmod 600 {path}")
     for what in ("ca", "cert"):
-        ends = _end(certificates[what])
+        ends = _expiry(certificates[what])
         if ends is not None and ends < datetime.now(UTC):
             raise InputError(f"TLS: {certificates[what]} has expired on {ends:%Y-%m-%d}; put a new certificate there")
 
 
-def _end(path: str) -> datetime | None:
-    """Say when the first certificate of a file ends; None without the package that reads it: TLS itself would see."""
+def _expiry(path: str) -> datetime | None:
+    """Return when the first certificate of a file expires; None without the package ``cryptography``."""
     try:
         from cryptography import x509
     except ImportError:
@@ -94,11 +103,11 @@ def _end(path: str) -> datetime | None:
     try:
         return x509.load_pem_x509_certificate(Path(path).read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as error:
-        raise InputError(f"TLS: {path} is no certificate in PEM: {error}") from error
+        raise InputError(f"TLS: {path} is not a certificate in PEM format: {error}; put a PEM file there") from error
 
 
 def security(switch: str) -> Security | None:
-    """Return what Dask's clusters and clients take as ``security``, for a switch of ``--tls``."""
+    """Return the argument ``security`` of Dask's clusters and clients, for a value of ``--tls``."""
     from distributed.security import Security
 
     if switch == "none":

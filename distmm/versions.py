@@ -10,12 +10,12 @@ __all__ = ["VERSION", "installed"]
 
 try:
     VERSION = version("distmm")
-except PackageNotFoundError:  # run from a checkout that is not installed
+except PackageNotFoundError:  # a checkout that is not installed
     VERSION = "0+unknown"
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:
-    """Return the versions of Python and of those of the packages that are installed here."""
+    """Return the version of Python, and of each of `packages` that is installed."""
     found = {"python": platform.python_version()}
     for package in packages:
         try:

@@ -16,10 +16,10 @@
 #SBATCH --exclusive
 
 # One allocation, in which srun starts the scheduler, the workers and the client. Before the walltime (or a preemption)
-# Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
-# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
-# it again to go on.
-exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
+# Slurm sends USR1 to this script alone. The script then stops the client, which keeps all finished blocks and exits
+# with 75, and the job requeues itself until C is complete. scancel ends the job without a requeue and keeps all
+# finished blocks: submit it again to resume it.
+exec 2>&1    # only Slurm writes to the error file, for instance when it ends a step, which is no error here
 set -uo pipefail
 python=/shared/venv/bin/python
 folder=/scratch/project/run
@@ -29,23 +29,23 @@ ended=$folder/distmm-$SLURM_JOB_ID.exit
 of_slurm=$folder/distmm-$SLURM_JOB_ID.slurm
 rm -f "$ended"
 
-# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
+# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and by default allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING__DISTRIBUTED=warning
 export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
 export DASK_DISTRIBUTED__DASHBOARD__LINK=http://localhost:8787/status
 
-# UCX if there are GPUs and its Python package, else TCP; the InfiniBand interface if there is one.
+# UCX for GPUs if its Python package is installed, else TCP; the InfiniBand interface if there is one.
 fabric=$("$python" -m distmm.submit.fabric gpu auto) || exit 2
 read -r protocol interface <<<"$fabric"
 network=(--protocol "$protocol" ${interface:+--interface "$interface"})
 
-# Scheduler and client run beside the workers of the first node (--overlap); only the workers' step takes the GPUs.
+# Scheduler and client share the first node with its workers (--overlap); only the workers' step takes the GPUs.
 one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-per-task=1 --gres=none)
 
-# Runs the workers of a node. A process that dies is started again, three times at most: its node would be idle. USR1
-# ends it: for TERM to a step, Slurm writes an error into the log.
+# Runs the workers of a node. A process that dies is restarted up to three times, else its node would be idle. USR1 ends
+# the workers, because Slurm logs an error when a step gets TERM.
 keep='exec 2>&1
 ending=
 trap ending=yes INT TERM
@@ -58,7 +58,8 @@ for start in 1 2 3 4; do
     sleep 3
 done
 exit "$code"'
-# Runs a command whose process, on this node, the script can signal. For a code that is not 0 srun would write an error.
+# Runs a command on this node and writes its process number, for signals from this script, and its exit code to files.
+# The step itself exits with 0, because srun logs an error for other codes.
 known='trap "" USR1; "$@" 2>&1 & echo $! >"$0.pid"; trap : INT TERM
 while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; echo "$code" >"$0.code"'
 
@@ -75,7 +76,7 @@ srun --overlap --nodes=16 --ntasks=16 --ntasks-per-node=1 --cpus-per-task=64 --g
     --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory 2>>"$of_slurm" &
 workers=$!
 
-# Waits for 128 worker(s), prints how to reach the dashboard, and then runs the product.
+# Waits for 128 worker(s), prints how to open the dashboard, and then runs the product.
 "${one[@]}" --job-name=client bash -c "$known" "$run.client" \
     "$python" -m distmm.submit.ready "$scheduler_file" 128 600 -- \
     "$python" -m distmm multiply /scratch/project/A.zarr /scratch/project/B.zarr -o /scratch/project/C.zarr \
@@ -86,12 +87,12 @@ client=$!
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() { kill -0 "$1" 2>/dev/null; }
-# The client runs on this node. TERM goes to itself: srun would kill it.
+# The client runs on this node. TERM is sent to the client and not to srun, which would kill it.
 stop_client() {
     [ -s "$run.client.pid" ] && kill -TERM "$(<"$run.client.pid")" && stopped=yes
 }
 
-# Waits until the first of them ends: without scheduler or workers the client would wait for ever.
+# Waits until client, workers or scheduler end: without scheduler or workers the client would wait without end.
 stopped=
 while alive "$client" && alive "$workers" && alive "$scheduler"; do
     if [ -n "$warned" ] && [ -z "$stopped" ]; then
@@ -102,31 +103,32 @@ done
 lost=
 if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
-    echo "distmm: the $lost ended before the product; why is said above"
+    echo "distmm: the $lost ended before the product; the reason is above"
 fi
 [ -z "$lost" ] || stop_client
-scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
+scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # ends the workers, the remaining steps
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo 137)
 [ -z "$lost" ] && [ "$code" -ne 143 ] || code=75
-[ "$SECONDS" -lt 42600 ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
+[ "$SECONDS" -lt 42600 ] || warned=yes    # the client's deadline counts if Slurm's limit was changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
 wait "$scheduler"
 rm -f "$scheduler_file" "$run".{scheduler,client}.{pid,code}
 [[ $code$lost == 0 || $code$lost == 75 ]] || cat "$of_slurm"
 
-# A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
+# In a preemption with a grace time all steps get TERM. Slurm does not requeue a job that then ends by itself, so this
+# script requeues it.
 preempted() {
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }
 if [ "$code" -eq 75 ] && { [ -n "$warned" ] || preempted; }; then
     if [ "${SLURM_RESTART_COUNT:-0}" -lt 100 ]; then
-        echo "distmm: requeued, to go on with what is missing"
+        echo "distmm: requeued, to compute the missing blocks"
         scontrol requeue "$SLURM_JOB_ID" && exit "$code"
     fi
-    echo "distmm: not requeued: run.restarts is 100; submit it again to go on"
+    echo "distmm: not requeued: run.restarts is 100; submit it again to resume it"
 fi
 echo "$code" >"$ended"    # Slurm forgets a job some minutes after its end
 exit "$code"

@@ -9,10 +9,12 @@ from collections.abc import Callable, Sequence
 from operator import index
 from typing import Any, NamedTuple, SupportsIndex, cast
 
+import dask
 import dask.array as da
 import numpy as np
 from distributed import Client
 
+from distmm.api.product_array import ProductArray
 from distmm.api.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -27,7 +29,7 @@ REDUCTIONS = ("max", "argmax", "sum", "norm", "histogram")
 
 
 class TopK(NamedTuple):
-    """The best elements of each row, best first. Both arrays are lazy: ``dask.compute(*result)`` computes both at once.
+    """The best elements of each row, best first. Both arrays are lazy: `compute` computes both at once.
 
     Parameters
     ----------
@@ -38,6 +40,15 @@ class TopK(NamedTuple):
 
     values: da.Array
     indices: da.Array
+
+    def compute(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return values and indices as NumPy arrays, from one computation of the product.
+
+        ``dask.compute(*result)`` returns the same. Here, workers on this process's machine write directly into the
+        arrays, while Dask sends all results through the scheduler.
+        """
+        values, indices = (ProductArray.of(array).compute() for array in dask.persist(*self))
+        return values, indices
 
 
 def topk(
@@ -96,9 +107,9 @@ def topk(
 
     Examples
     --------
-    >>> import dask, numpy as np, distmm
+    >>> import numpy as np, distmm
     >>> A, B = np.array([[1.0], [-1.0]]), np.array([[3.0, 1.0, 2.0, 3.0]])
-    >>> values, indices = dask.compute(*distmm.topk(A, B, 2))
+    >>> values, indices = distmm.topk(A, B, 2).compute()
     >>> values
     array([[ 3.,  3.],
            [-1., -2.]])

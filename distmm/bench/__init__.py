@@ -1,12 +1,12 @@
-"""How products scale with the number of GPUs (or CPU workers) of one host, beside other programs, in one run.
+"""How products scale with the number of GPUs (or CPU workers) of one host.
 
-`cases` lists what is measured. `run` starts a process for each program (`measuring_process`). `results` holds the
-figures: as a table, JSON, a picture. The programs: `dask_programs` (distmm, `dask.array.matmul`), `jax_product`,
-`cublasxt`, `numpy_product`.
+`cases` lists what is measured. `run` starts a process for each program and number of workers (`measuring_process`).
+`products` multiplies by distmm; other programs can be measured in the same run (``tests/bench/peers``). `results` holds
+the figures: as a table, JSON, a picture.
 """
 
-from distmm.bench.cases import PLACES, Case, Experiment, weak_size
+from distmm.bench.cases import DISTMM, PLACES, Case, Experiment, Program, weak_size
 from distmm.bench.results import Results, Row, efficiency
 from distmm.bench.run import run
 
-__all__ = ["PLACES", "Case", "Experiment", "Results", "Row", "efficiency", "run", "weak_size"]
+__all__ = ["DISTMM", "PLACES", "Case", "Experiment", "Program", "Results", "Row", "efficiency", "run", "weak_size"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,14 +15,15 @@ from distmm.planning.grid import Grid
 from distmm.planning.precision import Precision
 
 __all__ = [
-    "JAX_ALGORITHMS",
+    "DISTMM",
     "KERNEL",
     "PLACES",
-    "PROGRAMS",
     "TYPES",
     "Case",
+    "Device",
     "Experiment",
     "Group",
+    "Program",
     "element",
     "weak_size",
 ]
@@ -44,25 +45,31 @@ PLACES = ("resident", "host")
 # What "streamed" sums up, on GPUs too.
 STREAMED_TYPES = ("float32", "float64")
 
-# JAX's algorithms that emulate float32 on tensor cores (`jax.lax.DotAlgorithmPreset`): sums of three products of TF32
-# parts, and of six and nine of bfloat16 parts.
-JAX_ALGORITHMS = ("TF32_TF32_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9")
 
-# By device: the programs in their order, where they find their operands, and the types that they multiply.
-PROGRAMS: dict[Device, dict[str, tuple[tuple[str, ...], tuple[str, ...]]]] = {
-    "gpu": {
-        "distmm": ((*PLACES, "streamed"), TYPES),
-        "dask.array.matmul": (("resident",), ("float32", "float64")),
-        "cuBLASXt": (("host",), ("float32",)),
-        "JAX": (("resident",), ("float32", "bfloat16")),
-        **{f"JAX:{name}": (("resident",), ("float32",)) for name in JAX_ALGORITHMS},
-    },
-    "cpu": {
-        "distmm": ((*PLACES, "streamed"), TYPES),
-        "dask.array.matmul": (("resident",), ("float32", "float64")),
-        "NumPy": (("host",), ("float32",)),
-    },
-}
+@dataclass(frozen=True)
+class Program:
+    """A program that multiplies, and the cases that it can do.
+
+    Attributes
+    ----------
+    name : str
+    module : str
+        The measuring process imports it. Its ``program`` takes a `Task`, and is a context manager that yields what
+        measures: called with a `Case` and a seed, it returns fields of a `Row`.
+    kinds : mapping
+        By device: the places where it finds its operands, and the types that it multiplies.
+    warm_edge : int, optional
+        Largest edge of the four blocks along a dimension of the product that warms up a GPU. By default that product
+        has three blocks along a dimension, as large as those of the case.
+    """
+
+    name: str
+    module: str
+    kinds: Mapping[Device, tuple[Sequence[str], Sequence[str]]]
+    warm_edge: int | None = None
+
+
+DISTMM = Program("distmm", "distmm.bench.products", dict.fromkeys(("gpu", "cpu"), ((*PLACES, "streamed"), TYPES)))
 
 
 def element(name: str) -> np.dtype[Any]:
@@ -101,7 +108,7 @@ class Case:
     Attributes
     ----------
     program : str
-        Of `PROGRAMS`, or `KERNEL`.
+        Name of a `Program`, or `KERNEL`.
     scaling : {"strong", "weak", "kernel"}
     place : {"resident", "host", "streamed"}
         Where A, B and C are: in the workers' memory, or in that of the host (the client's arrays), or see `PLACES`.
@@ -142,7 +149,7 @@ class Case:
 class Group:
     """Cases that one process measures one after the other."""
 
-    program: str
+    program: Program
     workers: int
     cases: tuple[Case, ...]
 
@@ -162,9 +169,10 @@ class Experiment:
         n of weak scaling on one worker.
     blocks : int
         Blocks along each dimension of resident matrices; a multiple of the grid's rows and columns keeps all busy.
-    programs, scalings, places, dtypes : sequences of str
+    programs : sequence of Program
+    scalings, places, dtypes : sequences of str
     precision, kernel
-        Of `distmm.matmul`; JAX gets the precision of the same name, unless an algorithm is part of the program's name.
+        Of `distmm.matmul`.
     repeat : int
         Products of each case, with new matrices; the median counts.
     seed : int
@@ -175,7 +183,7 @@ class Experiment:
     size: int
     weak: int
     blocks: int = 4
-    programs: Sequence[str] = ()
+    programs: Sequence[Program] = (DISTMM,)
     scalings: Sequence[str] = ("strong", "weak")
     places: Sequence[str] = PLACES
     dtypes: Sequence[str] = ("float32",)
@@ -185,8 +193,10 @@ class Experiment:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        elsewhere = [program.name for program in self.programs if self.device not in program.kinds]
+        if elsewhere:
+            raise InputError(f"{', '.join(elsewhere)} cannot be measured on the {self.device.upper()}: leave it out")
         known = {
-            "programs": tuple(PROGRAMS[self.device]),
             "scalings": ("strong", "weak"),
             "places": (*PLACES, "streamed"),
             "dtypes": TYPES,
@@ -214,19 +224,18 @@ class Experiment:
         a deadline cuts off what tells least.
         """
         fewest, *more = sorted(set(self.counts))
-        chosen = [name for name in PROGRAMS[self.device] if name in (self.programs or PROGRAMS[self.device])]
-        ours, peers = ([name for name in chosen if (name == "distmm") is own] for own in (True, False))
-        found = [(name, workers) for workers in [fewest, *more[::-1]] for name in ours]
-        found += [(name, workers) for workers in [*more[-1:], fewest, *more[-2::-1]] for name in peers]
+        ours, peers = ([each for each in self.programs if (each == DISTMM) is own] for own in (True, False))
+        found = [(program, workers) for workers in [fewest, *more[::-1]] for program in ours]
+        found += [(program, workers) for workers in [*more[-1:], fewest, *more[-2::-1]] for program in peers]
         groups = [Group(program, workers, tuple(self._cases(program, workers))) for program, workers in found]
-        if groups and groups[0].program == "distmm":
+        if groups and groups[0].program == DISTMM:
             first, edge = groups[0], min(KERNEL_EDGE, -(-self.size // self.blocks))
             alone = tuple(Case(KERNEL, KERNEL, "resident", dtype, 1, edge, edge) for dtype in self.dtypes)
             groups[0] = Group(first.program, first.workers, alone + first.cases)
         return [group for group in groups if group.cases]
 
-    def _cases(self, program: str, workers: int) -> Iterator[Case]:
-        places, dtypes = PROGRAMS[self.device][program]
+    def _cases(self, program: Program, workers: int) -> Iterator[Case]:
+        places, dtypes = program.kinds[self.device]
         sizes = {
             "strong": (self.size, -(-self.size // self.blocks)),
             "weak": weak_size(self.weak, workers, self.blocks),
@@ -235,4 +244,4 @@ class Experiment:
             for place in places:
                 for dtype in STREAMED_TYPES if place == "streamed" else dtypes:
                     if scaling in self.scalings and place in self.places and dtype in self.dtypes:
-                        yield Case(program, scaling, place, dtype, workers, *sizes[scaling])
+                        yield Case(program.name, scaling, place, dtype, workers, *sizes[scaling])

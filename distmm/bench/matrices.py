@@ -1,4 +1,4 @@
-"""Matrices of N(0, 1), in the workers' memory and in host memory, and a check of the products of other programs.
+"""Matrices of N(0, 1), in the workers' memory and in host memory.
 
 bfloat16 numbers are drawn from 2**16 quantiles of N(0, 1): five times as fast as float32 ones by the ziggurat, of which
 a core makes 57 million a second.
@@ -20,20 +20,15 @@ import psutil
 from distributed import Client, Future, Scheduler, futures_of, wait
 
 from distmm.bench.cases import element
-from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
 from distmm.planning.grid import Grid
-from distmm.planning.precision import Precision
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
 
-__all__ = ["Arena", "draw", "fill", "finish", "normal", "resident", "sampled"]
+__all__ = ["Arena", "draw", "fill", "finish", "normal", "resident"]
 
 # Numbers that a thread draws with one generator, and those of bfloat16 that it draws at a time: they stay in its cache.
 STRIP, PIECE = 1 << 24, 1 << 17
-
-# Rows and columns of C that are checked where a program's whole result is not.
-SAMPLE = (4, 64)
 
 # Share of the host's free memory that matrices may take.
 MOST = 0.9
@@ -145,22 +140,3 @@ def _quantiles() -> np.ndarray:
     """Quantiles (i + 1/2) / 2**16 of N(0, 1), as the bits of bfloat16 numbers; the last ones are -4.17 and 4.17."""
     exact = [NormalDist().inv_cdf((i + 0.5) / 2**16) for i in range(2**16)]
     return np.array(exact).astype(element("bfloat16")).view(np.uint16)
-
-
-def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str, Any]:
-    """Compare elements of C at random with float64 products of rows of A and columns of B: NumPy or JAX matrices.
-
-    Returns
-    -------
-    dict
-        ``ok``, and ``residual``, the largest error over the bound of `distmm.checking.tolerance`.
-    """
-    random = np.random.default_rng(seed)
-    rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))
-    parts = (a[rows], b[:, columns], c[rows][:, columns])
-    left, right, given = (np.asarray(x).astype(np.float32).astype(np.float64) for x in parts)
-    truth = left @ right
-    tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), left.shape[1], precision)
-    ratio, unknown = tolerance.elements(truth, given, abs(left) @ abs(right), np.zeros(truth.shape, int), 1)
-    residual = float(np.where(unknown, np.inf, ratio).max())
-    return {"ok": residual <= 1, "residual": residual}

@@ -18,36 +18,21 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from distmm.bench.cases import JAX_ALGORITHMS, KERNEL, Case
+from distmm.bench.cases import KERNEL, Case
 from distmm.planning.precision import Precision
 
 __all__ = ["Assignment", "Say", "Task", "main", "serve"]
 
 Say = Callable[[dict[str, Any]], None]
 
-MODULES = {
-    "distmm": "dask_programs",
-    "dask.array.matmul": "dask_programs",
-    "JAX": "jax_product",
-    **{f"JAX:{name}": "jax_product" for name in JAX_ALGORITHMS},
-    "cuBLASXt": "cublasxt",
-    "NumPy": "numpy_product",
-}
-
 # The first product of each place and type warms up and is not counted. It has three blocks along a dimension, as large
 # as those of the case: so libraries load, peers connect, and the kernels of a chain's first, middle and last step are
-# compiled, which takes 3 s each. JAX compiles for each size, and cuBLASXt loads quickly: they warm up with at most four
-# blocks of this edge.
-WARM_EDGE = {"JAX": 256, **{f"JAX:{name}": 256 for name in JAX_ALGORITHMS}, "cuBLASXt": 2048}
+# compiled, which takes 3 s each. On CPUs, and for programs that say so, it has at most four blocks of a smaller edge.
 WARM_EDGE_ON_CPU = 64
 
 
 class Assignment(Protocol):
     """What a measuring process is to do."""
-
-    @property
-    def program(self) -> str:
-        """The program that it measures."""
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -63,9 +48,11 @@ class Assignment(Protocol):
 
 @dataclass(frozen=True)
 class Task:
-    """What a child is to do; as in `Experiment`."""
+    """What a child is to do; as in `Program` and `Experiment`."""
 
     program: str
+    module: str
+    warm_edge: int | None
     device: Literal["cpu", "gpu"]
     workers: int
     cases: tuple[Case, ...]
@@ -113,11 +100,11 @@ def serve(work: Callable[[str, Say], None]) -> int:
 def _measure(line: str, say: Say) -> None:
     task = Task.read(line)
     seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices a product, new ones each time
-    module = importlib.import_module(f"distmm.bench.{MODULES[task.program]}")
+    module = importlib.import_module(task.module)
     with module.program(task) as measure:
         say({"ready": True})
         warm: set[tuple[str, str, int]] = set()  # blocks of another size may take another variant of the kernel
-        edge = WARM_EDGE.get(task.program) if task.device == "gpu" else WARM_EDGE_ON_CPU
+        edge = task.warm_edge if task.device == "gpu" else WARM_EDGE_ON_CPU
         for case in task.cases:
             if case.program != KERNEL and (case.place, case.dtype, case.block) not in warm:
                 measure(smaller(case, edge), next(seeds))

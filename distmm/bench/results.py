@@ -42,8 +42,10 @@ class Row:
         Seconds of the plan.
     peak, planned_peak : int or None
         Most bytes on a GPU beyond A and B, measured by RMM and planned.
+    variant : str
+        What of several was measured, if the program's name does not say it: the kernel, the best size of blocks.
     note : str
-        The kernel, the plan, the best of several block sizes.
+        The plan, or whatever else a program tells of itself.
     all_seconds : tuple of float
         Of every repetition, in their order.
     """
@@ -57,6 +59,7 @@ class Row:
     predicted: float | None = None
     peak: int | None = None
     planned_peak: int | None = None
+    variant: str = ""
     note: str = ""
     all_seconds: tuple[float, ...] = ()
 
@@ -143,7 +146,7 @@ class Results:
                 table.add_section()
             table.add_row(
                 *(group if previous != group else ("", "", "")),
-                f"{case.program} {row.note}" if case.program in (KERNEL, "cuBLASXt") and row.note else case.program,
+                f"{case.program} {row.variant}".rstrip(),
                 str(case.workers),
                 str(case.n),
                 _digits(row.seconds),
@@ -203,7 +206,5 @@ def versions() -> dict[str, str]:
         "distributed-ucxx-cu13",
         "rmm-cu12",
         "rmm-cu13",
-        "jax",
-        "jaxlib",
     )
     return of_kernels() | installed(names)

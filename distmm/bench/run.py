@@ -28,10 +28,6 @@ __all__ = ["Child", "EndedError", "SilenceError", "run"]
 
 OVER = "not measured: the time given by --deadline was over"
 
-# JAX multiplies by cuBLAS, with cuBLAS's own choice of algorithm. XLA's search for an algorithm takes minutes at
-# n = 65536. Without the search XLA takes kernels of its own, half as fast in float32 (27 for 55 TFLOP/s on an H200).
-XLA_FLAGS = "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0"
-
 CLOSING_SECONDS = 20.0  # for a child to close its cluster after its last answer
 
 
@@ -108,8 +104,8 @@ def _measure(
         return
     started = False
     task = Task(
-        group.program, experiment.device, group.workers, tuple(waiting), experiment.precision, experiment.kernel,
-        experiment.repeat, experiment.seed,
+        group.program.name, group.program.module, group.program.warm_edge, experiment.device, group.workers,
+        tuple(waiting), experiment.precision, experiment.kernel, experiment.repeat, experiment.seed,
     )  # fmt: skip
     with Child(task) as child:
         try:
@@ -212,8 +208,6 @@ def environment(task: Assignment) -> dict[str, str]:
     if task.device == "gpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(task.workers)))
         found["CUDA_VISIBLE_DEVICES"] = ",".join(visible.split(",")[: task.workers])
-        found.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.95")  # JAX's pool, of which other programs have more too
-        found.setdefault("XLA_FLAGS", XLA_FLAGS)
-    else:  # one thread a worker; NumPy has as many as there are workers
-        found |= dict.fromkeys(BLAS_THREADS, str(task.workers if task.program == "NumPy" else 1))
+    else:  # one thread a worker
+        found |= dict.fromkeys(BLAS_THREADS, "1")
     return found

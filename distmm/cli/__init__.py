@@ -1,4 +1,4 @@
-"""The command line: ``distmm demo``, ``multiply``, ``plan``, ``verify``, ``info`` and ``bench``, one file each."""
+"""The command line: a module for each command of ``distmm``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command that the arguments name; the process exits with its code."""
+    """Run the command in the process's arguments, and exit with its code."""
     from distmm.cli import broken_pipe
     from distmm.cli.app import app
 
     broken_pipe.outlive()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    # Batch systems end jobs by SIGTERM: leave as after an interrupt, removing what is half-written.
+    # Batch systems end jobs by SIGTERM. SystemExit lets the command clean up unfinished files, as after an interrupt.
     signal.signal(signal.SIGTERM, _terminate)
     app()
 

@@ -1,4 +1,4 @@
-"""The application: its commands, and how errors become exit codes."""
+"""The application: its commands, and the exit codes of errors."""
 
 from __future__ import annotations
 
@@ -18,19 +18,20 @@ WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 
 
 
 class Group(TyperGroup):
-    """Turns exceptions into exit codes, as the help lists them."""
+    """Turns exceptions into the exit codes that the help lists."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Accept ``--debug`` anywhere: people add it at the end of the line after something went wrong."""
+        """Accept ``--debug`` at any position: users add it at the end of the line after an error."""
         ctx.obj = "--debug" in args
         return super().parse_args(ctx, [arg for arg in args if arg != "--debug"])
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command."""
+        """Run the command, and turn its exception into a message and an exit code."""
         try:
             return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
-            # Typer handles a closed pipe and its own errors, whose classes some versions take from a copy of click.
+            # Typer handles a closed pipe and its own errors. Some versions take their classes from a copy of click, so
+            # their attribute identifies them.
             if hasattr(error, "exit_code") or isinstance(error, (typer.Abort, BrokenPipeError)):
                 raise
             if ctx.obj:
@@ -41,7 +42,7 @@ class Group(TyperGroup):
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:
-    """Choose what to print for an error, and the exit code."""
+    """Return the message and the exit code for an error."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted", INTERRUPTED
     if isinstance(error, Stopped):
@@ -61,7 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 wrong result, 2 bad usage or input, 3 unexpected, 4 the check cannot tell, "
-    "75 a job that stopped or lost its scheduler (run it again to go on), 130 interrupted.",
+    "75 a job that stopped or lost its scheduler (run it again to resume it), 130 interrupted.",
 )
 
 

@@ -1,4 +1,4 @@
-"""``distmm bench``: ``kernels`` here, ``scaling`` in a file of its own."""
+"""``distmm bench``: ``kernels`` in this module, ``scaling`` in `distmm.cli.scaling`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def bench() -> None:
 
 
 class Part(enum.StrEnum):
-    """Which of the experiments."""
+    """Experiments of ``distmm bench kernels``."""
 
     all = "all"
     ladder = "ladder"
@@ -72,14 +72,14 @@ def kernels(
     options.writable(json, plot)
     here = devices.cpu() if device is options.Device.cpu else devices.current()
     if part is Part.race and here.kind == "cpu":
-        raise InputError("cuBLAS can be raced on a GPU only: leave out --device cpu")
+        raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
-    console.width = max(console.width, 132)  # a folded line can be read, columns cut to one character cannot
+    console.width = max(console.width, 132)  # a terminal folds long lines, which is better than truncated columns
     name = options.picture(plot)
     found: dict[str, Any] = {}
     try:
         if part is not Part.race:
-            # a type that only tensor cores take as it is can be raced, and has no ladder
+            # types that only tensor cores multiply have a race, and no ladder
             types = [text for text in dtype or () if part is Part.ladder or text not in ("bfloat16", "float16", "int8")]
             if types or not dtype:
                 chosen: dict[str, Any] = {"dtypes": [np.dtype(text) for text in types]} if types else {}

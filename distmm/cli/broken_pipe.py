@@ -1,4 +1,4 @@
-"""Output whose reader has gone, as in ``distmm multiply ... | head -1``, is dropped, and the work goes on."""
+"""Output to a closed pipe, as in ``distmm multiply ... | head -1``: it is dropped, and the command still finishes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 __all__ = ["outlive"]
 
 
-class _Outliving(io.FileIO):
-    """A file that accepts and drops what nobody reads any more."""
+class _DroppingFile(io.FileIO):
+    """A file that drops data after its pipe was closed."""
 
     def write(self, data: Any) -> int:
-        """Write, if somebody reads."""
+        """Write data, or drop it if the pipe is closed."""
         try:
             return super().write(data)
         except BrokenPipeError:
@@ -21,11 +21,11 @@ class _Outliving(io.FileIO):
 
 
 def outlive() -> None:
-    """Let stdout and stderr outlive their readers, so that the exit code tells how the work went."""
+    """Make stdout and stderr ignore a closed pipe, so that the exit code is that of the command's work."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is not None:
             stream.flush()
-            file = io.BufferedWriter(_Outliving(stream.fileno(), "w", closefd=False))
+            file = io.BufferedWriter(_DroppingFile(stream.fileno(), "w", closefd=False))
             line_by_line = stream.line_buffering or name == "stderr"
             setattr(sys, name, io.TextIOWrapper(file, stream.encoding, stream.errors, line_buffering=line_by_line))

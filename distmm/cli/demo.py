@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 __all__ = ["demo"]
 
-# About five seconds of work: two CPU cores do 0.1 TFLOP/s, the textbook kernel on a data-centre GPU 5.
+# About five seconds of work, at 0.1 TFLOP/s on two CPU cores and 5 TFLOP/s of the textbook kernel on a data-centre GPU.
 CPU_SIZE, GPU_SIZE = 6000, 20000
 
 # Chunk edge of the matrices on disk: 4 MB of float32.
 CHUNK = 1024
 
-# Marks a folder whose contents a demo made and may replace.
+# Name of a file that marks a folder as made by a demo, which may replace its contents.
 MARK = ".distmm-demo"
 
 
@@ -30,10 +30,12 @@ def demo(
     ctx: typer.Context,
     size: Annotated[
         int | None,
-        typer.Option(min=1, help=f"About how large; {CPU_SIZE} on the CPU, {GPU_SIZE} on GPUs.", show_default=False),
+        typer.Option(
+            min=1, help=f"About how many rows; {CPU_SIZE} on the CPU, {GPU_SIZE} on GPUs.", show_default=False
+        ),
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of the elements.")] = "float32",
-    folder: Annotated[Path, typer.Option("--dir", help="Where the matrices go.", metavar="DIR")] = Path("distmm-demo"),
+    folder: Annotated[Path, typer.Option("--dir", help="For the matrices.", metavar="DIR")] = Path("distmm-demo"),
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the matrices, or remove them at the end.")
     ] = True,
@@ -41,7 +43,7 @@ def demo(
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
 ) -> None:
-    """Do the main job once: make two matrices on disk, of sizes that no block divides, and their checked product.
+    """Run a complete job: make two matrices on disk, of sizes that no block divides, and their checked product.
 
     ```text
     distmm demo
@@ -78,14 +80,15 @@ def _element(name: str) -> np.dtype[Any]:
     try:
         element = np.dtype(name)
     except TypeError as error:
-        raise InputError(f"{name!r} is no type: use float32, float64, int32, int64, complex64 or complex128") from error
+        names = "float32, float64, int32, int64, complex64 or complex128"
+        raise InputError(f"{name!r} is not a type: use {names}") from error
     if element.kind not in "iufc":
-        raise InputError(f"{name!r} is no type for the demo: use an integer, floating or complex one")
+        raise InputError(f"the demo has no matrices of type {name!r}: use an integer, floating or complex type")
     return element
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, or take one that an earlier demo made; no other files are touched."""
+    """Make the folder, or use that of an earlier demo; refuse a folder with other files."""
     from distmm.errors import InputError
 
     try:
@@ -113,7 +116,7 @@ def _make(path: str, shape: tuple[int, int], element: np.dtype[Any], seed: int) 
 
 
 def _random(shape: tuple[int, int], element: np.dtype[Any], seed: int) -> da.Array:
-    """Draw normally distributed numbers; small whole ones for integer types."""
+    """Return normally distributed numbers, or small integers for integer types."""
     import dask.array as da
 
     rng = da.random.default_rng(seed)

@@ -15,7 +15,7 @@ __all__ = ["examples"]
 
 
 class Kind(StrEnum):
-    """What there are examples of; a folder each."""
+    """Kinds of examples; each is a folder."""
 
     notebooks = "notebooks"
     slurm = "slurm"
@@ -25,13 +25,13 @@ class Kind(StrEnum):
 
 def examples(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="KIND", help="Which ones; without any, all.", show_default=False)
+        list[Kind] | None, typer.Argument(metavar="KIND", help="Kinds of examples; all by default.", show_default=False)
     ] = None,
     write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy them into this folder.", show_default=False)
+        Path | None, typer.Option(metavar="DIR", help="Copy them to this folder.", show_default=False)
     ] = None,
 ) -> None:
-    """List or copy what comes with distmm: notebooks, job files, and the configuration of Prometheus and Grafana.
+    """List or copy the examples of distmm: notebooks, job files, and configurations of Prometheus and Grafana.
 
     ```text
     distmm examples
@@ -51,9 +51,9 @@ def examples(
 
 
 def _files(kind: Kind) -> list[Path]:
-    """Return the files of a kind; their READMEs are part of the documentation."""
+    """Return the files of a kind without READMEs, which are part of the documentation."""
     home = Path(__file__).parents[1] / "examples"
     if kind is not Kind.notebooks:
-        # A wheel has copies; in a checkout they are in deploy/, which is their one source.
+        # A wheel contains copies. In a checkout the only source is deploy/.
         home = home / kind if (home / kind).is_dir() else home.parents[1] / "deploy" / kind
     return sorted(path for path in home.iterdir() if path.is_file() and path.suffix != ".md")

@@ -21,11 +21,11 @@ PACKAGES = (
 
 def info(
     size: Annotated[
-        str, typer.Option(metavar="M[xKxN]", help="Block product for which the kernels are named.")
+        str, typer.Option(metavar="M[xKxN]", help="Size of the block product for which kernels are listed.")
     ] = "4096",
     precision: options.PrecisionOption = "highest",
 ) -> None:
-    """Show devices, where the rates of their kernels come from, versions, and which kernel would multiply each type.
+    """Show devices, the source of their kernels' rates, versions, and the kernel for each type.
 
     ```text
     distmm info --size 1000x1003x997
@@ -66,7 +66,7 @@ def _described(device: object) -> str:
 
 
 def _rates() -> list[tuple[str, str]]:
-    """Return rows for each device model here: where its rates come from, what was measured on it, and when."""
+    """Return rows for each device model of this machine: the source of its rates, and what was measured and when."""
     from distmm_kernels import device, measured, rates
 
     found = []
@@ -93,6 +93,6 @@ def _versions() -> list[tuple[str, str]]:
     from distmm.versions import installed
 
     found = installed(PACKAGES)
-    # One for each CUDA version, and none on CPUs: what is missing of these says nothing.
+    # These packages exist for each CUDA version, and are not needed on CPUs, so only installed ones are shown.
     shown = (n for n in ("python", *PACKAGES) if n in found or not n.startswith(("distributed-ucxx", "cupy")))
     return [(name, found.get(name, "not installed")) for name in shown]

@@ -32,20 +32,20 @@ def multiply(
             "--output",
             "-o",
             metavar="C",
-            help="Where C goes: name.npy, name.zarr, name.h5[:/dataset], s3://bucket/name.zarr (gs://, az://).",
+            help="Output C: name.npy, name.zarr, name.h5[:/dataset], s3://bucket/name.zarr (gs://, az://).",
         ),
     ],
     overwrite: Annotated[
         bool,
         typer.Option(
             "--overwrite",
-            help="Begin anew: replace C if it exists, and an unfinished job on it. In an object store C goes at once.",
+            help="Start over: replace C if it exists, and an unfinished job on it. An object store removes C at once.",
         ),
     ] = False,
     transa: options.TransA = False,
     transb: options.TransB = False,
     alpha: Annotated[float, typer.Option(help="Factor of the product.")] = 1,
-    beta: Annotated[float, typer.Option(help="Factor of the C that exists, to which the product is added, once.")] = 0,
+    beta: Annotated[float, typer.Option(help="Factor of the existing C, to which the product is added once.")] = 0,
     dtype: Annotated[
         str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
     ] = None,
@@ -64,10 +64,10 @@ def multiply(
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
 
-    Errors in A, B, C's place or the memory are reported before any work. Each block of C is checked and then written. C
-    gets its name when it is complete. A deadline, SIGTERM or Ctrl-C stops the job with exit code 75; a second signal
-    does not wait for blocks that are being written. After a stop or a crash the same command, or **distmm resume C**,
-    computes the missing blocks.
+    Invalid A or B, a C that cannot be written, and too little memory are errors before any work. Each block of C is
+    checked and then written. C gets its name when it is complete. A deadline, SIGTERM or Ctrl-C stops the job with exit
+    code 75; a second signal does not wait for running writes. After a stop or a crash the same command, or **distmm
+    resume C**, computes the missing blocks.
 
     ```text
     distmm multiply A.npy B.zarr -o C.zarr
@@ -84,7 +84,7 @@ def multiply(
     where = options.device_name(device)
     stop = options.stop(deadline)
     with stop.on_signals():
-        with interrupts.while_started():  # what is refused is not worth the start of a cluster
+        with interrupts.while_started():  # refuse bad input before a cluster starts
             session.pair(a, b, transa, transb)
             check_output(output, overwrite or beta != 0)
         with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
@@ -98,12 +98,12 @@ def multiply(
 
 
 def _plain(value: float) -> float:
-    """Return whole numbers as integers, which leave integer matrices integers."""
+    """Return a whole number as int, so that integer matrices give an integer product."""
     return int(value) if value.is_integer() else value
 
 
 def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
-    """Run a job, and show first its plan and then its progress."""
+    """Run a job; show its plan when it starts, and then its progress."""
     from contextlib import ExitStack
 
     from distmm.cli import session

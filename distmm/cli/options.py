@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options of several commands."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 class Device(StrEnum):
-    """Where to multiply."""
+    """Device of a product."""
 
     auto = "auto"
     gpu = "gpu"
@@ -30,7 +30,7 @@ class Device(StrEnum):
 
 
 class Check(StrEnum):
-    """How a result is verified."""
+    """Check of a result."""
 
     freivalds = "freivalds"
     full = "full"
@@ -38,7 +38,7 @@ class Check(StrEnum):
 
 
 def edges(text: str) -> tuple[int, int, int]:
-    """Read ``4096`` or ``4096x2048x4096`` as (m, k, n)."""
+    """Return (m, k, n) for a text such as ``4096`` or ``4096x2048x4096``."""
     parts = [int(part) for part in text.split("x")] if re.fullmatch(r"\d+(x\d+x\d+)?", text) else []
     if not parts or min(parts) < 1:
         raise typer.BadParameter(f"{text!r} is neither one positive number nor three as in 4096x2048x4096 (m x k x n)")
@@ -47,19 +47,19 @@ def edges(text: str) -> tuple[int, int, int]:
 
 
 def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
-    """Read each of several sizes; None where none is given."""
+    """Return (m, k, n) for each text; None if there is none."""
     return [edges(text) for text in texts] if texts else None
 
 
 def device_name(given: Device | None) -> Any:
-    """Return the name of a device, for None the configured one."""
+    """Return the name of a device, or of the configured device for None."""
     from distmm import config
 
     return config.chosen("device", None if given is None else given.value)
 
 
 def element(name: str) -> Any:
-    """Read the name of a type of elements."""
+    """Return the NumPy type for the name of an element type."""
     import ml_dtypes
     import numpy as np
 
@@ -67,12 +67,12 @@ def element(name: str) -> Any:
         return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     except TypeError as error:
         raise typer.BadParameter(
-            f"{name!r} is no type: use float32, float64, int32, complex64, bfloat16, ..."
+            f"{name!r} is not a type: use float32, float64, int32, complex64, bfloat16, ..."
         ) from error
 
 
 def writable(*paths: Path | None) -> None:
-    """Refuse paths whose folder does not exist; None is no path."""
+    """Refuse paths whose folder does not exist; None is ignored."""
     from distmm.errors import InputError
 
     for path in paths:
@@ -81,12 +81,12 @@ def writable(*paths: Path | None) -> None:
 
 
 def picture(name: Path | None) -> Path | None:
-    """Return the name of a picture without its suffix: each format adds its own."""
+    """Return the name of a picture without its suffix, since each format adds one."""
     return name.with_suffix("") if name is not None and name.suffix in (".png", ".svg") else name
 
 
 def stop(deadline: str | None) -> Stop:
-    """Make what stops a job: at a deadline, if there is one, and on signals."""
+    """Return the object that stops a job at a deadline, if there is one, and on signals."""
     from distmm.durations import seconds
     from distmm.job import Stop
 
@@ -96,21 +96,19 @@ def stop(deadline: str | None) -> Stop:
 Cluster = Annotated[
     str,
     typer.Option(
-        help="**local** starts one here, **slurm** or **slurm:job.toml** takes nodes from Slurm; else a scheduler's "
-        "address (tcp://host:8786) or scheduler file."
+        help="**local** starts a cluster here, **slurm** or **slurm:job.toml** gets nodes from Slurm; else the address "
+        "of a scheduler (tcp://host:8786) or scheduler file."
     ),
 ]
 Tls = Annotated[
     str,
     typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
 ]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto takes GPUs where it can.")]
-# Where one of the next three is not given, Dask's configuration decides.
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.")]
+# If the user gives none of the next three, Dask's configuration applies.
 ConfiguredDevice = Annotated[
     Device | None,
-    typer.Option(
-        "--device", help="Where to multiply; auto takes GPUs where it can.", show_default="auto, or configured"
-    ),
+    typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.", show_default="auto, or configured"),
 ]
 ConfiguredPrecision = Annotated[
     Precision | None,
@@ -144,14 +142,14 @@ Reproducible = Annotated[
 PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Least accuracy of float32 products.")]
 Blocks = Annotated[
     str | None,
-    typer.Option(metavar="M[xKxN]", help="Edges of the blocks; the plan chooses them otherwise.", show_default=False),
+    typer.Option(metavar="M[xKxN]", help="Edges of the blocks; by default the plan chooses them.", show_default=False),
 ]
 TransA = Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")]
 TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")]
 Plan = Annotated[
     str | None,
     typer.Option(
-        "--plan", help="How to cut, as **distmm plan** says it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
+        "--plan", help="Plan, as **distmm plan** prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
     ),
 ]
 CheckOption = Annotated[

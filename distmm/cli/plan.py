@@ -18,7 +18,7 @@ __all__ = ["plan"]
 def plan(
     ctx: typer.Context,
     a: Annotated[
-        str, typer.Argument(metavar="A", help="Matrix (m, k) on disk; ROWSxCOLUMNS:TYPE for one that is not there.")
+        str, typer.Argument(metavar="A", help="Matrix (m, k) on disk; ROWSxCOLUMNS:TYPE for a plan without one.")
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in the same way.")],
     transa: options.TransA = False,
@@ -28,19 +28,17 @@ def plan(
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
-    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs, which need not be there.")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs instead of a cluster.")] = None,
     model: Annotated[str | None, typer.Option(help="With --gpus: their model, such as H100.")] = None,
     gpu_memory: Annotated[
         str | None, typer.Option(help="With --gpus: memory of each, as in 80GB; by default that of the model.")
     ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Plan for CPU workers that need not be there: threads of each. With --memory.")
-    ] = None,
+    threads: Annotated[int | None, typer.Option(help="With --memory: threads of each CPU worker.")] = None,
     memory: Annotated[
-        str | None, typer.Option(help="Plan for CPU workers that need not be there: memory of each, as in 64GB.")
+        str | None, typer.Option(help="Plan for CPU workers instead of a cluster: memory of each, as in 64GB.")
     ] = None,
     link: Annotated[
-        str | None, typer.Option(help="With --gpus or --memory: bytes a second that a worker receives, as in 25GB.")
+        str | None, typer.Option(help="With --gpus or --memory: bytes per second that a worker receives, as in 25GB.")
     ] = None,
     blocks: options.Blocks = None,
     plan: options.Plan = None,
@@ -48,11 +46,11 @@ def plan(
     precision: options.ConfiguredPrecision = None,
     reproducible: options.Reproducible = None,
 ) -> None:
-    """Say how A @ B would be computed, and what it would take; compute nothing.
+    """Show how A @ B would be computed, with memory and time, without computing it.
 
-    The plan is for a C on disk. If it does not fit into memory, the exit code is 2, and the error names what is
-    missing. The last line is the plan as --plan takes it. With --gpus, or --memory, no cluster is started: the plan is
-    for GPUs, or CPU workers, as described, and says how many would do.
+    The plan is for a C on disk. If it does not fit in memory, the exit code is 2, and the error says how much is
+    missing. The last line is the plan in the form of --plan. With --gpus or --memory no cluster starts: the plan is for
+    the GPUs or CPU workers that the options describe, and says how many would be enough.
 
     ```text
     distmm plan A.zarr B.npy
@@ -76,9 +74,9 @@ def plan(
         with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
             planned = distmm.plan(left, right, device=where, client=client, **how)
     else:
-        beside = {"--cluster": cluster != "local", "--memory-limit": memory_limit is not None, "--tls": tls != "none"}
-        if given := [name for name, is_given in beside.items() if is_given]:
-            raise typer.BadParameter(f"{' and '.join(given)} is for a cluster that is there: leave it out, or --gpus")
+        excluded = {"--cluster": cluster != "local", "--memory-limit": memory_limit is not None, "--tls": tls != "none"}
+        if given := [name for name, is_given in excluded.items() if is_given]:
+            raise typer.BadParameter(f"{' and '.join(given)} is for an existing cluster: leave it out, or --gpus")
         planned = distmm.plan(left, right, device=None if device is None else device.value, cluster=hardware, **how)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
@@ -111,14 +109,12 @@ def _described(
             1 if workers is None else workers, threads=1 if threads is None else threads, memory=memory, link=link
         )
     if threads is not None or link is not None:
-        raise typer.BadParameter(
-            "--threads and --link describe workers that need not be there: give their --memory too"
-        )
+        raise typer.BadParameter("--threads and --link describe CPU workers: give their --memory too")
     return None
 
 
 def _matrix(text: str) -> Any:
-    """Return an array of the shape and type that ``1000x500:float32`` says; any other text as it is, a path."""
+    """Return an array without memory for text such as ``1000x500:float32``; other text is a path and is returned."""
     import numpy as np
 
     found = re.fullmatch(r"(\d+)x(\d+):(\w+)", text)

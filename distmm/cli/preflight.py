@@ -1,4 +1,4 @@
-"""What ``distmm submit`` refuses before it asks a batch system for machines."""
+"""Checks of ``distmm submit`` before it requests machines from a batch system."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ if TYPE_CHECKING:
 
 __all__ = ["check_packages", "check_product"]
 
-# What the workers' command needs.
+# Packages that the workers need.
 NEEDED = {"gpu": ("distmm", "dask_cuda", "cupy", "rmm"), "cpu": ("distmm",)}
 
-# Prints which packages a Python lacks. It imports none of them: to import CUDA's libraries takes seconds.
+# Prints the packages that a Python lacks. It does not import them, because CUDA's libraries take seconds to import.
 LACKING = "import importlib.util as u, sys; print(*[name for name in sys.argv[1:] if u.find_spec(name) is None])"
 
 
 def check_product(job: Job, say: Callable[[str], None]) -> None:
-    """Refuse a product if this machine can tell that it cannot be computed; `say` is told what was not checked.
+    """Refuse a product for which this machine can find that the job would fail.
+
+    Parameters
+    ----------
+    job : Job
+    say : callable
+        Called with a line for each fact that could not be checked.
 
     Raises
     ------
@@ -47,12 +53,18 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
 
 
 def check_packages(job: Job, python: str | None) -> None:
-    """Refuse a job whose workers would lack a package. This is not checked if their Python is not on this machine.
+    """Refuse a job whose workers would lack a package.
+
+    Parameters
+    ----------
+    job : Job
+    python : str or None
+        Interpreter that the nodes start; None: the present one. Nothing is checked if it is not on this machine.
 
     Raises
     ------
     InputError
-        With the names of the packages.
+        If a package is missing; the message names it.
     """
     needed = NEEDED[job.workers.device]
     if python is None or shutil.which(python) == sys.executable:
@@ -63,20 +75,20 @@ def check_packages(job: Job, python: str | None) -> None:
         done = subprocess.run([python, "-c", LACKING, *needed], capture_output=True, text=True, check=False)
         if done.returncode:
             raise InputError(
-                f"{python}: is no Python that runs here: {done.stderr.strip()[-200:]}; give another --python"
+                f"{python}: is not a working Python here: {done.stderr.strip()[-200:]}; give another --python"
             )
         lacking = done.stdout.split()
     if lacking:
         where = sys.executable if python is None else python
         raise InputError(
-            f"workers.device = {job.workers.device!r}, and {where}, which the nodes start, has no "
+            f"workers.device = {job.workers.device!r}, but {where}, which the nodes start, lacks "
             f"{', '.join(lacking)}: install distmm[cuda13] (or cuda12) there, give another --python, or set "
             f"workers.device = 'cpu'"
         )
 
 
 def _machines(job: Job) -> Hardware | None:
-    """Return the workers that the job file asks for; None if it asks for GPUs and does not name their model."""
+    """Return the workers of a job file; None for GPUs without a model in ``slurm.gres``."""
     from dataclasses import replace
 
     from distmm.clusters.gpu_models import MODELS

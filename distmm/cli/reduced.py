@@ -20,7 +20,7 @@ __all__ = ["threshold", "topk"]
 
 
 class Metric(StrEnum):
-    """What makes a row of A and a column of B near."""
+    """Similarity or distance of a row of A and a column of B."""
 
     inner = "inner"
     cosine = "cosine"
@@ -36,18 +36,16 @@ B = Annotated[
         show_default=False,
     ),
 ]
-Output = Annotated[
-    str, typer.Option("--output", "-o", metavar="OUT", help="Where the result goes: name.zarr, a group.")
-]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="Output: name.zarr, a group.")]
 Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Begin anew: replace OUT if it exists, and an unfinished job on it.")
+    bool, typer.Option("--overwrite", help="Start over: replace OUT if it exists, and an unfinished job on it.")
 ]
 
 
 def topk(
     ctx: typer.Context,
     a: A,
-    k: Annotated[int, typer.Option("-k", help="How many elements of each row, from 1 to n.")],
+    k: Annotated[int, typer.Option("-k", help="Number of elements of each row, from 1 to n.")],
     output: Output,
     b: B = None,
     metric: Annotated[
@@ -73,12 +71,12 @@ def topk(
     kernel: options.Kernel = None,
     precision: options.ConfiguredPrecision = None,
 ) -> None:
-    """Write the k best elements of each row of A @ B, and their columns, to disk; the product is held nowhere.
+    """Write the k best elements of each row of A @ B, and their columns, to disk. The full product is never stored.
 
-    OUT is a Zarr group with the arrays **values** and **indices**, both m x k. Each block of the product is checked and
-    reduced where it was made. Finished rows of blocks are kept: after a stop or a crash the same command, or **distmm
-    resume OUT**, makes the others. In the end some rows are computed again and compared. **distmm verify OUT** does
-    that with other rows.
+    OUT is a Zarr group with the arrays **values** and **indices**, both m x k. The worker that computes a block of the
+    product checks and reduces it. Finished rows of blocks are kept: after a stop or a crash the same command, or
+    **distmm resume OUT**, computes the others. At the end some rows are computed again and compared. **distmm verify
+    OUT** does that with other rows.
 
     ```text
     distmm topk A.npy B.zarr -k 15 -o best.zarr
@@ -131,11 +129,11 @@ def threshold(
     kernel: options.Kernel = None,
     precision: options.ConfiguredPrecision = None,
 ) -> None:
-    """Write the elements of A @ B that are at least t to disk, as a sparse matrix; the product is held nowhere.
+    """Write the elements of A @ B that are at least t to disk, as a sparse matrix. The full product is never stored.
 
-    OUT is a Zarr group with the arrays **rows**, **columns** and **values**, by ascending row, and in a row by
-    ascending column. A threshold that keeps more than --most ends the job with exit code 2 and the count so far; with a
-    higher limit the same command goes on. Otherwise it runs, stops and goes on as **distmm topk** does.
+    OUT is a Zarr group with the arrays **rows**, **columns** and **values**, sorted by row, and within a row by column.
+    A threshold that keeps more than --most elements ends the job with exit code 2 and the count so far. The same
+    command with a higher limit resumes it. Apart from that it runs, stops and resumes like **distmm topk**.
 
     ```text
     distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
@@ -158,7 +156,7 @@ def _name(metric: Metric | None) -> Any:
 
 @dataclass(frozen=True)
 class _Command:
-    """The options that both commands have; the fields have the options' names."""
+    """The options of both commands; the fields have the options' names."""
 
     a: str
     b: str | None
@@ -179,7 +177,7 @@ class _Command:
     precision: Precision | None
 
     def run(self, ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, **own: Any) -> None:
-        """Run a job whose product is reduced; `own` are the arguments that are not common to all such jobs."""
+        """Run a job whose product is reduced; `own` are the arguments of this command only."""
         from distmm import interrupts
         from distmm.cli import session
         from distmm.cli.multiply import shown
@@ -188,7 +186,7 @@ class _Command:
         edges = options.edges(self.blocks) if self.blocks else None
         on, stop = options.device_name(self.device), options.stop(self.deadline)
         with stop.on_signals():
-            with interrupts.while_started():  # before a cluster is started, whatever can be refused is refused
+            with interrupts.while_started():  # refuse bad input before a cluster starts
                 b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
                 session.pair(self.a, b, self.transa, transb)
                 spec = Spec.of(self.a, b, None, transa=self.transa, transb=transb, reduction=reduction)

@@ -13,7 +13,7 @@ __all__ = ["resume"]
 
 def resume(
     ctx: typer.Context,
-    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
     deadline: options.Deadline = None,
     cluster: options.Cluster = "local",
     device: options.ConfiguredDevice = None,
@@ -21,10 +21,10 @@ def resume(
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
 ) -> None:
-    """Go on with a job that was stopped or killed, with the missing blocks only.
+    """Resume a job that was stopped or killed: compute the missing blocks only.
 
-    The job's folder beside C says what is computed. If A or B has changed since, the job is refused, and the error
-    names the file. The cluster may be another one, as long as it computes on the same kind of device.
+    The job's folder next to C has the options of the job. If A or B has changed since the job began, the job is
+    refused, and the error names the file. You can use another cluster with the same kind of device.
 
     ```text
     distmm resume C.zarr
@@ -36,7 +36,7 @@ def resume(
     from distmm.job import resume as job
     from distmm.job import status
 
-    status(c)  # a job that is not there is not worth the start of a cluster
+    status(c)  # raises an error for a missing job, before a cluster starts
     stop = options.stop(deadline)
     where = options.device_name(device)
     with stop.on_signals(), session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:

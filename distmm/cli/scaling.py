@@ -12,14 +12,18 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.bench import Case, Results, Row
 
-__all__ = ["scaling"]
+__all__ = ["PROGRAMS_OF", "scaling"]
 
-# n of strong scaling, and of weak scaling on one worker; a second or two of work on the CPU.
+# Of the context: a function from the device to the programs to measure; distmm alone where nobody has set it.
+PROGRAMS_OF = "distmm.bench.programs"
+
+# n of strong scaling, and of weak scaling on one worker. On the CPU this is one or two seconds of work.
 SIZES = {"gpu": (65536, 32768), "cpu": (4096, 2048)}
 QUICK_SIZES = {"gpu": (16384, 8192), "cpu": (512, 256)}
 
 
 def scaling(
+    context: typer.Context,
     gpus: Annotated[
         list[int] | None,
         typer.Option(
@@ -40,17 +44,8 @@ def scaling(
             metavar="N", help="n of weak scaling on one GPU; 32768, on CPUs 2048: n = N √P.", show_default=False
         ),
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes: does it run at all?")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes, to test that everything runs.")] = False,
     blocks: Annotated[int, typer.Option(min=1, help="Blocks of resident matrices along each dimension.")] = 4,
-    program: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Only this program: distmm, dask.array.matmul, cuBLASXt, NumPy, JAX, or JAX with an algorithm of its "
-            "own (JAX:TF32_TF32_F32_X3, JAX:BF16_BF16_F32_X6, JAX:BF16_BF16_F32_X9); may be given several times.",
-            show_default=False,
-        ),
-    ] = None,
     only: Annotated[
         list[str] | None,
         typer.Option(
@@ -77,11 +72,11 @@ def scaling(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
     device: options.DeviceOption = options.Device.auto,
     patience: Annotated[
-        str, typer.Option(metavar="TIME", help="Longest time for one case, with making and checking its matrices.")
+        str, typer.Option(metavar="TIME", help="Time limit of a case, with creation and check of its matrices.")
     ] = "5m",
     deadline: Annotated[
         str | None,
-        typer.Option(metavar="TIME", help="Measure nothing more after this time, as in 8m.", show_default=False),
+        typer.Option(metavar="TIME", help="Start no further case after this time, as in 8m.", show_default=False),
     ] = None,
     json: Annotated[
         Path | None, typer.Option(help="Write all figures to this file, after each case.", show_default=False)
@@ -90,11 +85,11 @@ def scaling(
         Path | None, typer.Option(help="Draw them: NAME.png and NAME.svg.", metavar="NAME", show_default=False)
     ] = None,
 ) -> None:
-    """Run the same products on 1, 2, 4 and 8 GPUs of this host (or on CPU workers), beside other programs.
+    """Run the same products on 1, 2, 4 and 8 GPUs of this host, or on CPU workers.
 
-    Strong scaling: one size. Weak scaling: the same memory on each GPU. Matrices are new for each product, in the
-    GPUs' memory (resident) or in pinned memory of the host. Each program runs in a process of its own; what it cannot
-    do is a row that says why. Every result is checked, which is not in the seconds.
+    Strong scaling: one size. Weak scaling: the same memory on each GPU. Each product has new matrices, in the GPUs'
+    memory (resident) or in pinned memory of the host. Each number of GPUs has a separate process. If a case fails, its
+    row gives the reason. Every result is checked; the seconds do not include the check.
 
     ```text
     distmm bench scaling --json scaling.json --plot scaling
@@ -115,20 +110,20 @@ def scaling(
     on_gpu = device is not options.Device.cpu and not missing
     there = clusters.gpu_count() if on_gpu else None
     if there is not None and max(gpus or [1]) > there:
-        raise InputError(f"{max(gpus or [1])} GPUs are asked for, and there are {there}")
+        raise InputError(f"--gpus {max(gpus or [1])}: this machine has {there}; give {there} or fewer")
     where: Literal["gpu", "cpu"] = "gpu" if on_gpu else "cpu"
     sizes = (QUICK_SIZES if quick else SIZES)[where]
     kinds = only or []
     unknown = sorted(set(kinds) - {"strong", "weak", "resident", "host", "streamed"})
     if unknown:
-        raise InputError(f"--only {', '.join(unknown)}: give strong or weak, resident, host or streamed")
+        raise InputError(f"--only {', '.join(unknown)}: give strong, weak, resident, host or streamed")
     experiment = bench.Experiment(
         device=where,
         counts=gpus or [p for p in (1, 2, 4, 8) if p <= (there or 2)],
         size=size or sizes[0],
         weak=weak or sizes[1],
         blocks=blocks,
-        programs=program or (),
+        programs=context.meta[PROGRAMS_OF](where) if PROGRAMS_OF in context.meta else [bench.DISTMM],
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
         places=[name for name in ("resident", "host", "streamed") if name in kinds] or bench.PLACES,
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
@@ -137,18 +132,18 @@ def scaling(
         repeat=repeat,
         seed=seed,
     )
-    told = session.out(stderr=True)
+    notes = session.out(stderr=True)
     if missing and device is options.Device.auto and clusters.gpu_count():
-        told.print(f"Working on the CPU: {missing}", markup=False)
+        notes.print(f"Working on the CPU: {missing}", markup=False)
 
     def progress(results: Results, row: Row) -> None:
-        told.print(f"{row.case}: {_outcome(row)}", markup=False)
+        notes.print(f"{row.case}: {_outcome(row)}", markup=False)
         if json is not None:
             results.write(json)
 
     results = bench.run(experiment, seconds(patience), None if deadline is None else seconds(deadline), progress)
     console = session.out()
-    console.width = max(console.width, 180)  # a folded line can be read, columns cut to one character cannot
+    console.width = max(console.width, 240)  # a terminal folds long lines, which is better than truncated columns
     console.print(results.table())
     name = options.picture(plot)
     if name is not None and any(row.seconds for row in results.rows):

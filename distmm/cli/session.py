@@ -1,4 +1,4 @@
-"""What commands share while they run: consoles, two-column tables, and a cluster."""
+"""Functions that several commands call: consoles, two-column tables, opening matrices, and a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def out(stderr: bool = False) -> Console:
 
 
 def table(rows: Iterable[tuple[str, str]], title: str) -> Table:
-    """Lay out labels and values."""
+    """Return a table of labels and values."""
     grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(overflow="fold")
@@ -41,7 +41,7 @@ def debugging(ctx: typer.Context) -> bool:
 
 
 def pair(a: Any, b: Any, transa: bool, transb: bool) -> tuple[Any, Any]:
-    """Open two matrices on disk, of which one may be an array, and check that they can be multiplied."""
+    """Open two matrices by their paths (arrays stay as they are), and check that they can be multiplied."""
     from distmm.api.operands import check_pair, wrap
     from distmm.storage import Matrix, open_matrix
 
@@ -52,7 +52,7 @@ def pair(a: Any, b: Any, transa: bool, transb: bool) -> tuple[Any, Any]:
 
 
 def tell_missing(*matrices: Matrix) -> None:
-    """Note missing chunks on stderr; a Zarr array may leave out chunks, or have lost them."""
+    """Print a note on stderr about chunks that a Zarr array lacks: they may be empty or lost."""
     for matrix in matrices:
         if (what := matrix.missing()) is not None:
             out(stderr=True).print(f"note: {matrix.path}: {what}", markup=False)
@@ -67,7 +67,7 @@ def cluster(
     memory_limit: str | None = None,
     tls: str = "none",
 ) -> Iterator[Client]:
-    """Connect to a cluster or start one, and say what it is and where its dashboard is."""
+    """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
     from distmm import clusters, interrupts
     from distmm.telemetry.page_address import page_address
 
@@ -76,12 +76,12 @@ def cluster(
         missing = clusters.missing_for_gpu()
         if missing:
             console.print(f"Working on the CPU: {missing}", markup=False)
-    # Workers log a traceback for each task that fails. The error itself reaches the client and is printed once.
+    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once.
     quiet = not debugging(ctx)
     if quiet:
         for name in ("distributed", "distributed.client"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # a worker that is restarted is news
+        logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # still report restarted workers
     with ExitStack() as stack:
         with interrupts.while_started():
             client = stack.enter_context(
@@ -89,6 +89,6 @@ def cluster(
             )
         count = len(client.scheduler_info(n_workers=-1)["workers"])
         page = page_address(client)
-        where_to_look = "without a dashboard" if page is None else f"dashboard {page}"
-        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {where_to_look}", markup=False)
+        dashboard = "without a dashboard" if page is None else f"dashboard {page}"
+        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {dashboard}", markup=False)
         yield client

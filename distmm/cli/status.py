@@ -10,9 +10,9 @@ __all__ = ["status"]
 
 
 def status(
-    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as it was given to distmm multiply.")],
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
 ) -> None:
-    """Say how far a job is, from any machine that sees its files; no cluster is asked.
+    """Show the progress of a job from its files, on any machine that can read them, without a cluster.
 
     ```text
     distmm status C.zarr

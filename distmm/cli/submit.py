@@ -17,7 +17,7 @@ __all__ = ["submit"]
 
 
 class Where(StrEnum):
-    """What runs the job."""
+    """System that runs the job."""
 
     local = "local"
     slurm = "slurm"
@@ -27,20 +27,20 @@ class Where(StrEnum):
 def submit(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples has some.", show_default=False),
+        typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples lists some.", show_default=False),
     ] = None,
-    cluster: Annotated[Where, typer.Option(help="What runs the job.")] = Where.local,
+    cluster: Annotated[Where, typer.Option(help="System that runs the job.")] = Where.local,
     change: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Set a key of the job file; any number of times."),
+        typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Set a key of the job file; may be given several times."),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the batch script or the manifests, and start nothing.")
+        bool, typer.Option("--dry-run", help="Print the batch script or the manifests, and submit nothing.")
     ] = False,
     only_cluster: Annotated[
-        bool, typer.Option("--only-cluster", help="Kubernetes: print a DaskCluster to work on, without the product.")
+        bool, typer.Option("--only-cluster", help="Kubernetes: print a DaskCluster without the product.")
     ] = False,
-    detach: Annotated[bool, typer.Option("--detach", help="Submit, and do not wait for the end.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Submit the job, and do not follow it.")] = False,
     follow: Annotated[
         str | None,
         typer.Option(
@@ -50,12 +50,13 @@ def submit(
         ),
     ] = None,
     python: Annotated[
-        str | None, typer.Option(help="Slurm: the Python that nodes start; else this one.", show_default=False)
+        str | None, typer.Option(help="Slurm: the Python that nodes start; by default this one.", show_default=False)
     ] = None,
 ) -> None:
     """Run a job file here, or submit it to Slurm or Kubernetes and follow it.
 
-    The exit code is that of **distmm multiply**; 75 means stopped with all finished blocks kept: submit again to go on.
+    The exit code is that of **distmm multiply**; 75 means stopped with all finished blocks kept: submit it again to
+    resume it.
 
     ```text
     distmm submit job.toml
@@ -66,7 +67,7 @@ def submit(
     """
     if follow is not None:
         if file is not None:
-            raise typer.BadParameter(f"--follow {follow} submits nothing: leave out {file}")
+            raise typer.BadParameter(f"--follow {follow} submits no job: leave out {file}")
         raise typer.Exit(_attached(follow))
     if file is None:
         raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
@@ -98,7 +99,7 @@ def _attached(name: str) -> int:
 
 
 def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
-    """Run the product on this machine, in a process of its own."""
+    """Run the product on this machine, in a separate process."""
     import shlex
 
     workers = ["--workers", str(job.workers.per_node), "--memory-limit", str(job.workers.memory_each)]
@@ -134,12 +135,12 @@ def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
 
 
 def _print(job: Job, parts: list[dict[str, Any]]) -> None:
-    """Print manifests, and on stderr how to make the Secret that they refer to."""
+    """Print manifests, and on stderr the command that creates their Secret."""
     from distmm.submit import kubernetes, manifests
 
     typer.echo(manifests.dump(parts), nl=False)
     if (command := kubernetes.secret_command(job)) is not None:
-        _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit makes it, and so does:")
+        _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit creates it, and so does:")
         _say(command)
 
 

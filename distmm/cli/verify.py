@@ -15,7 +15,7 @@ def verify(
     ctx: typer.Context,
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="[A B] C", help="C on disk with its certificate; or A, B, and C said to be A @ B."),
+        typer.Argument(metavar="[A B] C", help="C on disk with its certificate; or A, B and C, to check C = A @ B."),
     ],
     transa: options.TransA = False,
     transb: options.TransB = False,
@@ -27,11 +27,12 @@ def verify(
     memory_limit: options.MemoryLimit = None,
     tls: options.Tls = "none",
 ) -> None:
-    """Check that C is A @ B, wherever it was computed: exit code 0 if it is, 1 if not, 4 if the check cannot tell.
+    """Check that C is A @ B, whichever program computed it. Exit code: 0 right, 1 wrong, 4 cannot tell.
 
-    With C alone, its certificate names A and B: each block of C is compared with its checksum, and Freivalds' test
-    follows; of a result of **distmm topk** or **threshold**, some rows are computed again over all columns. If A or B
-    has changed or is gone (or there was a C0, or C is boolean), the checksums alone are compared: exit code 4.
+    With C alone, the certificate gives A and B. Each block of C is compared with its checksum, and then C is compared
+    with A and B by Freivalds' test. For a result of **distmm topk** or **threshold**, some rows are computed again over
+    all columns instead. If A or B has changed or is missing, if a C0 was added, or if C is boolean, only the checksums
+    are compared: exit code 4.
 
     Freivalds' test multiplies by random vectors: it reads each matrix once and names the first bad block. The full
     check computes every element in float64 and names the first bad position with both values.
@@ -49,10 +50,10 @@ def verify(
     from distmm.storage import open_matrix
 
     if check is options.Check.none:
-        raise typer.BadParameter("there is nothing to verify without a check: use freivalds or full")
+        raise typer.BadParameter("--check none verifies nothing: use freivalds or full")
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
-    # A reduced product is several arrays; its certificate says which.
+    # A reduced product consists of several arrays, which its certificate lists.
     matrices = [open_matrix(path) for path in paths if len(paths) == 3 or not is_reduced(path)]
     session.tell_missing(*matrices)
     with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:

@@ -1,4 +1,4 @@
-"""Clusters that products run on: started here, on the GPUs or CPUs of this machine, or running already."""
+"""Clusters for products: local ones on this machine's GPUs or CPUs, workers from Slurm, and running clusters."""
 
 from distmm.clusters.connection import connect
 from distmm.clusters.gpus import gpu_count, missing_for_gpu

@@ -30,31 +30,31 @@ __all__ = [
 
 Device = Literal["auto", "cpu", "gpu"]
 
-# Peers that each worker of a cluster is warmed up with: all of one host, or a row and a column of 64 GPUs.
+# Most workers to which `warm_up` connects each worker: all workers of a host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 
-# Rate of a GPU that multiplies for seconds, over that of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0 on
-# H200 for five types.
+# Rate of a GPU over several seconds, divided by the rate of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0
+# on an H200 for five types.
 SUSTAINED = 0.95
 
-# Bytes/s between workers, at most (`distmm.clusters.link_rate` measures slower links): NVLink through Dask and UCXX
-# with large blocks; loopback TCP between processes.
+# Highest bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
+# `distmm.clusters.link_rate` measures slower links.
 LINKS = {"cuda": 5e10, "cpu": 1e9}
 
-# Bytes/s from the client's memory: of a GPU that copies from pinned memory, or through staging buffers that threads
-# fill; of a CPU thread that reads another process's memory. Measured on two H200 at the same time, and on two cores.
+# Bytes/s of loads from the client's memory: a GPU that copies from pinned memory, a GPU with staging buffers that
+# threads fill, and a CPU thread that reads another process's memory. Measured on two H200 at once, and on two cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
 
 
 class Progress(NamedTuple):
-    """Product tasks finished, and all of them; 0 of 0 before the scheduler knows the graph and after it forgot it."""
+    """Finished product tasks, and all product tasks; 0 of 0 while the scheduler does not know the graph."""
 
     done: int
     total: int
 
 
 def current_client() -> Client | None:
-    """Return the client that Dask would compute with; None without one, or for one that is closed or asynchronous."""
+    """Return Dask's current client; None if there is none, or if it is closed or asynchronous."""
     try:
         client = Client.current(allow_global=True)
     except ValueError:
@@ -63,12 +63,21 @@ def current_client() -> Client | None:
 
 
 def usable(client: Any) -> Client | None:
-    """Return the client that a caller has given, or for None the current one.
+    """Return the caller's client after a check, or `current_client` for None.
+
+    Parameters
+    ----------
+    client : distributed.Client or None
+
+    Returns
+    -------
+    distributed.Client or None
+        None if the caller gave none and there is no current client.
 
     Raises
     ------
     InputError
-        For what is no client, a client that is closed, and an asynchronous one.
+        If `client` is not a client, or is closed or asynchronous.
     """
     if client is None:
         return current_client()
@@ -81,11 +90,17 @@ def usable(client: Any) -> Client | None:
 
 
 def refuse_asynchronous(client: Client | None = None) -> None:
-    """Refuse a client whose answers would have to be awaited; without an argument, a current one.
+    """Refuse an asynchronous client, whose results need ``await``.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        Dask's current client by default; without a current client nothing is checked.
 
     Raises
     ------
     InputError
+        If the client is asynchronous.
     """
     if client is None:
         try:
@@ -101,17 +116,17 @@ def refuse_asynchronous(client: Client | None = None) -> None:
 
 
 def install(client: Client) -> None:
-    """Give scheduler and workers the plugins that they lack. Where they lack none, it is one message to the scheduler.
+    """Register the missing plugins on scheduler and workers. If none is missing, this costs one message.
 
-    The client remembers nothing: the scheduler may be a new one, or may have lost its plugins.
+    The client keeps no record of earlier calls: the scheduler may be a new one, or may have lost its plugins.
     """
-    serialization.register()  # here, for blocks that come to the client
+    serialization.register()  # in this process, for blocks that the client receives
     if not client.run_on_scheduler(_install_on_scheduler):
         client.sync(_register_on_workers, client)
 
 
 async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
-    """Add the scheduler's plugins, and return whether it has that of the workers."""
+    """Add the scheduler's plugins, and return whether the workers' plugin is registered."""
     await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
     with tolerated("telemetry"):
         await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
@@ -119,13 +134,13 @@ async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
 
 
 async def _register_on_workers(client: Client) -> None:
-    """Do what `Client.register_plugin` does, but go on without a worker that dies at this moment.
+    """Register the workers' plugin like `Client.register_plugin`, but ignore workers that die during the call.
 
-    A worker that is lost is an OSError of the connection. What a worker answers is not: the plugin's own error is
-    raised, whatever its type.
+    The loss of a worker raises an OSError of the connection, which is ignored. An error of the plugin itself is part of
+    a worker's answer and is raised, also if it is an OSError.
     """
     answers: dict[str, Any] = {}
-    with suppress(OSError):  # the scheduler has asked all other workers, and gives the plugin to those that join
+    with suppress(OSError):  # the scheduler has sent the plugin to the other workers, and sends it to new ones
         answers = await client.scheduler.register_worker_plugin(
             plugin=dumps(DevicePlugin()), name=DevicePlugin.name, idempotent=True
         )
@@ -136,11 +151,11 @@ async def _register_on_workers(client: Client) -> None:
 
 
 def warm_up(client: Client) -> None:
-    """Do now what the first product would wait for: install plugins, and on GPUs load kernels and open connections.
+    """Prepare a cluster for its first product: install plugins; on GPUs also load kernels and open connections.
 
-    The first transfer between two workers takes 1.2 to 2.5 s (the endpoint, the handle of the peer's memory pool),
-    where later ones take milliseconds. Pairs exchange a small block in ring order: worker r with r + 1, then with
-    r + 2, so that nobody waits for one.
+    The first transfer between two workers takes 1.2 to 2.5 s (for the endpoint and the handle of the other worker's
+    memory pool). Later ones take milliseconds. Pairs of workers exchange a small block in ring order: worker r with
+    r + 1, then with r + 2. So all workers transfer at the same time.
     """
     install(client)
     threads = {address: info["nthreads"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
@@ -152,17 +167,17 @@ def warm_up(client: Client) -> None:
     loads = [
         client.submit(tasks.warm, choice, workers=[address], pure=False)
         for address, count in threads.items()
-        for _ in range(count)  # libraries keep a context for each thread
+        for _ in range(count)  # CUDA libraries have a context for each thread
     ]
     wait(loads)
     for shift in range(1, min(len(workers), MOST_PEERS + 1)):
         pairs = list(zip(workers, workers[shift:] + workers[:shift], strict=True))
         blocks = [client.submit(tasks.small_block, workers=[source], pure=False) for source, _ in pairs]
-        taken = [
+        received = [
             client.submit(tasks.touch, block, workers=[target], pure=False)
             for block, (_, target) in zip(blocks, pairs, strict=True)
         ]
-        wait(taken)
+        wait(received)
 
 
 def describe(
@@ -174,7 +189,7 @@ def describe(
     precision: Precision = "highest",
     reproducible: bool = False,
 ) -> ClusterSpec:
-    """Ask the workers what they have; without a client, describe this process.
+    """Describe the workers of a cluster for the planner; without a client, describe this process.
 
     Parameters
     ----------
@@ -182,39 +197,45 @@ def describe(
     dtype : numpy.dtype
         Result type of the product, for the kernel's rate.
     device : {"auto", "cpu", "gpu"}
-        "auto": GPUs if every worker owns one; without a client the CPU.
+        "auto": GPUs if every worker owns one; the CPU without a client.
     any_gpu : bool
-        Count a GPU that a worker can use but does not own (needed where CuPy blocks are there already).
+        Also count a GPU that a worker can use but does not own. CuPy operands need this.
     kernel : str, optional
-        Name of a kernel that must be usable there.
+        Name of the kernel to use.
     precision : Precision
-        Of float32 products.
+        Least accuracy of float32 products.
     reproducible : bool
-        Use kernels that promise their bits, unless one is named.
+        Without `kernel`: use only kernels with reproducible bits.
+
+    Returns
+    -------
+    ClusterSpec
 
     Raises
     ------
     InputError
-        Without workers, if GPUs are asked for and a worker has none, or if the kernel cannot be used there.
+        Without workers, if `device` is "gpu" and a worker has none, or if a worker cannot use the kernel.
     """
     if device not in ("auto", "cpu", "gpu"):
         raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
     asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 
-    def told() -> dict[str, dict[str, Any]]:
-        return everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _here(device, *asked)}
+    def probe() -> dict[str, dict[str, Any]]:
+        return (
+            everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _this_process(device, *asked)}
+        )
 
-    facts = told()
+    facts = probe()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
     if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
         _measure(client, frozenset(facts), tasks.KernelChoice("cuda", dtype, precision))
-        facts = told()
+        facts = probe()
     if not facts:
         raise InputError(
-            "the cluster has no workers, and plans follow what workers have: start some, and wait for them with "
-            "client.wait_for_workers(1); an adaptive cluster starts none before there are tasks, unless it is asked to "
-            "with cluster.adapt(minimum=1)"
+            "the cluster has no workers, and a plan needs their memory and devices: start some, and wait for them with "
+            "client.wait_for_workers(1). An adaptive cluster starts workers only when there are tasks: use "
+            "cluster.adapt(minimum=1)"
         )
     without = {address: fact for address, fact in facts.items() if fact["device"] != "cuda"}
     if device == "gpu" and without:
@@ -224,7 +245,7 @@ def describe(
             "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
-    if use == "cpu" and client and len(without) < len(facts):  # some workers have answered for their GPUs
+    if use == "cpu" and client and len(without) < len(facts):  # some workers have described their GPUs
         facts = everywhere(client, tasks.probe, "none", *asked)
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
@@ -232,7 +253,7 @@ def describe(
     return spec(use, list(facts.values()), dtype)
 
 
-def _here(
+def _this_process(
     device: Device, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
 ) -> dict[str, Any]:
     import psutil
@@ -245,20 +266,32 @@ def _here(
 
 
 def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
-    """Have each worker measure the kernels for a type, unless that was done for its GPU; once for these workers."""
+    """Measure the kernels for a type on each worker whose GPU model has no rates; done once for these workers."""
 
-    def done() -> float:
+    def measure() -> float:
         if client is None:
             tasks.measure(choice)
         else:
             everywhere(client, tasks.measure_kernels, choice)
         return 1.0
 
-    measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), done)
+    measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), measure)
 
 
 def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
-    """Combine what the workers reported, and choose one kernel for all. Where figures differ, the least counts.
+    """Combine the descriptions of all workers, and choose one kernel for all. The smallest value of each figure counts.
+
+    Parameters
+    ----------
+    device : {"cpu", "cuda"}
+    facts : list of dict
+        By worker, as `distmm.worker.tasks.probe` returns them.
+    dtype : numpy.dtype
+        Result type of the product.
+
+    Returns
+    -------
+    ClusterSpec
 
     Raises
     ------
@@ -272,12 +305,12 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
     return ClusterSpec(
         workers=len(facts),
-        memory=_steady(max(0, min(fact["memory"] for fact in facts))),
+        memory=_rounded_down(max(0, min(fact["memory"] for fact in facts))),
         device=device,
         rate=min(each["rate"] for each in kernels) * (SUSTAINED if device == "cuda" else cores),
         link=LINKS[device],
         load=LOADS[device],
-        host_memory=_steady(min(host)) if host else None,
+        host_memory=_rounded_down(min(host)) if host else None,
         threads=threads,
         prepared=max(each["prepared"] for each in kernels),
         workspace=max(each["workspace"] for each in kernels),
@@ -288,9 +321,9 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
 
 
 def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) -> str:
-    """Choose, among the kernels that all workers have, the one with which the slowest worker takes least time.
+    """Return the kernel, among those that all workers have, for which the slowest worker is fastest.
 
-    Workers with other rates would choose differently, and the bits of a block would depend on who multiplies it.
+    All workers use the same kernel. Otherwise the bits of a block would depend on the worker that computes it.
     """
     common = [name for name in kernels[0] if all(name in others for others in kernels)]
     if not common:
@@ -301,14 +334,14 @@ def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) ->
     return min(common, key=lambda name: max(each[name]["cost"] for each in kernels))
 
 
-def _steady(nbytes: int) -> int:
-    """Round down to 7 bits, by 1.6 % at most: memory that differs by a page leads to the same plan."""
+def _rounded_down(nbytes: int) -> int:
+    """Round down to 7 bits, by at most 1.6 %, so that small differences in memory do not change the plan."""
     step = 1 << max(0, int(nbytes).bit_length() - 7)
     return int(nbytes) // step * step
 
 
 def progress(client: Client, c: da.Array) -> Progress:
-    """How far the product `c` is, by its name; other arrays made from it do not count."""
+    """Return the progress of the product `c`, which must be the array that distmm returned, not one made from it."""
 
     def count(dask_scheduler: Scheduler) -> tuple[int, int]:
         plugin = dask_scheduler.plugins.get(PlacementPlugin.name)

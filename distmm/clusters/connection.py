@@ -24,20 +24,20 @@ __all__ = ["connect"]
 
 @contextmanager
 def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
-    """Connect to a cluster that runs, or start one.
+    """Connect to a running cluster, or start one.
 
     Parameters
     ----------
     where : str
         ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
-        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm as
-        dask-jobqueue is configured for, ``"slurm:job.toml"`` for those that a job file describes.
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm by
+        dask-jobqueue's configuration, ``"slurm:job.toml"`` for workers that a job file describes.
     timeout : float
-        Seconds to wait for the scheduler, and again for its first worker.
+        Seconds to wait for the scheduler, and then for its first worker.
     tls : str
-        As for `local`; for a cluster that runs already, the folder with its certificates.
+        As for `local`; for a running cluster, the folder with its certificates.
     **options
-        Of `local`; refused for a cluster that runs already, whose workers others have set up.
+        Options of `local`. A running cluster accepts no ``workers`` and ``memory_limit``.
 
     Yields
     ------
@@ -46,7 +46,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     Raises
     ------
     InputError
-        For a cluster that does not answer in time, or that has no workers.
+        If the cluster does not answer in time or has no workers, and for options that it does not accept.
 
     Examples
     --------
@@ -61,7 +61,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
             yield client
         return
     if where.partition(":")[0] == "slurm":
-        from distmm.submit import elastic  # and pydantic, which no other cluster needs
+        from distmm.submit import elastic  # here, because it imports pydantic, which other clusters do not need
 
         with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
             cluster.warm_up(client)
@@ -69,18 +69,18 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         return
     if tls == "temporary":
         raise InputError(
-            f"--tls temporary is for clusters that are started here, not for {where}: give the folder "
-            f"with its certificates"
+            f"--tls temporary is for clusters that distmm starts, not for {where}: give the folder with its "
+            f"certificates"
         )
     given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
     if given:
-        raise InputError(f"{' and '.join(given)} can be chosen for a local cluster only, not for {where}: leave out")
+        raise InputError(f"{' and '.join(given)} can be set for a local cluster only, not for {where}: leave out")
     address, secured = _address(where), security(tls) or Security()
     if address.startswith("tls://") and secured.get_connection_args("client").get("ssl_context") is None:
         raise InputError(f"{where} is encrypted: give the folder with its certificates (ca.pem, ...) with --tls FOLDER")
     try:
         _check_answer(address, secured, timeout)
-        # Not as Dask's default: a client that cannot connect would stay the default until it is garbage.
+        # Not as Dask's default: a client that cannot connect would stay the default until it is garbage-collected.
         client = Client(address, timeout=timeout, security=secured, set_as_default=False)
     except (OSError, ValueError) as error:
         raise InputError(
@@ -100,19 +100,19 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
 
 
 def _check_answer(address: str, secured: Security, timeout: float) -> None:
-    """Raise OSError if no Dask process answers: a client that cannot connect would take 20 s more to close."""
+    """Raise OSError if no Dask process answers. A client that cannot connect would need 20 s more to close."""
 
     async def ask() -> None:
         arguments = secured.get_connection_args("client")
         comm = await asyncio.wait_for(comms.connect(address, timeout=timeout, **arguments), timeout)
         comm.abort()
 
-    with ThreadPoolExecutor(1) as thread:  # in notebooks an event loop runs in this thread
+    with ThreadPoolExecutor(1) as thread:  # in notebooks this thread already runs an event loop
         thread.submit(asyncio.run, ask()).result()
 
 
 def _address(where: str) -> str:
-    """Return the scheduler's address, also from a scheduler file."""
+    """Return the scheduler's address; `where` is the address, or a scheduler file."""
     if "://" in where:
         return where
     if not os.path.isfile(where):

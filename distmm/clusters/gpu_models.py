@@ -1,8 +1,8 @@
-"""GPU models by name: what plans for GPUs that are not there need to know of them.
+"""GPU models by name: the figures that plans need for GPUs of another machine.
 
-Kernels were measured on the H200 alone (`distmm_kernels/rates.toml`). The rate of a kernel on another model is that
-figure times the ratio of the two peaks of the unit that the kernel uses. The peaks are those of NVIDIA's data sheets,
-without sparsity.
+Kernels were measured on the H200 only (`distmm_kernels/rates.toml`). The planned rate on another model is this rate
+times the ratio of the two models' peaks, for the unit that the kernel uses. The peaks are those of NVIDIA's data
+sheets, without sparsity.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ __all__ = ["MODELS", "GpuModel", "model_named", "share_of_measured"]
 
 @dataclass(frozen=True)
 class GpuModel:
-    """One model.
+    """A GPU model.
 
     Attributes
     ----------
     capability : tuple of int
         Compute capability.
     memory : int
-        Bytes, of the variant with the most.
+        Bytes of the variant with the most memory.
     fp32, fp64, fp64_tensor, fp16_tensor : float
-        Peaks in TFLOP/s. Without tensor cores for float64, its peak is that of the other units.
+        Peaks in TFLOP/s. Without float64 tensor cores, `fp64_tensor` is equal to `fp64`.
     pcie : int
-        Generation of PCI Express to the host, 16 lanes.
+        Generation of PCI Express to the host, with 16 lanes.
     nvlink : bool
-        Whether all GPUs of a host are joined by NVLink.
+        Whether NVLink connects all GPUs of a host.
     """
 
     capability: tuple[int, int]
@@ -60,41 +60,46 @@ MODELS = {
 
 MEASURED = MODELS["H200"]
 
-# The share of a Hopper GPU's peak that mma.sync reaches; wgmma reaches all of it (Luo et al., arXiv 2402.13499; our
-# mma.sync kernel reaches 0.46 on an H200). On Ampere and Ada mma.sync is the fastest instruction: the share is 1.
-# Blackwell has a faster one (tcgen05). No figure for mma.sync has been published for it, so plans assume the rate of a
+# Fraction of a Hopper GPU's peak that mma.sync reaches; wgmma reaches the peak (Luo et al., arXiv 2402.13499; our
+# mma.sync kernel reaches 0.46 on an H200). On Ampere and Ada, mma.sync is the fastest instruction, and its fraction is
+# 1. Blackwell has a faster instruction (tcgen05), and its rate by mma.sync is not published. Plans assume that of a
 # Hopper GPU with as many multiprocessors and the same clock.
 MMA_SYNC_ON_HOPPER = 0.63
 
 
 def model_named(name: str) -> GpuModel:
-    """Return the GPU model of a name, in capitals or not.
+    """Return the GPU model with this name; upper and lower case are the same.
 
     Raises
     ------
     InputError
-        For an unknown one; lists the known ones.
+        For an unknown name. The message lists the known ones.
     """
     by_name = {known.casefold(): model for known, model in MODELS.items()}
     if not isinstance(name, str) or name.casefold() not in by_name:
         raise InputError(
-            f"model {name!r} is no GPU that plans know: use one of {', '.join(MODELS)}, the nearest to yours if it is "
-            "none of these"
+            f"model {name!r} is not a GPU model that plans know: use one of {', '.join(MODELS)}; if yours is missing, "
+            "use the most similar one"
         )
     return by_name[name.casefold()]
 
 
 def share_of_measured(model: GpuModel, unit: str, accumulator: str) -> float:
-    """Return a kernel's rate on a model over its rate on the measured one.
+    """Return a kernel's rate on a model divided by its rate on the measured model.
 
     Parameters
     ----------
+    model : GpuModel
     unit : {"plain", "fp64_tensor", "tensor", "mma_sync"}
-        What its multiply-adds run on: `distmm_kernels.candidate.Unit`. TF32, 16 bits and int8 have peaks of one ratio
-        on all of these models.
+        Unit of its multiply-adds: `distmm_kernels.candidate.Unit`. The ratios of the peaks of TF32, 16-bit types and
+        int8 are the same on all of these models.
     accumulator : str
-        Type of its sums, such as "f4" and "c16". Integers count as float32: where they have units of their own, these
-        have half of its rate on either.
+        Type of its sums, such as "f4" and "c16". Integers count as float32: separate integer units have half the rate
+        of float32 on every model.
+
+    Returns
+    -------
+    float
     """
     if unit == "mma_sync":
         return _by_mma_sync(model) / _by_mma_sync(MEASURED)
@@ -105,7 +110,7 @@ def share_of_measured(model: GpuModel, unit: str, accumulator: str) -> float:
 
 
 def _by_mma_sync(model: GpuModel) -> float:
-    """Return the peak of 16 bits by mma.sync, in TFLOP/s; float32 units tell the number of multiprocessors."""
+    """Return the peak of 16-bit types by mma.sync in TFLOP/s; the float32 peak gives the number of multiprocessors."""
     if model.capability < (9, 0):
         return model.fp16_tensor
     return MMA_SYNC_ON_HOPPER * MEASURED.fp16_tensor * model.fp32 / MEASURED.fp32

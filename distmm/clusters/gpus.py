@@ -1,4 +1,4 @@
-"""The GPUs of this machine that a cluster can use, by the CUDA driver alone."""
+"""The GPUs of this machine that a cluster can use, found with the CUDA driver only."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import importlib.util
 
 __all__ = ["gpu_count", "missing_for_gpu"]
 
-# The compilers of CUDA 13 know no GPUs of a lower compute capability; those of CUDA 12 do.
+# The compilers of CUDA 13 do not support GPUs of a lower compute capability; those of CUDA 12 do.
 LEAST_FOR_CUDA_13 = (7, 5)
 
 
 def _driver() -> ctypes.CDLL | None:
-    """Load the CUDA driver's library, if there is one. Nothing here creates a context: only workers use the GPUs."""
+    """Load the CUDA driver's library, if there is one. This module creates no CUDA context: only workers use GPUs."""
     for name in ("libcuda.so.1", "nvcuda.dll"):
         try:
             return ctypes.CDLL(name)
@@ -22,10 +22,9 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def gpu_count() -> int:
-    """Count the CUDA devices that the driver grants this process; 0 without a driver.
+    """Return the number of CUDA devices that this process can use; 0 without a driver.
 
-    The driver is asked, not ``/dev/nvidia*``, which some containers with GPUs do not have; it obeys
-    ``CUDA_VISIBLE_DEVICES``.
+    The driver obeys ``CUDA_VISIBLE_DEVICES``. ``/dev/nvidia*`` is not read: some containers with GPUs lack these files.
 
     Returns
     -------
@@ -38,12 +37,12 @@ def gpu_count() -> int:
 
 
 def missing_for_gpu() -> str | None:
-    """Say in one sentence why a GPU cluster cannot be started here, with the remedy.
+    """Return why no GPU cluster can be started on this machine.
 
     Returns
     -------
     str or None
-        None where it can be started.
+        The reason and the remedy; None if a GPU cluster can be started.
     """
     count = gpu_count()
     if count == 0:
@@ -57,7 +56,7 @@ def missing_for_gpu() -> str | None:
 
 
 def _extra(count: int) -> str:
-    """Return the extra whose compilers know all GPUs, and whose code the driver loads."""
+    """Return the extra whose compilers support all GPUs of this machine, and whose code the driver can load."""
     driver, version = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < 13000:
         return "cuda12"

@@ -1,4 +1,4 @@
-"""Clusters that are not there: so many GPUs of a model, or CPU workers, as `distmm.plan` takes them."""
+"""Descriptions of clusters for plans without a cluster: a number of GPUs of a model, or of CPU workers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
 
 __all__ = ["Hardware", "cpus", "gpus"]
 
-# Bytes that a CPU worker takes before it has any block: Python with distmm, Dask and BLAS's buffers.
+# Bytes of a CPU worker without blocks: Python, distmm, Dask, and buffers of BLAS.
 WORKER_BYTES = 200_000_000
 
-# Bytes/s of 16 lanes of PCI Express 5, as a GPU copies from pinned memory; each generation before has half.
+# Bytes/s of copies from pinned memory over 16 lanes of PCI Express 5. Each earlier generation has half of the next.
 PCIE_5 = cluster.LOADS["cuda"]
 
 Size = int | str  # bytes, or text such as "80GB"
@@ -31,24 +31,24 @@ Size = int | str  # bytes, or text such as "80GB"
 
 @dataclass(frozen=True)
 class Hardware:
-    """The workers of a cluster that need not be there; `gpus` and `cpus` make it.
+    """A description of a cluster's workers, which may not exist; `gpus` and `cpus` make it.
 
     Attributes
     ----------
     workers : int
-        GPUs, or CPU workers.
+        Number of GPUs, or of CPU workers.
     memory : int
         Bytes of each GPU, or of each CPU worker.
     model : str or None
         GPU model; None for CPU workers.
     threads : int
-        Tasks that a worker runs at a time; on CPUs its cores.
+        Tasks that a worker runs at the same time; on CPUs its cores.
     link : float or None
-        Bytes/s between workers; None: as such workers have on one host.
+        Bytes/s between workers; None: the rate of such workers on one host.
     host_memory : int or None
-        Bytes of host memory for each GPU; None: enough.
+        Bytes of host memory for each GPU; None: no limit.
     cores : int or None
-        Cores of a CPU worker, if its kernels use more of them than it has threads.
+        Cores of a CPU worker, if its kernels use more cores than it has threads.
     """
 
     workers: int
@@ -62,17 +62,36 @@ class Hardware:
     def spec(
         self, dtype: np.dtype, kernel: str | None, precision: Precision, reproducible: bool = False
     ) -> ClusterSpec:
-        """Return what a plan for products of this type needs to know.
+        """Return the cluster specification for a plan.
+
+        Parameters
+        ----------
+        dtype : numpy.dtype
+            Result type of the product.
+        kernel : str or None
+            Name of the kernel to use.
+        precision : Precision
+            Least accuracy of float32 products.
+        reproducible : bool
+            Without `kernel`: use only kernels with reproducible bits.
+
+        Returns
+        -------
+        ClusterSpec
 
         Raises
         ------
         InputError
-            If the kernel cannot be used there.
+            If these workers cannot use the kernel.
         """
         model = None if self.model is None else model_named(self.model)
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
         choice = tasks.KernelChoice(device, dtype, precision, kernel)
-        facts: dict[str, Any] = {"threads": self.threads, "memory": self._for_blocks(), "host_memory": self.host_memory}
+        facts: dict[str, Any] = {
+            "threads": self.threads,
+            "memory": self._block_memory(),
+            "host_memory": self.host_memory,
+        }
         facts["cores"] = max(self.threads, self.cores or 0)
         absent = None if model is None else (self.model or "", model.capability)
         facts |= tasks.kernel_facts(choice, reproducible, absent)
@@ -89,8 +108,8 @@ class Hardware:
             spec = replace(spec, load=load, link=spec.link if model.nvlink else load)
         return spec if self.link is None else replace(spec, link=self.link)
 
-    def _for_blocks(self) -> int:
-        """Bytes of a worker that blocks may take: of a GPU, its pool."""
+    def _block_memory(self) -> int:
+        """Return the bytes of a worker that blocks may use; on a GPU this is its memory pool."""
         if self.model is not None:
             return int(POOL_FRACTION * self.memory)
         return max(0, int(tasks.PAUSE_FRACTION * self.memory) - WORKER_BYTES)
@@ -108,25 +127,25 @@ def gpus(
     link: Size | None = None,
     host_memory: Size | None = None,
 ) -> Hardware:
-    """Describe GPUs that need not be there, for ``distmm.plan(A, B, cluster=...)``.
+    """Describe GPUs, which may not exist, for ``distmm.plan(A, B, cluster=...)``.
 
-    Kernels were measured on the H200. For other models the planned rates are those, times the ratio of the peaks in
-    NVIDIA's data sheets.
+    Kernels were measured on the H200. For other models the planned rates are these rates times the ratio of the peaks
+    in NVIDIA's data sheets.
 
     Parameters
     ----------
     count : int
-        GPUs in all.
+        Total number of GPUs.
     model : str
         "V100", "T4", "A100", "A30", "A10", "A40", "L4", "L40S", "H100", "H100-PCIe", "H200", "GH200" or "B200".
     memory : int or str, optional
-        Of each GPU, in bytes or as in "80GB"; by default that of the model, of its variant with the most. Blocks get
-        80 % of it, as on clusters that distmm starts.
+        Memory of each GPU, in bytes or as in "80GB"; by default that of the model's largest variant. Blocks get 80 % of
+        it, as on clusters that distmm starts.
     link : int or str, optional
-        Bytes a second that a GPU receives from others, as in "25GB"; by default those of GPUs of one host: NVLink's
-        50 GB/s through Dask, or those of PCI Express. Between hosts give what the network has for each GPU.
+        Bytes per second that a GPU receives from others, as in "25GB". The default is for GPUs of one host: 50 GB/s
+        over NVLink through Dask, or the rate of PCI Express. For several hosts give the network's rate for each GPU.
     host_memory : int or str, optional
-        Of the host, for each GPU; by default enough.
+        Host memory for each GPU; no limit by default.
 
     Returns
     -------
@@ -135,7 +154,7 @@ def gpus(
     Raises
     ------
     InputError
-        For an unknown model, a count below 1, and a size that cannot be read or is not positive.
+        For an unknown model, a count below 1, and a size that is invalid or not positive.
 
     Examples
     --------
@@ -152,20 +171,20 @@ def gpus(
 
 
 def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = None) -> Hardware:
-    """Describe CPU workers that need not be there, for ``distmm.plan(A, B, cluster=...)``.
+    """Describe CPU workers, which may not exist, for ``distmm.plan(A, B, cluster=...)``.
 
-    Rates are those of one core of a Xeon with AVX-512, times the threads.
+    The planned rates are those of one core of a Xeon with AVX-512, times the threads.
 
     Parameters
     ----------
     workers : int
-        Worker processes in all.
+        Total number of worker processes.
     threads : int
-        Of each worker: the tasks that it runs at a time, each on a core.
+        Tasks that each worker runs at the same time, each on one core.
     memory : int or str
-        Of each worker, in bytes or as in "64GB". Blocks get 80 % of it, without the 200 MB of the worker itself.
+        Memory of each worker, in bytes or as in "64GB". Blocks get 80 % of it, minus 200 MB for the worker itself.
     link : int or str, optional
-        Bytes a second that a worker receives from others, as in "10GB"; 1 GB by default.
+        Bytes per second that a worker receives from others, as in "10GB"; 1 GB by default.
 
     Returns
     -------
@@ -174,7 +193,7 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
     Raises
     ------
     InputError
-        For a number of workers or threads below 1, and a size that cannot be read or is not positive.
+        For a number of workers or threads below 1, and a size that is invalid or not positive.
 
     Examples
     --------
@@ -191,7 +210,7 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
 
 def _count(name: str, value: object) -> int:
     try:
-        count = index(value)  # type: ignore[arg-type]  # what users give is looked at here
+        count = index(value)  # type: ignore[arg-type]  # this checks the user's value
     except TypeError:
         count = 0
     if count < 1 or isinstance(value, bool):
@@ -200,7 +219,7 @@ def _count(name: str, value: object) -> int:
 
 
 def _size(name: str, value: Size | None, default: int | None) -> int | None:
-    """Read a number of bytes."""
+    """Return a number of bytes from an integer or text."""
     if value is None:
         return default
     try:

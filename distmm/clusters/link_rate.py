@@ -1,7 +1,7 @@
-"""Bandwidth between workers.
+"""Measurement of the bandwidth between workers.
 
-Plans assume the best link there is (`distmm.clusters.cluster.LINKS`): NVLink between GPUs, loopback between processes
-of one host. Many clusters have a slower network.
+Without it, plans assume the fastest links (`distmm.clusters.cluster.LINKS`): NVLink between GPUs, loopback between
+processes of one host. Many clusters have a slower network.
 """
 
 from __future__ import annotations
@@ -24,24 +24,33 @@ from distmm.worker.tasks.epilogue import Block
 
 __all__ = ["link_rate"]
 
-# Bytes of the block that is fetched. It takes 15 ms by loopback between processes, and by a network of 10 Gbit/s; with
-# GPUs 2.5 ms by NVLink, beside 2 ms that any fetch takes.
+# Bytes of the block that is fetched. The fetch takes 15 ms over loopback or a network of 10 Gbit/s, and between GPUs
+# 2.5 ms over NVLink. The overhead of a fetch is 2 ms.
 BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
 
-# Fetches of a block: the first one opens the connection, and the fastest of the others counts.
+# Number of fetches. The first one opens the connection. The fastest one counts.
 FETCHES = 3
 
-# Time after which a worker does not begin another fetch: enough for a network of 1 Gbit/s.
+# Seconds after which a worker starts no further fetch: enough for a network of 1 Gbit/s.
 ENOUGH_SECONDS = 0.2
 
-# Time after which the measurement is given up, for workers that are busy or lost; connections of GPUs take up to 2.5 s.
+# Seconds after which a measurement fails, because workers are busy or lost. Connections of GPUs take up to 2.5 s.
 PATIENCE_SECONDS = 5.0
 
 
 def link_rate(client: Client, device: Literal["cpu", "cuda"]) -> float | None:
-    """Return bytes/s of the slowest kind of link between workers: within one host, and between two hosts.
+    """Return the bandwidth of the slower kind of link between workers: within a host, or between two hosts.
 
-    Asked once for each set of workers; None where they cannot tell, also later, and for a single worker.
+    Parameters
+    ----------
+    client : distributed.Client
+    device : {"cpu", "cuda"}
+        Memory of the block that workers send.
+
+    Returns
+    -------
+    float or None
+        Bytes/s, measured once for each set of workers. None for a single worker, and after a failed measurement.
     """
     hosts = {address: info["host"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
     pairs = list(_pairs(hosts))
@@ -52,12 +61,12 @@ def link_rate(client: Client, device: Literal["cpu", "cuda"]) -> float | None:
 
 
 def _slowest(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[str, str]]) -> float:
-    """Measure the slowest of the links between `pairs` of workers."""
+    """Return the bytes/s of the slowest link between `pairs` of workers."""
     return BLOCK_BYTES[device] / max(_fetch_seconds(client, device, *pair) for pair in pairs)
 
 
 def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Two workers of one host, and two of different hosts, as far as there are such."""
+    """Yield two workers of one host and two workers of different hosts, if they exist; `hosts` is by address."""
     workers: dict[str, list[str]] = {}
     for address in sorted(hosts):
         workers.setdefault(hosts[address], []).append(address)
@@ -66,7 +75,7 @@ def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, target: str) -> float:
-    """Seconds in which worker `target` fetches a block from worker `source`."""
+    """Return the seconds in which worker `target` fetches a block from worker `source`."""
     block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
     with client.as_current():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
@@ -76,7 +85,7 @@ def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, 
 
 
 def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:
-    """Return a block that no compression makes smaller. Runs on workers."""
+    """Return a random block, which compression cannot shrink. Runs on workers."""
     block = np.random.default_rng(0).random(nbytes // 8)
     return to_device(block) if device == "cuda" else block
 
@@ -85,18 +94,18 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
 
     async def once() -> float:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
-        seconds = time.perf_counter() - begun
-        if key not in answer.get("data", {}):  # the peer is busy, or has lost the block
+        seconds = time.perf_counter() - started
+        if key not in answer.get("data", {}):  # the other worker is busy, or has lost the block
             raise OSError(f"{source} does not send its block: {answer['status']}")
         return seconds
 
     async def several() -> float:
-        best, begun = math.inf, time.perf_counter()
+        best, started = math.inf, time.perf_counter()
         for _ in range(FETCHES):
             best = min(best, await once())
-            if time.perf_counter() - begun > ENOUGH_SECONDS:
+            if time.perf_counter() - started > ENOUGH_SECONDS:
                 break
         return best
 

@@ -1,4 +1,4 @@
-"""A cluster started here, on the GPUs or the CPUs of this machine."""
+"""A local cluster, on the GPUs or the CPUs of this machine."""
 
 from __future__ import annotations
 
@@ -29,20 +29,20 @@ from distmm.worker import gpu_worker_setup
 __all__ = ["BLAS_THREADS", "LOCAL_CONFIG", "SCHEDULER_CONFIG", "local"]
 
 # Configuration of the schedulers that distmm starts.
-# - Work stealing ignores placement where restrictions are loose.
-# - When a worker dies, Dask counts a failure for each task that waits there. With its limit of 3, a few dead workers
-#   would end the product.
-# - 15 s after a worker's death Dask gives up its name, unless a worker of that name is there. A worker that dies twice
-#   in that time, and is being started again at its end, would never come back.
+# - Work stealing ignores placement if worker restrictions are loose.
+# - When a worker dies, Dask counts a failure for each task that is queued there. With its limit of 3, a few dead
+#   workers would end the product.
+# - By default Dask drops the name of a dead worker after 15 s, if no worker of that name has joined. A worker that dies
+#   twice, and is just being restarted at that moment, would never join again.
 SCHEDULER_CONFIG = {
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.allowed-failures": 100,
     "distributed.deploy.lost-worker-timeout": "1 day",
 }
 
-# By default Dask measures every 20 ms how late its event loops are, and takes the stacks of its tasks every 10 ms: on
-# an idle cluster of one worker that takes 11 % of a core. With these intervals it takes 3 %, and the dashboard still
-# shows both, more coarsely.
+# By default Dask measures the delay of its event loops every 20 ms, and samples the stacks of its tasks every 10 ms. On
+# an idle cluster of one worker this takes 11 % of a core. With these intervals it takes 3 %, and the dashboard shows
+# both at a coarser resolution.
 LOCAL_CONFIG = {
     "distributed.admin.tick.interval": "200ms",
     "distributed.worker.profile.interval": "100ms",
@@ -51,14 +51,15 @@ LOCAL_CONFIG = {
 # Environment variables for the number of threads of BLAS libraries and Numba.
 BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
 
-# Most products at a time on the CPUs of a machine. More products would only cut its memory into smaller blocks of C;
-# the kernels use the other cores. With at most so many cores one process runs all products: it holds one copy of each
-# block of A and B, and sends none (two processes on two cores took 1.4 times the CPU seconds). With more cores each
-# process runs one product, because within a process OpenBLAS runs one product of several threads at a time.
+# Most block products that run at the same time on a machine's CPUs. The kernels use the other cores; more products
+# would only mean smaller blocks of C. On a machine with at most so many cores, one process runs all products: it has
+# one copy of each block of A and B, and sends none (two processes on two cores took 1.4 times the CPU seconds). On a
+# machine with more cores each process runs one product, because OpenBLAS runs only one multithreaded product at a time
+# in a process.
 MOST_CPU_TASKS = 4
 
-# Host memory of a worker that has imported what it needs. Dask ends a worker at 95 % of its limit: a worker with a
-# limit of 100 MB was ended before its first task, one with 200 MB multiplied small matrices.
+# Least memory limit of a worker. Dask kills a worker at 95 % of its limit: with a limit of 100 MB a worker was killed
+# before its first task, because of its imports; with 200 MB it multiplied small matrices.
 LEAST_MEMORY = 200_000_000
 
 
@@ -78,22 +79,23 @@ def local(
     Parameters
     ----------
     device : {"auto", "gpu", "cpu"}
-        ``"auto"`` takes the GPUs if `missing_for_gpu` finds nothing missing.
+        ``"auto"`` uses the GPUs if `missing_for_gpu` returns None, else the CPU.
     workers : int, optional
-        Processes: one a GPU, all GPUs by default; on the CPU one if there are 4 cores or fewer, else 4.
+        Number of worker processes. GPUs: one process a GPU, by default for all GPUs. CPUs: by default 1 on up to 4
+        cores, else 4.
     threads : int, optional
-        Tasks that a CPU worker runs at a time; by default as many as its share of the cores if that is 4 or fewer, else
-        one, whose kernel uses them all.
+        Tasks that a CPU worker runs at the same time. By default the number of its cores if that is at most 4, else 1,
+        whose kernel uses all of its cores.
     memory_limit : str, optional
-        Host memory of each worker, such as ``"8GB"``; by default the machine's memory is shared evenly.
+        Host memory of each worker, such as ``"8GB"``. By default the workers share the machine's memory evenly.
     dashboard : str or None
-        Address of the dashboard, ``":8787"`` to show it to other machines; a free port is taken where this one is in
-        use. None: no dashboard.
+        Address of the dashboard; ``":8787"`` makes it visible to other machines. If the port is in use, a free one is
+        used instead. None: no dashboard.
     tls : str
-        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. UCX is not
-        used with TLS.
+        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. With TLS
+        the cluster does not use UCX.
     quiet : bool
-        Keep the workers from logging each failed task with its traceback: the error reaches the client anyway.
+        Workers do not log failed tasks with their tracebacks. The client receives the errors in any case.
 
     Yields
     ------
@@ -102,8 +104,8 @@ def local(
     Raises
     ------
     InputError
-        For a GPU asked for where none can be used, more workers than GPUs, or a limit that is no size; in a worker that
-        runs the script anew, as its import, because the script does not say which part is for the main process alone.
+        If `device` is "gpu" and no GPU can be used, for more workers than GPUs, and for an invalid size or address.
+        Also if a worker process imports the calling script, which then lacks ``if __name__ == "__main__":``.
 
     Examples
     --------
@@ -112,14 +114,14 @@ def local(
     >>> with clusters.local("cpu", dashboard=None) as client:  # doctest: +SKIP
     ...     C = distmm.matmul(np.ones((8, 8)), np.ones((8, 8)), client=client).compute()
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs the two would wait for each other
+    if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs this would be a deadlock
         raise InputError(
-            "this script starts a cluster while a worker imports it, as each worker does with the script that has "
-            "started it: put what the script does below the line  if __name__ == '__main__':"
+            "this script starts a cluster while a worker imports it: each worker imports the script that started it. "
+            "Put the script's work below the line  if __name__ == '__main__':"
         )
     if device not in ("auto", "gpu", "cpu"):
         raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
-    missing = missing_for_gpu() if device != "cpu" else "the CPU was asked for"
+    missing = missing_for_gpu() if device != "cpu" else "the CPU was chosen"
     if device == "gpu" and missing:
         raise InputError(
             f"a GPU was asked for, and {missing}; or use --device cpu, in a job file workers.device = 'cpu'"
@@ -133,7 +135,7 @@ def local(
     if limit is not None and limit < LEAST_MEMORY:
         raise InputError(
             f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker takes by itself: "
-            f"Dask would end it as soon as it has started; give a gigabyte or more"
+            f"Dask would kill it right after its start; give a gigabyte or more"
         )
     make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
@@ -145,8 +147,8 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
 
     def started() -> LocalCluster:
-        # The routes are read once, by this scheduler. Another process may take the port after `_free_address` has found
-        # it free: Dask then takes another one, and warns.
+        # The scheduler reads the routes only at its start. If another process takes the port after `_free_address`,
+        # Dask uses another port and warns.
         with dask.config.set(routes), warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
             return make(dashboard_address=address, **arguments)
@@ -163,19 +165,19 @@ def local(
                 cluster.warm_up(client)
                 yield client
         finally:
-            # If an interrupt came while it was closing, Dask would close it once more when the process ends, and wait
-            # 10 s in vain. Its workers are daemons, which end with this process.
+            # After an interrupt during the close, Dask would close the cluster again at the end of this process, and
+            # wait 10 s without effect. The workers are daemons and end with this process.
             local_cluster.shutdown_on_close = False
 
 
-Recipe = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration
+ClusterSetup = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration
 
 
-def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Recipe:
+def _cpu(workers: int | None, limit: int | None, threads: int | None) -> ClusterSetup:
     count = workers or (1 if CPU_COUNT <= MOST_CPU_TASKS else MOST_CPU_TASKS)
     cores = max(1, CPU_COUNT // count)
     threads = threads or (cores if cores <= MOST_CPU_TASKS else 1)
-    # Dask would give each task one BLAS thread, which leaves cores idle if there are fewer tasks than cores.
+    # Dask's default is one BLAS thread for each task, which leaves cores idle if there are fewer tasks than cores.
     kernel = str(max(1, cores // threads))
     config = {f"distributed.nanny.pre-spawn-environ.{name}": os.environ.get(name, kernel) for name in BLAS_THREADS}
     arguments = {
@@ -187,13 +189,13 @@ def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Recipe:
     return LocalCluster, arguments, config
 
 
-def _gpu(workers: int | None, limit: int | None) -> Recipe:
+def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
     from dask_cuda import LocalCUDACluster
 
     count = gpu_count()
     if workers is not None and workers > count:
         raise InputError(
-            f"{workers} workers: one is started a GPU, and this process has {count}; ask for {count} or fewer"
+            f"{workers} workers: each needs its own GPU, and this process has {count}; ask for {count} or fewer"
         )
     arguments = {
         "n_workers": workers or count,
@@ -201,15 +203,15 @@ def _gpu(workers: int | None, limit: int | None) -> Recipe:
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
         **gpu_worker_setup.cluster_arguments(),
     }
-    # Memory of the client that a worker pins counts as the worker's, and Dask would pause and kill the worker for it.
+    # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
     return LocalCUDACluster, arguments, config
 
 
 def _free_address(address: str) -> str:
-    """Return the address if its port can be bound, else the same with any free port.
+    """Return the address, with port 0 (any free port) if its port is in use.
 
-    Dask takes another port too, but it warns on each start, and leaves a socket open.
+    Dask would also use another port, but with a warning at each start and with a socket left open.
     """
     host, _, port = address.rpartition(":")
     if not port.isdigit():

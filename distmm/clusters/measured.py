@@ -1,7 +1,7 @@
-"""Rates that workers are asked for.
+"""Storage of rates that were measured on workers, such as the bandwidth between them.
 
-Plans take a rate that is lower than they assume, and no higher one: what is faster while it is idle will not be as fast
-beside products.
+Plans use a measured rate only if it is lower than the usual one. A link that is faster while idle will not be as fast
+while products run.
 """
 
 from __future__ import annotations
@@ -22,18 +22,32 @@ _without_client: dict[Hashable, float | None] = {}
 
 
 def measured_once(client: Client | None, name: str, of: Hashable, measure: Callable[[], float]) -> float | None:
-    """Return what `measure` returns, and keep it; None where it fails, also later.
+    """Return a measured rate; measure it at the first call for these workers.
 
-    `of` names the workers, and what else the rate depends on. Rates are rounded down to two digits: plans of the same
-    product are found again for the same rate.
+    Parameters
+    ----------
+    client : distributed.Client or None
+        Client of the cluster; None for this process.
+    name : str
+        Name of the rate for the warning.
+    of : hashable
+        The workers, and all else on which the rate depends.
+    measure : callable
+        Measures the rate.
+
+    Returns
+    -------
+    float or None
+        The rate, rounded down to two digits, so that plans for nearly the same rate are reused. None if the measurement
+        failed, now or at an earlier call.
     """
     known = _without_client if client is None else _rates.setdefault(client, {})
     if (name, of) not in known:
-        known[name, of] = None  # also if this is interrupted
+        known[name, of] = None  # stays after an interrupt
         try:
             rate = measure()
             step = 10.0 ** (math.floor(math.log10(rate)) - 1)
             known[name, of] = math.floor(rate / step) * step
-        except Exception as error:  # whatever it is: the product has not begun, and can do without the figure
-            logger.warning("%s could not be measured, plans assume the usual one: %r", name, error)
+        except Exception as error:  # any error: the product can run without this rate
+            logger.warning("%s could not be measured, so plans assume the usual value: %r", name, error)
     return known[name, of]

@@ -1,9 +1,9 @@
-"""A scheduler that does not answer any more, although its machine does: a stopped process, a host that hangs.
+"""Detection of a scheduler that has stopped answering, for instance a stopped process or a host that hangs.
 
-A network that is cut off is noticed by TCP: Dask sets its timeouts (``distributed.comm.timeouts.tcp``, 30 s). But the
-system of a machine acknowledges what is sent to a process that has been stopped, and a client would wait for it for
-ever. So a thread asks the scheduler again and again, and closes the client when there has been no answer for
-`QUESTIONS` times `ANSWER_SECONDS`. What waits for the scheduler then ends in an error.
+TCP detects a network that is cut off: Dask sets its timeouts (``distributed.comm.timeouts.tcp``, 30 s). But an
+operating system still acknowledges data for a stopped process, so a client would wait for its answer without end. So a
+thread sends requests to the scheduler, and closes the client after no answer for `REQUESTS` times `ANSWER_SECONDS`.
+Calls that wait for the scheduler then raise an error.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["unless_silent"]
 
 logger = logging.getLogger(__name__)
 
-# As long as a scheduler waits for a worker, by default (``distributed.scheduler.worker-ttl``). Several questions: if
-# this process itself was stopped, the first one after it is late.
-QUESTIONS, ANSWER_SECONDS = 10, 30.0
+# Together 5 minutes, the time after which a scheduler drops a silent worker (``distributed.scheduler.worker-ttl``). One
+# request is not enough: if this process was stopped itself, its first request times out.
+REQUESTS, ANSWER_SECONDS = 10, 30.0
 
 
 @contextmanager
 def unless_silent(client: Client) -> Iterator[None]:
-    """Close a client while something waits for its scheduler, if that has become silent."""
+    """Close a client if its scheduler stops answering during the ``with`` block."""
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(client, ended), name="distmm-silence", daemon=True)
     watch.start()
@@ -43,12 +43,12 @@ def _watch(client: Client, ended: threading.Event) -> None:
             client.sync(scheduler.echo, data=0, callback_timeout=ANSWER_SECONDS)
         except TimeoutError:
             unanswered += 1
-        except Exception:  # the connection is lost, or closed: whoever waits has an error, too
+        except Exception:  # the connection is lost or closed, and waiting calls have raised an error
             return
         else:
             unanswered = 0
-        if unanswered == QUESTIONS and not ended.is_set():
-            seconds = QUESTIONS * ANSWER_SECONDS
+        if unanswered == REQUESTS and not ended.is_set():
+            seconds = REQUESTS * ANSWER_SECONDS
             logger.error("the scheduler at %s has not answered for %.0f s: it is lost", scheduler.address, seconds)
             with suppress(TimeoutError):
                 client.close(timeout=ANSWER_SECONDS)

@@ -31,7 +31,7 @@ from distmm.errors import (
     UndecidedError,
     WrongResultError,
 )
-from distmm.job import job_report, planning
+from distmm.job import job_report, planning, runs
 from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate
 from distmm.job.commit import finish
@@ -134,7 +134,8 @@ class Job:
                 self._refuse_changes_since(begun, anew)
                 manifest = job._begin(plan, client, begun)
                 job = replace(job, folder=job.folder.of_job(manifest["id"]))
-                return job._compute_and_finish(client, plan, manifest, lock, stop, announce, progress)
+                with runs.recorded_end(job.folder, manifest, lock, stop):
+                    return job._compute_and_finish(client, plan, manifest, lock, stop, announce, progress)
             except (InputError, OSError) as error:
                 if lock is not None:
                     lock.refuse_if_lost()  # another job may be the reason why files are missing or changed
@@ -156,8 +157,7 @@ class Job:
         changed = list(differences(self.asked, self.spec.files(again=True)))
         if changed:
             raise InputError(
-                f"the inputs have changed since this call began ({'; '.join(changed)}): call again when no program "
-                f"writes to them"
+                f"inputs have changed since this call began ({'; '.join(changed)}): call again when they are complete"
             )
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None, deadline: float | None) -> Plan:
@@ -170,8 +170,7 @@ class Job:
         if plan.cluster.device != before:
             raise InputError(
                 f"{self.folder.path}: this job was begun on {before}, the workers here compute on "
-                f"{plan.cluster.device}, whose bits differ: use the same kind of workers, or start over with "
-                f"--overwrite"
+                f"{plan.cluster.device}, whose bits differ: use the same kind, or start over with --overwrite"
             )
         return plan
 
@@ -197,7 +196,7 @@ class Job:
                 folder.id, self.spec, self.out, self.overwrite, plan, self.seed, target.description()
             )
         manifest["most"] = manifest.get("most") if self.most is None else self.most
-        manifest["runs"].append({**run_of(plan, client), "kept": len(folder.markers())})
+        runs.add_run(manifest, run_of(plan, client), folder.markers().values())
         write_manifest(folder, manifest)
         return manifest
 
@@ -215,7 +214,7 @@ class Job:
         except (DistmmError, OSError) as error:
             tell_failure(client, lock.token, error)
             if isinstance(error, WrongResultError):  # after other errors another job may have taken over the output
-                job_report.of_failure(client, self.folder, lock.token)
+                job_report.of_failure(client, self.folder, lock.token, manifest["runs"])
             raise
 
     @property
@@ -358,6 +357,7 @@ class Job:
             raise self._explained(error, len(units)) from error
         if self.spec.check == "full":
             self._check_fully(lock)
+        manifest["runs"][-1]["ended"] = time.time()
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
         self.spec.result.refuse(self.out, self.overwrite)  # other files may have been created in the meantime
         finish(self.folder, content, lock)

@@ -16,6 +16,7 @@ from distmm.errors import InputError
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
+from distmm.job.runs import table
 from distmm.storage import is_url
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -45,24 +46,9 @@ def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) ->
     _write(client, folder, made.job, rows, manifest["runs"], os.path.join(folder.work, "report.draft"))
 
 
-def of_failure(client: Client, folder: Folder, job: str) -> None:
+def of_failure(client: Client, folder: Folder, job: str, runs: list[Json]) -> None:
     """Write the report of a job whose whole result is wrong. The other files of the job have been removed."""
-    _write(client, folder, job, [], [])
-
-
-def _table(runs: list[Json]) -> list[tuple[str, ...]]:
-    """Return a table of the runs of a job that was resumed. Empty for a job with one run."""
-    if len(runs) < 2:
-        return []
-    rows = [
-        (
-            str(number),
-            time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(run["started"])),
-            *(str(run.get(fact, "")) for fact in ("host", "batch_job", "workers", "kept")),
-        )
-        for number, run in enumerate(runs, start=1)
-    ]
-    return [("run", "begun", "host", "batch job", "workers", "blocks already finished"), *rows]
+    _write(client, folder, job, [], runs)
 
 
 def _write(
@@ -79,7 +65,7 @@ def _write(
         record = telemetry.read(client, job)
         if record is None:
             return
-        text = report.html(record, title=folder.target, certificate=rows, runs=_table(runs))
+        text = report.html(record, title=folder.target, certificate=rows, runs=table(runs, time.time()))
         # If another job has taken over, the draft's folder does not exist.
         if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):
             folder.store.write(folder.report, text.encode(), draft)

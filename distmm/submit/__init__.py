@@ -1,1 +1,1 @@
-"""Batch jobs: one job file, rendered, submitted and followed on this machine, Slurm or Kubernetes."""
+"""Batch jobs: a job file is rendered, submitted and followed, on this machine, Slurm or Kubernetes."""

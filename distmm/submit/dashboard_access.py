@@ -1,4 +1,4 @@
-"""Who can open the web pages of a job's scheduler and workers: ``run.dashboard`` as Dask's configuration."""
+"""Access to the web pages of a job's scheduler and workers: ``run.dashboard`` as Dask's configuration."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 __all__ = ["INFO", "PROBED", "environment", "settings"]
 
-# The scheduler's pages that need no Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` serves them.
+# The scheduler's pages without Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` still serves them.
 INFO = "distributed.http.scheduler.info"
 
-# What the web server still answers without pages: probes of Kubernetes, and Prometheus.
+# Routes that stay without pages: probes of Kubernetes, and Prometheus.
 PROBED = ["distributed.http.health", "distributed.http.scheduler.prometheus"]
 
 
@@ -20,13 +20,14 @@ def settings(dashboard: str, port: str = "8787") -> dict[str, Any]:
     ----------
     dashboard : {"localhost", "all", "none"}
     port : str
-        Port of localhost in links to the pages: that of the ``ssh -L`` in a job's log, or ``"{port}"``, the
-        scheduler's own.
+        Port of localhost in links to the pages: the port of the ``ssh -L`` command in a job's log, or ``"{port}"`` for
+        the scheduler's port.
 
     Returns
     -------
     dict
-        Keys of Dask's configuration. Dask would name the scheduler's host in links, which does not answer there.
+        Keys and values of Dask's configuration. For ``"localhost"`` they replace the scheduler's host in links, since
+        the pages do not answer at its address.
     """
     if dashboard == "none":
         return {"distributed.scheduler.http.routes": PROBED, "distributed.dashboard.link": "off"}

@@ -1,7 +1,7 @@
 """Workers from Slurm for a client that runs on the login node: ``distmm multiply ... --cluster slurm``.
 
-Each node is a job of its own, so that a product starts with the nodes that the queue has given so far, and a node that
-is lost is asked for again. Where the whole allocation is wanted at once, and the client in it, submit a job file.
+Each node is a separate Slurm job. So a product can start before all nodes are there, and a lost node is requested
+again. To run the client inside one allocation of all nodes, submit a job file instead.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["arguments", "connect", "start"]
 
-# Between two looks at the queue for nodes that are lost: one question to slurmctld, which serves the whole site.
+# Seconds between two searches of the queue for lost nodes. Each is a request to slurmctld, which serves the whole site.
 LOOK_SECONDS = 15.0
 
 
@@ -47,13 +47,22 @@ def connect(
     memory_limit: str | None = None,
     quiet: bool = False,
 ) -> Iterator[Client]:
-    """Start workers for ``--cluster slurm``, on one node, or ``--cluster slurm:job.toml``, as a job file says.
+    """Start workers for ``--cluster slurm`` (one node) or ``--cluster slurm:job.toml`` (as the job file says).
 
-    Parameters are those of `distmm.clusters.connect`.
+    The parameters are those of `distmm.clusters.connect`.
+
+    Yields
+    ------
+    distributed.Client
+
+    Raises
+    ------
+    InputError
+        For options that contradict the job file or are invalid, and as `start` does.
     """
     _, colon, file = where.partition(":")
     if colon and (workers is not None or memory_limit is not None):
-        raise InputError(f"workers and memory_limit are for {file} to say: leave out, or change it there")
+        raise InputError(f"workers and memory_limit are set by {file}: leave them out, or change them there")
     if colon:
         job = jobfile.load(file)
         run, machines, slurm = job.run, job.workers, job.slurm
@@ -68,7 +77,7 @@ def connect(
             raise InputError(f"--cluster slurm: {key} {value!r} is not {jobfile.expected(wrong)}") from error
     switch = run.tls if tls == "none" else tls
     certificates = certificate_paths(switch, run.folder, run.name)
-    if certificates is not None and switch == "temporary":  # nodes read them from a folder that they share
+    if certificates is not None and switch == "temporary":  # in the shared folder, where nodes read them
         create(certificates)
         switch = os.path.dirname(certificates["key"])
     with start(run, machines, slurm, security=security(switch)) as client:
@@ -76,11 +85,18 @@ def connect(
 
 
 def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | None = None) -> dict[str, Any]:
-    """Say how dask-jobqueue's ``SLURMCluster`` is to be made.
+    """Return the arguments of dask-jobqueue's ``SLURMCluster``.
 
-    One process a GPU: ``cores=8, processes=1`` would give 8 threads and the whole memory of the job to each of 8 GPU
-    workers. ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node.
-    dask-jobqueue takes what the job file leaves empty (partition, account) from its own configuration.
+    ``processes`` counts workers, ``cores`` their threads, and ``job_cpu`` the cores of the node. There is one process
+    for each GPU: ``cores=8, processes=1`` would give each of 8 GPU workers 8 threads and the whole memory of the job.
+    For keys that the job file leaves empty (partition, account), dask-jobqueue uses its own configuration.
+
+    Parameters
+    ----------
+    run, workers, slurm
+        Tables of a job file.
+    security : distributed.security.Security, optional
+        For a cluster with TLS.
     """
     gpu = workers.device == "gpu"
     dashboard = ":0" if run.dashboard == "all" else "127.0.0.1:0"
@@ -128,16 +144,16 @@ def arguments(run: Run, workers: Workers, slurm: Slurm, security: Security | Non
 def start(
     run: Run, workers: Workers, slurm: Slurm, *, security: Security | None = None, timeout: float = 600
 ) -> Iterator[Client]:
-    """Ask Slurm for the nodes, wait for their workers, and cancel their jobs at the end of the ``with`` block.
+    """Request nodes from Slurm, wait for their workers, and cancel the jobs at the end of the ``with`` block.
 
     Parameters
     ----------
     run, workers, slurm
         Tables of a job file.
     security : distributed.security.Security, optional
-        For a cluster with TLS: paths of files that all nodes see.
+        For a cluster with TLS: paths of files that all nodes can read.
     timeout : float
-        Seconds to wait for all workers. Then the product starts with those that are there.
+        Seconds to wait for all workers. After that, the product starts with the workers that have joined.
 
     Yields
     ------
@@ -146,14 +162,14 @@ def start(
     Raises
     ------
     InputError
-        Without dask-jobqueue or Slurm, for jobs that Slurm refuses or can never start, and where no worker came.
+        Without dask-jobqueue or Slurm, if Slurm refuses the jobs or can never start one, and if no worker joins.
     """
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
         raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
     if shutil.which("sbatch") is None:
-        raise InputError("there is no sbatch here: --cluster slurm is for a login node of a cluster with Slurm")
+        raise InputError("there is no sbatch here: use --cluster slurm on a login node of a cluster with Slurm")
     slurm_queue.check_answers()
     from distributed import Client
 
@@ -165,17 +181,17 @@ def start(
         Client(cluster) as client,
         _replacing_lost_nodes(cluster, workers.nodes, run.restarts),
     ):
-        # Not adapt(): it retires workers, with the blocks that they hold, as soon as tasks are few.
+        # Not adapt(): when there are few tasks, it retires workers and the blocks that they hold.
         cluster.scale(jobs=workers.nodes)
         _wait(client, cluster, run, workers, timeout, refusals)
         yield client
 
 
 def _reporting(job: Any, refusals: list[str]) -> Any:
-    """Return dask-jobqueue's class of jobs, which notes what sbatch said of a job that it refused.
+    """Return a subclass of dask-jobqueue's job class that adds sbatch's message to `refusals` if it refuses a job.
 
-    dask-jobqueue submits in a callback of its event loop: there an error becomes a traceback in the log, and whoever
-    waits for the workers is not told.
+    dask-jobqueue submits jobs in a callback of its event loop. An error there is only logged, and code that waits for
+    the workers does not see it.
     """
     from distributed.deploy.spec import ProcessInterface
 
@@ -186,7 +202,7 @@ def _reporting(job: Any, refusals: list[str]) -> Any:
             except RuntimeError as error:
                 said = re.search(r"(?s)stderr:\n(.*\S)", str(error))
                 refusals.append(said[1].strip() if said else str(error))
-                await ProcessInterface.start(self)  # a job without a number is asked for again, as one that was lost
+                await ProcessInterface.start(self)  # a job without a number is requested again, like a lost one
 
     return Job
 
@@ -197,8 +213,8 @@ def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: flo
     Raises
     ------
     InputError
-        At once where Slurm refuses all jobs, where one can never start, and where one ends before any worker is there;
-        after `timeout` seconds if no worker has come.
+        At once if Slurm refuses all jobs, if one can never start, and if one ends before the first worker joins; after
+        `timeout` seconds if no worker has joined.
     """
     ends = time.monotonic() + timeout
     while True:
@@ -207,20 +223,20 @@ def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: flo
             return
         numbers = [job.job_id for job in dict(cluster.workers).values() if job.job_id]
         queue = slurm_queue.entries(numbers) if numbers else []
-        there = bool(client.scheduler_info()["workers"])
+        some_joined = bool(client.scheduler_info()["workers"])
         reasons = [f"job {entry.number} can never start: {entry.reason}" for entry in queue if entry.can_never_start]
-        if not there:  # else another job is asked for, in place of one that has ended
+        if not some_joined:  # later, a job that has ended is replaced by another one
             log = run.folder if run.folder != Run().folder else "this folder"
             reasons += [f"job {entry.number} {entry.end}; its log is in {log}" for entry in queue if entry.end]
-        if len(refusals) >= workers.nodes:  # a site may take some jobs of a user and refuse others
+        if len(refusals) >= workers.nodes:  # a site may accept some jobs of a user and refuse others
             reasons.append(f"sbatch refuses: {refusals[0]}")
         if reasons:
             raise InputError(
-                f"{reasons[0]}. Each node is a job of its own, with {workers.per_node} worker(s), {workers.cpus} CPUs "
+                f"{reasons[0]}. Each node is a separate job, with {workers.per_node} worker(s), {workers.cpus} CPUs "
                 f"and {workers.memory} of memory: compare with sinfo, and change the job file's [workers] and [slurm]"
             )
         if time.monotonic() > ends:
-            if there:
+            if some_joined:
                 return
             raise InputError(
                 f"Slurm has started none of {workers.nodes} node(s) within {timeout:g} s: see squeue --me; "
@@ -230,10 +246,10 @@ def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: flo
 
 @contextmanager
 def _replacing_lost_nodes(cluster: Any, nodes: int, restarts: int) -> Iterator[None]:
-    """Ask again for nodes whose jobs have left the queue, at most `restarts` times in all.
+    """Request nodes again whose jobs have left the queue, at most `restarts` times in all.
 
-    Dask does so for adaptive clusters only, and never where a job has several workers. A job that Slurm has requeued,
-    or whose worker is being restarted, is left alone.
+    Dask does this for adaptive clusters only, and never for jobs with several workers. Jobs that Slurm has requeued, or
+    whose worker is being restarted, are still in the queue and are not requested again.
     """
     ended = threading.Event()
 
@@ -252,7 +268,7 @@ def _replacing_lost_nodes(cluster: Any, nodes: int, restarts: int) -> Iterator[N
     def replace(lost: list[Any]) -> None:
         for name in lost:
             cluster.workers.pop(name, None)
-        cluster.scale(jobs=nodes)  # makes the same number of jobs anew, under the same names
+        cluster.scale(jobs=nodes)  # submits as many new jobs, under the same names
 
     thread = threading.Thread(target=keep, name="distmm-slurm", daemon=True)
     thread.start()

@@ -1,6 +1,6 @@
-"""Run on a node before workers start, to print protocol and interface to use.
+"""Choice of the network: runs on a node before workers start, and prints protocol and interface.
 
-``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]``; batch scripts name this module.
+``python -m distmm.submit.fabric DEVICE TRANSPORT [INTERFACE]``; batch scripts contain this module's name.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ def choose(device: str, transport: str, interface: str = "", *, system: Path = P
     Parameters
     ----------
     device : {"gpu", "cpu"}
-        UCX is for GPUs: it moves their memory over NVLink and InfiniBand, where TCP copies it through the host.
+        UCX is for GPUs: it moves their memory over NVLink and InfiniBand, while TCP copies it through the host.
     transport : {"auto", "ucx", "tcp", "tls"}
-        ``"auto"`` takes UCX if its package is installed, and TCP otherwise.
+        ``"auto"`` means UCX for GPUs if its package is installed, and TCP otherwise.
     interface : str
-        What the user chose; empty: the first InfiniBand interface that is up, else what the host name resolves to.
+        The user's choice. If empty: the first InfiniBand interface that is up, else the one of the host name.
     system : Path
-        Where Linux lists interfaces.
+        Folder in which Linux lists the interfaces.
 
     Returns
     -------
     str
-        Protocol, and interface where one is to be given.
+        Protocol, and after a space the interface, if there is one to set.
 
     Raises
     ------
     SystemExit
-        For UCX asked for where it is not installed.
+        If `transport` is ``"ucx"`` and UCX is not installed.
     """
     has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
     if transport == "ucx" and not has_ucx:

@@ -1,7 +1,7 @@
-"""The job file: one product and the machines for it, in TOML, the same for this machine, Slurm and Kubernetes.
+"""The job file: a product and the machines for it, in TOML, the same for this machine, Slurm and Kubernetes.
 
-A job file is data only: it holds no command, no shell text and no object, and every value is checked against the
-schema, with its line in the message, before anything is started.
+A job file is data only: it contains no command, no shell text and no Python object. Every value is checked against the
+schema before anything starts, and error messages give the line.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from distmm.submit.schema import Job, Table
 
 __all__ = ["Job", "load"]
 
-Places = dict[tuple[str, str], str]
+Places = dict[tuple[str, str], str]  # (table, key) -> where it was given, such as "job.toml:7"
 
-# A job file has some forty lines. The limit keeps a hostile one from costing time before it is looked at.
+# A job file has about forty lines. The limit bounds the time that a hostile file can cost before it is checked.
 MOST_BYTES = 64 * 1024
 
 TABLES: dict[str, Any] = {name: field.annotation for name, field in Job.model_fields.items()}
 
-# pydantic's names of the errors for values of another type, and what the value should have been.
+# By pydantic's name of the error for a value of a wrong type: what the value should be.
 TYPES = {
     "string_type": "text in quotes", "int_type": "a whole number", "bool_type": "true or false",
     "dict_type": 'a table such as { team = "physics" }',
@@ -42,17 +42,17 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     path : str or path
         The file.
     changes : iterable of str
-        Keys to set instead of those in the file, such as ``"workers.nodes=4"``; text without quotes.
+        Keys that replace those in the file, such as ``"workers.nodes=4"``; text without quotes.
 
     Returns
     -------
     Job
-        With ``product.a``, ``b``, ``c``, ``run.folder`` and a folder ``run.tls`` made absolute, URLs excepted.
+        Paths in ``product.a``, ``b``, ``c``, ``run.folder`` and ``run.tls`` are absolute.
 
     Raises
     ------
     InputError
-        For the first thing that is wrong, as ``file:line: what; what it should be``.
+        For the first error, as ``file:line: what is wrong; what it should be``.
     """
     path = Path(path)
     text = _read(path)
@@ -61,20 +61,20 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     except (tomllib.TOMLDecodeError, RecursionError, ValueError) as error:
         line = re.search(r"at line (\d+)", str(error))
         raise InputError(f"{path}:{line[1] if line else 1}: not TOML: {error}") from error
-    # Where each table, key "", and each key of a table was given.
+    # The place of each key, and of each table under the key "".
     places = {("", ""): str(path)} | {place: f"{path}:{line}" for place, line in _lines(text).items()}
     for change in changes:
-        _change(tables, places, change)
+        _set_key(tables, places, change)
     tables.setdefault("product", {})
     try:
         job = Job.model_validate(tables)
     except ValidationError as error:
-        raise InputError(_explained(error, places)) from error
+        raise InputError(_message(error, places)) from error
     folder = path.resolve().parent
     if set(str(folder)) & set("\"\\'`") or not str(folder).isprintable():
         raise InputError(
-            f"{str(path)!r}: lies in a folder whose path has quotes, backslashes or unprintable characters, which "
-            f"batch scripts cannot hold; move the job file to another folder"
+            f"{str(path)!r}: is in a folder whose path has quotes, backslashes or unprintable characters, which "
+            f"batch scripts cannot contain; move the job file to another folder"
         )
     return _absolute(job, folder)
 
@@ -93,7 +93,7 @@ def _read(path: Path) -> str:
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:
-    """Find the line of each table and key; tomllib keeps none."""
+    """Return the line of each table and key; tomllib does not record lines."""
     lines: dict[tuple[str, str], int] = {}
     table = ""
     for number, line in enumerate(text.splitlines(), 1):
@@ -105,8 +105,8 @@ def _lines(text: str) -> dict[tuple[str, str], int]:
     return lines
 
 
-def _change(tables: dict[str, Any], places: Places, change: str) -> None:
-    """Set one key from the command line."""
+def _set_key(tables: dict[str, Any], places: Places, change: str) -> None:
+    """Set one key as ``--set table.key=value`` says."""
     parts = re.fullmatch(r"(\w+)\.(\w+)=(.*)", change)
     if parts is None:
         raise InputError(f"--set {change}: write it as table.key=value, such as workers.nodes=4")
@@ -120,11 +120,11 @@ def _change(tables: dict[str, Any], places: Places, change: str) -> None:
     places[table, name] = f"--set {change}"
 
 
-def _explained(error: ValidationError, places: Places) -> str:
-    """Say where the first thing is that is wrong, and what should be there."""
+def _message(error: ValidationError, places: Places) -> str:
+    """Return the message for the first error: its place, the value, and what it should be."""
     first, *others = error.errors(include_url=False)
     kind, at = first["type"], tuple(map(str, first["loc"]))
-    if not at:  # values that exclude each other: the type names the key
+    if not at:  # values that exclude each other: the error's type names the key
         return f"{_place(places, *kind.split('.'))}: {first['msg']}"
     table, key = (*at, "")[:2]
     place = _place(places, table, key)
@@ -145,7 +145,7 @@ def _place(places: Places, table: str, key: str) -> str:
 
 
 def expected(error: ErrorDetails) -> str:
-    """Say what the value of a key should have been."""
+    """Return what the value of a key should be."""
     facts = error.get("ctx", {})
     if error["type"] == "literal_error":
         return f"one of {facts['expected']}".replace(" or ", ", ").replace("'", "")
@@ -158,7 +158,7 @@ def _short(value: Any) -> str:
 
 
 def _absolute(job: Job, folder: Path) -> Job:
-    """Let relative paths start at the job file's folder."""
+    """Return the job with absolute paths; relative ones start at the job file's folder."""
 
     def moved(table: Table, *keys: str) -> Table:
         paths = {key: getattr(table, key) for key in keys}

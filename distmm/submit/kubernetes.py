@@ -1,4 +1,4 @@
-"""Submitting a job to Kubernetes and following it to its end, through ``kubectl`` and the user's own access."""
+"""Submit a job to Kubernetes and follow it to its end, with ``kubectl`` and the user's own access rights."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ Say = Callable[[str], None]
 
 
 def submit(job: Job) -> None:
-    """Give a job's manifests to the cluster that ``kubectl`` is set up for.
+    """Apply a job's manifests to the cluster for which ``kubectl`` is configured.
+
+    Parameters
+    ----------
+    job : Job
 
     Raises
     ------
     InputError
-        Without kubectl, the operator's resources or the right to make them, and for whatever the cluster refuses.
+        Without kubectl, without the Dask operator or the right to create its resources, and if the cluster refuses a
+        manifest.
     """
     if shutil.which("kubectl") is None:
-        raise InputError("there is no kubectl here: install it, or take the manifests from --dry-run elsewhere")
+        raise InputError("there is no kubectl here: install it, or apply the manifests of --dry-run elsewhere")
     policy, daskjob = manifests.job(job)
     certificates = _certificates(job)
     _refuse_missing(job)
-    _make_way(job)
+    _remove_ended(job)
     where = job.kubernetes.namespace
     _kubectl(where, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
     owner = _get(where, "daskjob", job.run.name)["metadata"]["uid"]
-    # The policy had to be there before the first pod. It is applied again with the job as its owner.
+    # The policy must exist before the first pod. It is applied again with the job as its owner.
     _kubectl(where, "apply", "-f", "-", text=manifests.dump([manifests.owned(policy, job, owner)]))
-    if certificates is not None:  # pods wait for it
+    if certificates is not None:  # pods wait for the Secret
         contents = {what: Path(path).read_text() for what, path in certificates.items()}
         secret = manifests.owned(manifests.secret(job, contents), job, owner)
-        # `apply` would copy the private key into an annotation, which shows wherever the Secret is described.
+        # `apply` would copy the private key into an annotation, which `kubectl describe` shows.
         _kubectl(where, "delete", "secret", secret["metadata"]["name"], "--ignore-not-found")
         _kubectl(where, "create", "-f", "-", text=manifests.dump([secret]))
 
 
 def secret_command(job: Job) -> str | None:
-    """Say how to make the Secret that printed manifests refer to; None if they refer to none.
+    """Return the command that creates the Secret of printed manifests; None without TLS.
 
-    Temporary certificates are made for it where there are none. They are not printed: a private key does not belong
-    into a file of manifests, and ``kubectl apply`` would copy it into an annotation.
+    Missing temporary certificates are made. They are not printed: a private key does not belong in a file of manifests,
+    and ``kubectl apply`` would copy it into an annotation.
     """
     certificates = _certificates(job)
     if certificates is None:
@@ -69,7 +74,7 @@ def secret_command(job: Job) -> str | None:
 
 
 def _certificates(job: Job) -> tls.Certificates | None:
-    """Return the paths of a job's certificates, made anew if they are temporary; None without TLS."""
+    """Check a job's certificates, and make temporary ones if needed; return their paths, or None without TLS."""
     certificates = manifests.certificates(job)
     if certificates is not None:
         if job.run.tls == "temporary":
@@ -84,7 +89,7 @@ def _certificates(job: Job) -> tls.Certificates | None:
 
 
 def _refuse_missing(job: Job) -> None:
-    """Refuse a claim or a Secret that is not there. Who may not look at them is not refused."""
+    """Refuse a claim or a Secret that does not exist. Without the right to read them, this is not checked."""
     options = job.kubernetes
     for key, kind, name in (("claim", "persistentvolumeclaim", options.claim), ("secret", "secret", options.secret)):
         if not name:
@@ -94,20 +99,20 @@ def _refuse_missing(job: Job) -> None:
         except InputError as error:
             if "(NotFound)" in str(error):
                 raise InputError(
-                    f"kubernetes.{key} = {name!r}: namespace {options.namespace} has no such {kind}; make it first, or "
-                    f"give another"
+                    f"kubernetes.{key} = {name!r}: namespace {options.namespace} has no such {kind}; create it first, "
+                    f"or give another"
                 ) from error
             if "(Forbidden)" not in str(error):
                 raise
 
 
-def _make_way(job: Job) -> None:
-    """Remove what an earlier run of the same name has left; refuse while it runs."""
+def _remove_ended(job: Job) -> None:
+    """Remove the DaskJob of an earlier run with the same name; refuse if it still runs."""
     pods = _get(job.kubernetes.namespace, "pods", "--selector", f"dask.org/cluster-name={job.run.name}")["items"]
     left = _get(job.kubernetes.namespace, "daskjobs", "--field-selector", f"metadata.name={job.run.name}")["items"]
     if left and _ended(_runner(job.run.name, pods)) is None:
         raise InputError(
-            f"daskjob {job.run.name} is there already, and has not ended: give another run.name, or end it with "
+            f"daskjob {job.run.name} exists already, and has not ended: give another run.name, or end it with "
             f"kubectl -n {job.kubernetes.namespace} delete daskjob {job.run.name}"
         )
     if left:
@@ -115,37 +120,44 @@ def _make_way(job: Job) -> None:
 
 
 def _runner(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
-    """Find the client's pod."""
+    """Return the client's pod; empty if it does not exist."""
     return next((pod for pod in pods if pod["metadata"]["name"] == f"{name}-runner"), {})
 
 
 def follow(job: Job, say: Say) -> int:
     """Report the states and the log of a job until it ends.
 
-    Ten minutes without an answer of the cluster are waited for.
-
     Parameters
     ----------
     job : Job
-        Of which the name and the table ``[kubernetes]`` are used.
+        Only its name and its table ``[kubernetes]`` are used.
     say : callable
-        Takes each line.
+        Called with each line.
 
     Returns
     -------
     int
-        Exit code of its client.
+        Exit code of the job's client.
 
     Raises
     ------
     InputError
-        For a job that can never start. It is deleted, so that its pods hold no GPU while they wait for others.
+        If the cluster does not answer for ten minutes, and for a job that can never start. Such a job is deleted, so
+        that its running pods do not hold GPUs while they wait for others.
     """
     return _follow(job.kubernetes.namespace, job.run.name, seconds(job.kubernetes.start_timeout), say)
 
 
 def attach(job: str, say: Say) -> int:
-    """Follow ``NAMESPACE/NAME``, a job that was submitted before, as `follow`; without a namespace it is "default"."""
+    """Follow a job that was submitted before, as `follow` does.
+
+    Parameters
+    ----------
+    job : str
+        ``NAMESPACE/NAME``; without a namespace, ``default`` is used.
+    say : callable
+        Called with each line.
+    """
     namespace, _, name = job.rpartition("/")
     return _follow(namespace or Kubernetes().namespace, name, seconds(Kubernetes().start_timeout), say)
 
@@ -165,8 +177,8 @@ def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:
             lines = _kubectl(namespace, "logs", f"{name}-runner", check=False).splitlines()
             for line in lines[shown:]:
                 say(line)
-            shown = max(shown, len(lines))  # none where the cluster does not answer
-        # The pod's own state: the operator's may stay Running (dask-kubernetes issue 975).
+            shown = max(shown, len(lines))  # there are no lines if the cluster does not answer
+        # Use the pod's state: the operator's may stay Running (dask-kubernetes issue 975).
         if (code := _ended(runner)) is not None:
             return code
         events = patience.ask(lambda: _get(namespace, "events")["items"])
@@ -177,12 +189,12 @@ def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:
 
 
 def _ended(runner: dict[str, Any]) -> int | None:
-    """Return the exit code of the client's pod once it has ended."""
+    """Return the exit code of the client's pod; None while it runs."""
     status = runner.get("status", {})
     if status.get("phase") not in ("Succeeded", "Failed"):
         return None
     ends = [state["state"]["terminated"]["exitCode"] for state in status.get("containerStatuses", [])]
-    # A pod whose node was taken away has no end of its own; its finished blocks are kept.
+    # A pod whose node was removed has no exit code. Its finished blocks are kept.
     code = int(ends[0]) if ends else RESUMABLE
     return RESUMABLE if code == TERMINATED else code
 
@@ -196,7 +208,7 @@ def _kubectl(namespace: str, *words: str, text: str | None = None, check: bool =
     command = ["kubectl", "--namespace", namespace, *words]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
     if check and done.returncode:
-        message = done.stderr.strip().rpartition("\n")[2]  # the lines before repeat it
+        message = done.stderr.strip().rpartition("\n")[2]  # earlier lines repeat the last one
         if "no matches for kind" in message and "Dask" in message:
             message += "; the Dask operator is not installed: see deploy/kubernetes/README.md"
         permanent = re.search(r"\((NotFound|Forbidden|Unauthorized|Invalid|BadRequest)\)|no matches for kind", message)

@@ -1,7 +1,8 @@
-"""A job as manifests for Kubernetes with the Dask operator: a DaskJob and a NetworkPolicy, or a DaskCluster to work on.
+"""Manifests of a job for Kubernetes with the Dask operator: a DaskJob and a NetworkPolicy, or a DaskCluster alone.
 
-One pod a node: its workers share GPUs, NVLink and memory as they do outside of containers, which one pod a GPU could
-not. All pods run without root, without capabilities, and with a read-only file system but for ``/tmp`` and the mount.
+Each node has one pod, so its workers share GPUs, NVLink and memory as they do outside of containers. With one pod for
+each GPU they could not. All pods run without root and without capabilities. Their file system is read-only, except
+``/tmp`` and the mount.
 """
 
 from __future__ import annotations
@@ -24,40 +25,40 @@ __all__ = ["certificates", "cluster", "dump", "job", "owned", "secret", "secret_
 
 Manifest = dict[str, Any]
 
-USER = 1000  # of the image, see deploy/docker
+USER = 1000  # user of the image, see deploy/docker
 COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
 SCHEDULER_PORTS = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
 TLS_FOLDER = "/etc/distmm/tls"
 
-# What the client needs, which holds no block.
+# Resources of the client, which holds no block.
 SMALL = {"cpu": "1", "memory": "4Gi"}
 
-# Seconds that a client waits for workers that a queue has yet to admit: nothing is wrong meanwhile.
+# Seconds that a client waits until a queue admits its workers: such a wait is normal.
 QUEUE_SECONDS = 7 * 24 * 3600
 
 DASK_API = "kubernetes.dask.org/v1"
 
 
 def job(job: Job) -> list[Manifest]:
-    """Return the manifests of one product: its network policy, and the DaskJob.
+    """Return the manifests of a product: its NetworkPolicy, and the DaskJob.
 
     Raises
     ------
     InputError
-        For a matrix that pods would not see: one that is neither a URL nor below ``kubernetes.mount``; and for keys
-        that mean nothing here.
+        For a matrix that pods cannot see, because it is neither a URL nor below ``kubernetes.mount``, and for keys that
+        have no effect on Kubernetes.
     """
     product = job.product
     if job.workers.interface:
         raise InputError(
-            f"workers.interface = {job.workers.interface!r}: pods have the networks that their cluster gives them; "
-            f"leave it out, and ask for another network by kubernetes.annotations"
+            f"workers.interface = {job.workers.interface!r}: the cluster chooses the networks of pods; "
+            f"leave it out, and request another network by kubernetes.annotations"
         )
     for key in ("walltime", "restarts"):
         if key in job.run.model_fields_set:
             raise InputError(
                 f"run.{key} = {getattr(job.run, key)!r}: pods have no walltime, and no restarts after it; leave it "
-                f"out. A pod that is deleted has run.grace to stop, and submitting again goes on"
+                f"out. A deleted pod has run.grace to stop, and you can submit the job again to resume it"
             )
     for key in ("a", "b", "c"):
         path = getattr(product, key)
@@ -69,7 +70,7 @@ def job(job: Job) -> list[Manifest]:
     if not job.kubernetes.claim and "://" not in product.c:
         raise InputError("C would be lost with its pod: set kubernetes.claim to the PersistentVolumeClaim for it")
     address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
-    # Nodes may have to be added and the image be pulled first.
+    # The wait includes the time to add nodes and to pull the image.
     patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
     patience += QUEUE_SECONDS if job.kubernetes.queue else 0
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
@@ -77,58 +78,64 @@ def job(job: Job) -> list[Manifest]:
     command += ["--overwrite"] if product.overwrite else []
     runner = {
         **_pod(job, "client", command, SMALL),
-        # No restarts: an error in the job file stays, and a stopped job is submitted again.
+        # No restarts: a restart would not correct an error in the job file, and users submit a stopped job again.
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": job.seconds("grace"),
-        **_steady(job),
+        **_not_on_spot(job),
     }
     spec = {"job": {"spec": runner}, "cluster": {"spec": _cluster_spec(job)}}
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _queued(job), "spec": spec}]
+    return [
+        _policy(job),
+        {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _metadata_with_queue(job), "spec": spec},
+    ]
 
 
 def cluster(job: Job) -> list[Manifest]:
-    """Return the same cluster without a product: a network policy and a DaskCluster, for interactive use."""
+    """Return the manifests of the job's cluster without the product: a NetworkPolicy and a DaskCluster."""
     spec = _cluster_spec(job)
-    return [_policy(job), {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _queued(job), "spec": spec}]
+    return [
+        _policy(job),
+        {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _metadata_with_queue(job), "spec": spec},
+    ]
 
 
 def certificates(job: Job) -> tls.Certificates | None:
-    """Say where the certificates of a job are on this machine; None without TLS."""
+    """Return the paths of a job's certificates on this machine; None without TLS."""
     return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
 
 
 def secret_name(job: Job) -> str:
-    """Name the Secret with a job's certificates."""
+    """Return the name of the Secret with a job's certificates."""
     return f"{job.run.name}-tls"
 
 
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
-    """Return the Secret with a job's certificates as PEM text: ``ca``, ``cert`` and ``key``."""
+    """Return the Secret with a job's certificates; `contents` are the PEM texts ``ca``, ``cert`` and ``key``."""
     metadata = _metadata(job) | {"name": secret_name(job)}
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
 
 def owned(manifest: Manifest, job: Job, uid: str) -> Manifest:
-    """Return a manifest with the DaskJob of this uid as its owner, with which Kubernetes removes it."""
+    """Return a manifest with the DaskJob of this uid as its owner; Kubernetes deletes both together."""
     owner = {"apiVersion": DASK_API, "kind": "DaskJob", "name": job.run.name, "uid": uid}
     return {**manifest, "metadata": {**manifest["metadata"], "ownerReferences": [owner]}}
 
 
 def dump(manifests: list[Manifest]) -> str:
-    """Write manifests as YAML, for ``kubectl apply -f``."""
+    """Return manifests as YAML for ``kubectl apply -f``."""
     return str(yaml.dump_all(manifests, Dumper=_NoAliases, sort_keys=False))
 
 
 class _NoAliases(yaml.SafeDumper):
-    """Writes values that occur twice in full: anchors are hard to read in manifests."""
+    """Writes repeated values in full: anchors are hard to read in manifests."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def _metadata(job: Job) -> Manifest:
-    """Return name, labels and annotations; the operator gives those of a DaskJob to all that it makes of it."""
+    """Return name, labels and annotations; the operator copies those of a DaskJob to all its resources."""
     options = job.kubernetes
     labels = {**options.labels, "app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name}
     found: Manifest = {"name": job.run.name, "namespace": options.namespace, "labels": labels}
@@ -137,8 +144,8 @@ def _metadata(job: Job) -> Manifest:
     return found
 
 
-def _queued(job: Job) -> Manifest:
-    """Return the same with the label by which Kueue holds pods back until its queue admits them."""
+def _metadata_with_queue(job: Job) -> Manifest:
+    """Return `_metadata` with the label of the Kueue queue, which then holds back the pods until it admits them."""
     metadata = _metadata(job)
     if job.kubernetes.queue:
         metadata["labels"][QUEUE_LABEL] = job.kubernetes.queue
@@ -146,7 +153,7 @@ def _queued(job: Job) -> Manifest:
 
 
 def _protocol(job: Job) -> str:
-    """Return the protocol: UCX only on request, as the network of services may not carry it."""
+    """Return the protocol. UCX is used on request only, because a service's network may not support it."""
     return "tls" if job.run.tls != "none" else "ucx" if job.workers.transport == "ucx" else "tcp"
 
 
@@ -159,7 +166,7 @@ def _cluster_spec(job: Job) -> Manifest:
     worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
     worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
     worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
-    # Each worker of a pod answers on a port of its own (`distmm.telemetry.worker_ports`).
+    # Each worker of a pod serves HTTP on its own port (`distmm.telemetry.worker_ports`).
     worker += [*no_pages, "--dashboard-address", "127.0.0.1:0", "--preload", "distmm.telemetry.worker_ports"]
     if gpu:
         worker += gpu_worker_setup.worker_options()
@@ -175,11 +182,11 @@ def _cluster_spec(job: Job) -> Manifest:
     selector = {"dask.org/cluster-name": job.run.name, "dask.org/component": "scheduler"}
     return {
         "scheduler": {
-            "spec": {**_pod(job, "scheduler", scheduler, small, SCHEDULER_PORTS), **_steady(job)},
+            "spec": {**_pod(job, "scheduler", scheduler, small, SCHEDULER_PORTS), **_not_on_spot(job)},
             "service": {
                 "type": "ClusterIP",
                 "selector": selector,
-                # Ports by name: the operator's schema takes no number here.
+                # Ports by name: the operator's schema accepts no number here.
                 "ports": [
                     {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
                     for name, port in SCHEDULER_PORTS.items()
@@ -188,25 +195,25 @@ def _cluster_spec(job: Job) -> Manifest:
         },
         "worker": {
             "replicas": workers.nodes,
-            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_for_workers(job)},
+            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_worker_placement(job)},
         },
     }
 
 
 def _worker_ports(job: Job) -> dict[str, int]:
-    """Name the ports of a pod's workers: the first one's is probed, all are scraped."""
+    """Return the HTTP ports of a pod's workers by name. Kubernetes probes the first one, Prometheus reads all."""
     return {"http-dashboard" if n == 0 else f"http-{n}": WORKER_HTTP + n for n in range(job.workers.per_node)}
 
 
 def _pod(
     job: Job, name: str, command: list[str], resources: dict[str, str], ports: dict[str, int] | None = None
 ) -> Manifest:
-    """Return what all pods have in common, around one container."""
+    """Return the spec of a pod with one container."""
     options = job.kubernetes
     threads = str(max(1, job.workers.cpus // job.workers.per_node)) if name == "worker" else "1"
     places = {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
     environment = {
-        "HOME": "/tmp",  # caches of compiled kernels; the only other folder that can be written
+        "HOME": "/tmp",  # for caches of compiled kernels; except the mount, only this folder is writable
         "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
         "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
         "OMP_NUM_THREADS": threads,
@@ -225,7 +232,7 @@ def _pod(
         resources = {**resources, "ephemeral-storage": disk["sizeLimit"]}
     volumes: list[Manifest] = [
         {"name": "tmp", "emptyDir": disk},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # UCX inside a node; 64 MB by default
+        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for UCX inside a node; the default is 64 MB
     ]
     if options.claim:
         mounts.append({"name": "matrices", "mountPath": options.mount})
@@ -254,12 +261,12 @@ def _pod(
         container["startupProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 60}  # CUDA starts slowly
         container["readinessProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 3}
         container["livenessProbe"] = {**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6}
-    named = {"serviceAccountName": options.service_account, "priorityClassName": options.priority_class}
+    optional = {"serviceAccountName": options.service_account, "priorityClassName": options.priority_class}
     if name == "worker":
-        named["runtimeClassName"] = options.runtime_class
+        optional["runtimeClassName"] = options.runtime_class
     secrets = {"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}
     return {
-        **{key: value for key, value in named.items() if value},
+        **{key: value for key, value in optional.items() if value},
         **secrets,
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -268,7 +275,7 @@ def _pod(
             "runAsUser": USER,
             "runAsGroup": USER,
             "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",  # not a walk through a million chunks at each start
+            "fsGroupChangePolicy": "OnRootMismatch",  # else each start changes the owner of a million chunks
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
@@ -276,8 +283,8 @@ def _pod(
     }
 
 
-def _steady(job: Job) -> Manifest:
-    """Keep scheduler and client away from nodes that may be taken away: the product ends with them."""
+def _not_on_spot(job: Job) -> Manifest:
+    """Return the affinity that keeps scheduler and client off spot nodes: without them the product ends."""
     if not job.kubernetes.spot:
         return {}
     label, value = job.kubernetes.spot.split("=")
@@ -287,8 +294,8 @@ def _steady(job: Job) -> Manifest:
     }
 
 
-def _for_workers(job: Job) -> Manifest:
-    """Say on which nodes workers run."""
+def _worker_placement(job: Job) -> Manifest:
+    """Return tolerations, affinity and node selector of the workers."""
     found: Manifest = {"tolerations": []}
     if job.workers.device == "gpu":
         taints = dict.fromkeys(("nvidia.com/gpu", job.kubernetes.gpu_resource))  # in this order, each once

@@ -1,4 +1,4 @@
-"""Who may talk to the pods of a job, and whom they may talk to: a NetworkPolicy of Kubernetes."""
+"""The NetworkPolicy of a job: the connections that its pods may accept and open."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ USUAL_PORTS = {"http": 80, "https": 443}
 
 
 def rules(job: Job, dashboard: int, workers: range) -> dict[str, Any]:
-    """Let the pods of the cluster talk to each other, to DNS, and to an object store if there is one.
+    """Allow connections among the pods of the cluster, to DNS, and to an object store if the job uses one.
 
-    Nobody else comes in, but for a Prometheus that the job file names. A Dask scheduler runs what it is sent. The
-    dashboard is reached by ``kubectl port-forward``, which needs no rule. InfiniBand is not an IP network: no policy
-    holds there.
+    All other incoming connections are refused, because a Dask scheduler executes any code that it receives. Exceptions
+    are the Prometheus of ``kubernetes.monitoring``, and the web pages for ``run.dashboard = "all"``. Users open the
+    dashboard with ``kubectl port-forward``, which needs no rule. Policies do not apply to InfiniBand, which is not an
+    IP network.
 
     Parameters
     ----------
     job : Job
     dashboard : int
-        Port of the scheduler's pages and figures.
+        Port of the scheduler's web server.
     workers : range
-        Ports of those of a pod's workers.
+        Ports of the web servers of a pod's workers.
 
     Returns
     -------
@@ -38,7 +39,7 @@ def rules(job: Job, dashboard: int, workers: range) -> dict[str, Any]:
         {"ports": [{"protocol": protocol, "port": 53} for protocol in ("UDP", "TCP")]},
     ]
     if job.uses_urls or job.kubernetes.endpoint:
-        # 443 also where the store is another: identities of clouds are proven there.
+        # Port 443 is open even if the store has another port: clouds authenticate there.
         ports = sorted({443, _port(job.kubernetes.endpoint)})
         egress.append({"ports": [{"protocol": "TCP", "port": port} for port in ports]})
     ingress: list[dict[str, Any]] = [{"from": [own]}]
@@ -52,6 +53,6 @@ def rules(job: Job, dashboard: int, workers: range) -> dict[str, Any]:
 
 
 def _port(endpoint: str) -> int:
-    """Return the port of an object store's endpoint; without one, that of HTTPS."""
+    """Return the port of an object store's endpoint; the port of HTTPS without an endpoint."""
     url = urlsplit(endpoint or "https://")
     return url.port or USUAL_PORTS[url.scheme]

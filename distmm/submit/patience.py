@@ -1,4 +1,4 @@
-"""Questions to a batch system that may not answer for some minutes: while its controller restarts, for example."""
+"""Requests to a batch system that may not answer for some minutes, for instance while its controller restarts."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ __all__ = ["NoAnswerError", "Patience"]
 
 T = TypeVar("T")
 
-# A controller of Slurm that fails over, and an API server of Kubernetes that is upgraded, are back within minutes.
+# A failover of Slurm's controller, or an upgrade of Kubernetes' API server, takes a few minutes.
 PATIENCE_SECONDS = 600.0
 
 
 class NoAnswerError(InputError):
-    """A question that got no answer, and may get one when it is asked again."""
+    """A request without an answer; a repeated request may get one."""
 
 
 class Patience:
-    """Asks again, for ten minutes.
+    """Repeats a request for up to ten minutes.
 
     Parameters
     ----------
     who : str
-        Who is asked.
+        Name of the system, for messages.
     again : str
-        How to go on after the ten minutes.
+        Command that follows the job again, for the message after ten minutes.
     say : callable
-        Takes a line when answers stay away, and when they are back.
+        Called with a line when the system stops answering, and when it answers again.
     pause : float
-        Seconds between two questions.
+        Seconds between two requests.
     """
 
     def __init__(self, who: str, again: str, say: Callable[[str], None], pause: float) -> None:
         self.who, self.again, self.say, self.pause = who, again, say, pause
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """Return the answer.
+    def ask(self, request: Callable[[], T]) -> T:
+        """Return the result of `request`, which raises `NoAnswerError` while the system does not answer.
 
         Raises
         ------
         InputError
-            After ten minutes without one; the job that was asked about goes on.
+            After ten minutes without an answer. The job itself may still run.
         """
         since: float | None = None
         while True:
             try:
-                answer = question()
+                answer = request()
             except NoAnswerError as error:
                 now = time.monotonic()
                 if since is None:
@@ -57,8 +57,8 @@ class Patience:
                     self.say(f"{self.who} does not answer; asking again for {PATIENCE_SECONDS / 60:.0f} min: {error}")
                 if now - since > PATIENCE_SECONDS:
                     raise InputError(
-                        f"{self.who} has not answered for {PATIENCE_SECONDS / 60:.0f} min: {error}; the job may go on, "
-                        f"and is followed again with: {self.again}"
+                        f"{self.who} has not answered for {PATIENCE_SECONDS / 60:.0f} min: {error}; the job may still "
+                        f"run, follow it again with: {self.again}"
                     ) from error
                 time.sleep(self.pause)
             else:

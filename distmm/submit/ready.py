@@ -1,6 +1,7 @@
-"""What the client of a batch job runs first: it waits for the workers, names the dashboard, and runs the product.
+"""First program of a batch job's client: waits for the workers, prints the dashboard's address, and runs the product.
 
-``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``; batch scripts and manifests name this module.
+``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``; batch scripts and manifests contain this
+module's name.
 """
 
 from __future__ import annotations
@@ -21,31 +22,31 @@ from distmm.submit import dashboard_access
 
 __all__ = ["wait"]
 
-# Exit code without scheduler or workers; 1 would mean a wrong product.
+# Exit code if scheduler or workers are missing. The code 1 would mean a wrong result.
 LOST = 3
 
 
 def wait(scheduler: str, count: int, timeout: float) -> str:
-    """Wait until the scheduler answers and all workers are there.
+    """Wait until the scheduler answers and all workers have joined.
 
     Parameters
     ----------
     scheduler : str
-        Its address, or the path of the scheduler file that it will write.
+        Address of the scheduler, or path of the scheduler file that it will write.
     count : int
-        Workers.
+        Number of workers.
     timeout : float
         Seconds.
 
     Returns
     -------
     str
-        How to see the dashboard from another machine.
+        How to open the dashboard from another machine.
 
     Raises
     ------
     InputError
-        If not all are there in time; says how many came, and from which hosts.
+        If a worker is missing after `timeout`. The message has the number and the hosts of those that joined.
     """
     from distributed import Client
 
@@ -68,9 +69,9 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
             client.wait_for_workers(count, timeout=max(1.0, deadline - time.monotonic()))
         except TimeoutError as error:
             hosts = sorted({worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()})
-            came = len(client.scheduler_info(n_workers=-1)["workers"])
+            joined = len(client.scheduler_info(n_workers=-1)["workers"])
             raise InputError(
-                f"{came} of {count} workers are there after {timeout:g} s, from {', '.join(hosts) or 'no host'}; "
+                f"{joined} of {count} workers are there after {timeout:g} s, from {', '.join(hosts) or 'no host'}; "
                 f"the errors of the others are above"
             ) from error
         port = client.scheduler_info()["services"]["dashboard"]
@@ -92,9 +93,9 @@ def _dashboard(port: int) -> str:
 
 
 def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
-    """Wait, print, and replace this process by the command."""
+    """Wait for the workers, print the dashboard's address, and replace this process by the command."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _nothing_lost)
+        signal.signal(number, _exit_resumable)
     try:
         dashboard = wait(scheduler, int(count), float(seconds))
         print(f"distmm: {count} worker(s); {dashboard}", flush=True)  # noqa: T201
@@ -104,8 +105,8 @@ def main(scheduler: str, count: str, seconds: str, separator: str, *command: str
     os.execvp(command[0], command)
 
 
-def _nothing_lost(number: int, frame: FrameType | None) -> NoReturn:
-    """End as a client that was stopped with all finished work kept: there is none yet."""
+def _exit_resumable(number: int, frame: FrameType | None) -> NoReturn:
+    """Exit with the code of a job that was stopped and can be resumed: no work has started yet."""
     os._exit(os.EX_TEMPFAIL)
 
 

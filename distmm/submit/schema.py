@@ -1,4 +1,4 @@
-"""The schema of a job file: a table is a pydantic model, a key is a field with its type, its check and its default."""
+"""The schema of a job file: each table is a pydantic model, each key a field with type, check and default."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Table", "Workers"]
 
 
 def _check(holds: Callable[[Any], object], what: str) -> AfterValidator:
-    """Refuse a value for which a test does not hold or cannot be made; `what` ends "KEY = VALUE is not ..."."""
+    """Refuse a value for which `holds` is false or raises ValueError; `what` completes "KEY = VALUE is not ..."."""
 
     def checked(value: Any) -> Any:
         with suppress(ValueError):
@@ -35,12 +35,12 @@ def _matching(pattern: str, what: str) -> AfterValidator:
     return _check(re.compile(pattern).fullmatch, what)
 
 
-def _from(least: int, most: int = 100_000) -> AfterValidator:
+def _in_range(least: int, most: int = 100_000) -> AfterValidator:
     return _check(lambda value: least <= value <= most, f"a number from {least} to {most}")
 
 
 def _is_safe(path: str) -> bool:
-    """Whether no program or shell can read a path as an option or an expansion, and it does not lead upwards."""
+    """Whether the path contains no ``..``, and no program or shell reads it as an option or expands it."""
     return bool(
         re.match("[^-~]", path)
         and path.isprintable()
@@ -50,14 +50,14 @@ def _is_safe(path: str) -> bool:
 
 
 PATH_RULE = "a path of printable characters without .., quotes, backslashes, or - or ~ at its start: write it absolute"
-NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # a DNS label, a Slurm job name and a file name at once
+NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # valid as DNS label, Slurm job name and file name
 NAME_RULE = "a name of at most 40 lower-case letters, digits and -, that starts with a letter"
 PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"
 NODES = r"[A-Za-z0-9_.,:*&|()\[\]-]{0,200}"
 IMAGE = r"[a-z0-9][A-Za-z0-9._:/@-]{0,400}"
 
-# Kubernetes' own rules: of a DNS label, of the name of an object (DNS labels with dots between them), and of the key of
-# a label or annotation, which has such a name before its slash. The name of an extended resource must have one.
+# Kubernetes' rules for a DNS label, for the name of an object (DNS labels with dots between them), and for the key of a
+# label or annotation, which may start with such a name and a slash. The name of an extended resource must do so.
 DNS_LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 OBJECT = rf"(?![a-z0-9.-]{{254}}){DNS_LABEL}(\.{DNS_LABEL})*"
 LABEL_NAME = r"[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
@@ -66,7 +66,7 @@ LABEL_VALUE = rf"({LABEL_NAME})?"
 RESOURCE = rf"(?!(.*\.)?kubernetes\.io/|requests\.){OBJECT}/{LABEL_NAME}"
 ENDPOINT = rf"https?://{OBJECT}(:\d{{1,5}})?/?"
 
-# Keys that are not the job file's to set: those of the operator and of distmm, and what the operator leaves out.
+# Keys that a job file must not set: the operator or distmm sets them, or the operator ignores them.
 OWN_LABELS = r"([a-z.]+\.)?dask\.org/.*|app\.kubernetes\.io/(name|instance)|sidecar\.istio\.io/inject"
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 LOST_ANNOTATIONS = r"(kubectl\.kubernetes\.io|kopf\.zalando\.org)/.*"
@@ -95,14 +95,14 @@ def _are_annotations(annotations: dict[str, str]) -> bool:
 
 LABELS_RULE = (
     'labels by Kubernetes\' rules, such as { team = "physics" }: names and values of at most 63 letters, digits, -, _ '
-    "and ., none of dask.org, app.kubernetes.io or Istio's injection, and the queue of Kueue as kubernetes.queue"
+    "and ., none of dask.org, app.kubernetes.io or Istio's injection; set the queue of Kueue by kubernetes.queue"
 )
 ANNOTATIONS_RULE = (
     'annotations by Kubernetes\' rules, such as { "example.com/owner" = "physics" }: values of one line, none of '
-    "kubectl.kubernetes.io or kopf.zalando.org, which the operator leaves out"
+    "kubectl.kubernetes.io or kopf.zalando.org, which the operator ignores"
 )
 
-# Where a pattern allows an empty text, that means the same as leaving the key out.
+# If a pattern allows an empty text, the empty text means the same as no key.
 Path = Annotated[str, _check(_is_safe, PATH_RULE)]
 Name = Annotated[str, _matching(NAME, NAME_RULE)]
 NameOrNone = Annotated[str, _matching(f"|{NAME}", NAME_RULE)]
@@ -136,13 +136,13 @@ Interface = Annotated[str, _matching(r"[A-Za-z0-9_.-]{0,15}", "a network interfa
 
 
 class Table(BaseModel):
-    """What all tables have in common: no unknown keys, no conversion of types, no changes afterwards."""
+    """Base of all tables: unknown keys and values of another type are errors, and fields cannot be changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
 class Product(Table):
-    """``[product]``: what to compute; the options of ``distmm multiply``. Relative paths start at the job file."""
+    """``[product]``: the options of ``distmm multiply``. Relative paths start at the job file's folder."""
 
     a: Path
     b: Path
@@ -159,48 +159,48 @@ class Product(Table):
 
 
 class Run(Table):
-    """``[run]``: the job itself, whatever runs it."""
+    """``[run]``: the job itself, on any system."""
 
     name: Name = "distmm"
-    # On this machine there are no allocations: walltime, grace and restarts mean nothing there.
-    walltime: Duration = "1h"  # of one allocation; the job goes on in the next
+    # walltime, grace and restarts have no effect on this machine, which has no allocations.
+    walltime: Duration = "1h"  # of one allocation; the next one resumes the job
     grace: Duration = "5m"  # the job is stopped this long before its walltime
-    restarts: Annotated[int, _from(0)] = 100
-    folder: Path = "."  # for logs, scheduler file and certificates; all nodes must see it
+    restarts: Annotated[int, _in_range(0)] = 100
+    folder: Path = "."  # for logs, scheduler file and certificates; all nodes must have access
     tls: Path = "none"  # "none", "temporary", or a folder with ca.pem, cert.pem and key.pem
     dashboard: Literal["localhost", "all", "none"] = "localhost"  # who can open the pages of a submitted job
 
 
 class Workers(Table):
-    """``[workers]``: machines. One worker a GPU; on CPU nodes, ``per_node`` workers with one thread each."""
+    """``[workers]``: the machines. A GPU node has a worker for each GPU, a CPU node ``per_node`` of one thread."""
 
-    nodes: Annotated[int, _from(1)] = 1
-    per_node: Annotated[int, _from(1, 1024)] = 1
+    nodes: Annotated[int, _in_range(1)] = 1
+    per_node: Annotated[int, _in_range(1, 1024)] = 1
     device: Literal["gpu", "cpu"] = "gpu"
-    cpus: Annotated[int, _from(1)] = 8  # of a node
+    cpus: Annotated[int, _in_range(1)] = 8  # of a node
     memory: Size = "64GB"  # of a node
     transport: Literal["auto", "ucx", "tcp"] = "auto"
     interface: Interface = ""
 
     @property
     def threads(self) -> int:
-        """Tasks at a time on one worker."""
+        """Number of tasks that a worker runs at the same time."""
         return gpu_worker_setup.THREADS if self.device == "gpu" else 1
 
     @property
     def count(self) -> int:
-        """Workers in all."""
+        """Total number of workers."""
         return self.nodes * self.per_node
 
     @property
     def memory_each(self) -> int:
-        """Host memory of one worker, in bytes; a tenth of the node's, at most 8 GB, is for scheduler and client."""
+        """Bytes of host memory of a worker. Scheduler and client get a tenth of the node's memory, at most 8 GB."""
         total = int(parse_bytes(self.memory))
         return (total - min(total // 10, 8 * 10**9)) // self.per_node
 
 
 class Slurm(Table):
-    """``[slurm]``: options of sbatch; empty ones are left to the site."""
+    """``[slurm]``: options of sbatch; for empty ones the site's defaults apply."""
 
     partition: Word = ""
     account: Word = ""
@@ -218,24 +218,24 @@ class Kubernetes(Table):
     image: Image = "distmm:0.1.0"
     pull_secret: ObjectOrNone = ""  # Secret for the image's registry
     claim: ObjectOrNone = ""  # PersistentVolumeClaim with the matrices
-    mount: Path = "/data"  # where pods see it
+    mount: Path = "/data"  # path of the claim in pods
     secret: ObjectOrNone = ""  # Secret whose entries become environment variables: an object store's keys
-    endpoint: Endpoint = ""  # of an object store that is not AWS: its port is opened, S3 clients are told of it
+    endpoint: Endpoint = ""  # of an object store other than AWS, for S3 clients and the network policy
     service_account: ObjectOrNone = ""
-    labels: Labels = {}  # of everything that is made
+    labels: Labels = {}  # of all resources of the job
     annotations: Annotations = {}
     queue: Queue = ""  # LocalQueue of Kueue that admits the pods
     priority_class: ObjectOrNone = ""
     runtime_class: ObjectOrNone = ""  # of the workers' pods
     gpu_resource: Resource = "nvidia.com/gpu"
-    rdma_resource: ResourceOrNone = ""  # one for each pod of workers, for UCX
-    scheduler_cpus: Annotated[int, _from(1, 1024)] = 1
+    rdma_resource: ResourceOrNone = ""  # for UCX; each pod of workers requests one
+    scheduler_cpus: Annotated[int, _in_range(1, 1024)] = 1
     scheduler_memory: Size = "4GiB"
-    ephemeral_storage: SizeOrNone = ""  # disk of each pod's /tmp; empty: what the node has
-    spot: Label = ""  # label and taint of nodes that may be taken away: workers run there too
-    node_label: Label = ""  # nodes for the workers
-    start_timeout: Duration = "10m"  # for pods that no node can take
-    monitoring: NamespaceOrNone = ""  # namespace of a Prometheus that may read the figures of the pods
+    ephemeral_storage: SizeOrNone = ""  # disk of each pod's /tmp; empty: no limit
+    spot: Label = ""  # label and taint of preemptible nodes, on which workers may run
+    node_label: Label = ""  # label of the nodes for the workers
+    start_timeout: Duration = "10m"  # limit for pods that fit no node
+    monitoring: NamespaceOrNone = ""  # namespace of a Prometheus that may read the metrics of the pods
 
 
 class Job(Table):
@@ -244,7 +244,7 @@ class Job(Table):
     Attributes
     ----------
     product, run, workers, slurm, kubernetes
-        Its tables, of the classes of these names.
+        Its tables: instances of `Product`, `Run`, `Workers`, `Slurm` and `Kubernetes`.
     """
 
     product: Product
@@ -258,13 +258,13 @@ class Job(Table):
         """Refuse values that exclude each other; the error's type is the key at which it is reported."""
         if self.seconds("grace") >= self.seconds("walltime"):
             facts = {"grace": self.run.grace, "walltime": self.run.walltime}
-            message = "grace = {grace} leaves nothing of walltime = {walltime}; a tenth of it is usual"
+            message = "grace = {grace} leaves no time of walltime = {walltime}; use about a tenth of the walltime"
             raise PydanticCustomError("run.grace", message, facts)
         if self.run.tls != "none" and self.workers.transport == "ucx":
-            message = "UCX is not encrypted; leave out transport = 'ucx' (TLS over TCP is used) or tls"
+            message = "UCX is not encrypted; leave out transport = 'ucx' (TLS then uses TCP) or tls"
             raise PydanticCustomError("run.tls", message)
         if self.kubernetes.rdma_resource and self.workers.transport != "ucx":
-            message = "RDMA is for UCX, which pods use on request only: add workers.transport = 'ucx'"
+            message = "RDMA needs UCX, which pods use on request only: add workers.transport = 'ucx'"
             raise PydanticCustomError("kubernetes.rdma_resource", message)
         return self
 
@@ -278,9 +278,9 @@ class Job(Table):
         return int(seconds(getattr(self.run, key)))
 
     def command(self) -> list[str]:
-        """Return the arguments of ``distmm`` that compute the product or resume it, without the cluster's options.
+        """Return the arguments of ``distmm`` to compute or resume the product, without the cluster's options.
 
-        ``--overwrite`` is not among them: it starts over, which is for the first start of a job only.
+        ``--overwrite`` is left out: only the first start of a job may discard finished blocks.
         """
         product = self.product
         words = ["multiply", product.a, product.b, "-o", product.c]

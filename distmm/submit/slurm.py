@@ -1,4 +1,4 @@
-"""Submitting a job to Slurm and following it to its end."""
+"""Submit a job to Slurm and follow it to its end."""
 
 from __future__ import annotations
 
@@ -22,23 +22,29 @@ Say = Callable[[str], None]
 
 
 def check_program() -> None:
-    """Refuse a machine without Slurm."""
+    """Raise `InputError` on a machine without Slurm."""
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
 
 
 def submit(job: Job, *, python: str | None = None) -> str:
-    """Write the batch script of a job into its folder and give it to ``sbatch``.
+    """Write the batch script of a job to its folder, and submit it with ``sbatch``.
+
+    Parameters
+    ----------
+    job : Job
+    python : str, optional
+        Interpreter that the nodes start; by default the present one.
 
     Returns
     -------
     str
-        Slurm's number of the job.
+        Slurm's job number.
 
     Raises
     ------
     InputError
-        Without Slurm, for a folder that cannot be written, and for whatever Slurm refuses.
+        Without Slurm, for a folder that cannot be written, and if Slurm refuses the job.
     """
     check_program()
     folder = Path(job.run.folder)
@@ -59,45 +65,50 @@ def submit(job: Job, *, python: str | None = None) -> str:
 def follow(job: Job, number: str, say: Say) -> int:
     """Report the states and the log of a job until it ends.
 
-    Ten minutes without an answer of Slurm are waited for.
-
     Parameters
     ----------
     job : Job
     number : str
-        As `submit` returned it.
+        Result of `submit`.
     say : callable
-        Takes each line.
+        Called with each line.
 
     Returns
     -------
     int
-        Its exit code; 75 if it was cancelled or has used up its restarts, with all finished blocks kept.
+        Exit code of the job; 75 if it was cancelled or has used up its restarts. Finished blocks are kept then.
 
     Raises
     ------
     InputError
-        For a job that can never start; it is taken from the queue.
+        If Slurm does not answer for ten minutes, and for a job that can never start, which is cancelled.
     """
-    asks = (
-        f" The job asks for {job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime "
+    request = (
+        f" The job requests {job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime "
         f"{job.run.walltime}, partition {job.slurm.partition or 'of the site'}: compare with sinfo"
     )
-    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, asks)
+    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, request)
 
 
 def attach(number: str, say: Say) -> int:
-    """Follow a job that was submitted before; as `follow`, with the path of its log from Slurm.
+    """Follow a job that was submitted before, as `follow` does. Slurm gives the path of its log.
+
+    Parameters
+    ----------
+    number : str
+        Slurm's job number.
+    say : callable
+        Called with each line.
 
     Raises
     ------
     InputError
-        Also for a number that Slurm does not know, or no longer.
+        As `follow` does, and if Slurm does not know the number.
     """
-    shown = _patience(number, say).ask(lambda: _show(number))
+    shown = _patience(number, say).ask(lambda: _job_facts(number))
     if shown is None:
         raise InputError(
-            f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Its log is "
+            f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Look for its log "
             f"NAME-{number}.log in its run.folder"
         )
     return _follow(number, Path(shown["StdOut"]), say, "")
@@ -107,10 +118,10 @@ def _patience(number: str, say: Say) -> Patience:
     return Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
 
 
-def _follow(number: str, path: Path, say: Say, asks: str) -> int:
+def _follow(number: str, path: Path, say: Say, request: str) -> int:
     log, before, patience = _tail(path), "", _patience(number, say)
     while True:
-        shown = patience.ask(lambda: _show(number))
+        shown = patience.ask(lambda: _job_facts(number))
         for line in next(log):
             say(line)
         if shown is None:
@@ -123,9 +134,9 @@ def _follow(number: str, path: Path, say: Say, asks: str) -> int:
             before = current
         if state == "PENDING" and NEVER.fullmatch(reason):
             _run("scancel", number)
-            raise InputError(f"job {number} can never start: {reason}; it was taken from the queue.{asks}")
+            raise InputError(f"job {number} can never start: {reason}; it was cancelled.{request}")
         if state in ENDED:
-            time.sleep(POLL_SECONDS)  # the log's last lines may still be on their way through a shared file system
+            time.sleep(POLL_SECONDS)  # a shared file system may show the log's last lines late
             for line in next(log):
                 say(line)
             return _exit_code(state, shown["ExitCode"])
@@ -133,7 +144,7 @@ def _follow(number: str, path: Path, say: Say, asks: str) -> int:
 
 
 def _code_of_forgotten(number: str, log: Path) -> int:
-    """Return the exit code that a job has left beside its log; without one, it was ended from outside."""
+    """Return the exit code in the file next to a job's log; 75 without this file, since the job was then cancelled."""
     left = log.with_suffix(".exit")
     try:
         return int(left.read_text())
@@ -142,20 +153,20 @@ def _code_of_forgotten(number: str, log: Path) -> int:
 
 
 def _exit_code(state: str, pair: str) -> int:
-    """Return one exit code for Slurm's state and its ``code:signal``."""
+    """Return the exit code for a job's state and Slurm's ``code:signal``."""
     code = int(pair.split(":")[0])
     if state == "COMPLETED":
         return code
     return code or RESUMABLE  # cancelled, timed out, preempted, or its node failed
 
 
-def _show(number: str) -> dict[str, str] | None:
-    """Ask for a job; None for one that Slurm does not know, or has forgotten some minutes after its end.
+def _job_facts(number: str) -> dict[str, str] | None:
+    """Return Slurm's facts about a job; None for a job that it does not know, or has forgotten after its end.
 
     Raises
     ------
     NoAnswerError
-        If Slurm does not say.
+        If Slurm does not answer.
     """
     asked = ["scontrol", "--oneliner", "show", "job", number]
     try:
@@ -167,11 +178,11 @@ def _show(number: str) -> dict[str, str] | None:
         return found
     if "Invalid job id" in done.stderr:
         return None
-    raise NoAnswerError(f"{' '.join(asked)}: {done.stderr.strip() or done.stdout.strip() or 'it says nothing'}")
+    raise NoAnswerError(f"{' '.join(asked)}: {done.stderr.strip() or done.stdout.strip() or 'no output'}")
 
 
 def _tail(path: Path) -> Iterator[list[str]]:
-    """Return, each time, the whole lines that were added to a file that may not exist yet."""
+    """Yield the complete lines that were appended to a file since the last time; the file may not exist yet."""
     position = 0
     while True:
         lines: list[str] = []

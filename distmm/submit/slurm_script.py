@@ -1,4 +1,4 @@
-"""A job as a batch script for Slurm: one allocation, in which srun starts scheduler, workers and client."""
+"""The batch script of a job for Slurm: one allocation, in which srun starts scheduler, workers and client."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from distmm.worker import gpu_worker_setup
 
 __all__ = ["render"]
 
-# Slurm sends the signal up to a minute early (sbatch --signal), and never late.
+# The text of the batch script. Slurm sends USR1 up to a minute early (sbatch --signal), and never late.
 SCRIPT = """\
 #!/bin/bash
 {directives}
 
 # One allocation, in which srun starts the scheduler, the workers and the client. Before the walltime (or a preemption)
-# Slurm sends USR1 to this script alone. The script stops the client, which keeps all finished blocks and exits with 75,
-# and the job requeues itself until C is complete. scancel ends the job for good and keeps all finished blocks: submit
-# it again to go on.
-exec 2>&1    # what is in the file for errors comes from Slurm: that it ends steps, for example, which is no error here
+# Slurm sends USR1 to this script alone. The script then stops the client, which keeps all finished blocks and exits
+# with 75, and the job requeues itself until C is complete. scancel ends the job without a requeue and keeps all
+# finished blocks: submit it again to resume it.
+exec 2>&1    # only Slurm writes to the error file, for instance when it ends a step, which is no error here
 set -uo pipefail
 python={python}
 folder={folder}
@@ -34,22 +34,22 @@ ended=$folder/{name}-$SLURM_JOB_ID.exit
 of_slurm=$folder/{name}-$SLURM_JOB_ID.slurm
 rm -f "$ended"
 
-# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and allows 3.
+# Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and by default allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING__DISTRIBUTED=warning
 export OMP_NUM_THREADS={threads} OPENBLAS_NUM_THREADS={threads} MKL_NUM_THREADS={threads} NUMBA_NUM_THREADS={threads}
 {exports}
-# UCX if there are GPUs and its Python package, else TCP; the InfiniBand interface if there is one.
+# UCX for GPUs if its Python package is installed, else TCP; the InfiniBand interface if there is one.
 fabric=$("$python" -m distmm.submit.fabric {fabric}) || exit 2
 read -r protocol interface <<<"$fabric"
 network=(--protocol "$protocol" ${{interface:+--interface "$interface"}})
 
-# Scheduler and client run beside the workers of the first node (--overlap); only the workers' step takes {resource}.
+# Scheduler and client share the first node with its workers (--overlap); only the workers' step takes {resource}.
 one=(srun --overlap --nodes=1 --ntasks=1 --nodelist="$SLURMD_NODENAME" --cpus-per-task=1{no_gpus})
 
-# Runs the workers of a node. A process that dies is started again, three times at most: its node would be idle. USR1
-# ends it: for TERM to a step, Slurm writes an error into the log.
+# Runs the workers of a node. A process that dies is restarted up to three times, else its node would be idle. USR1 ends
+# the workers, because Slurm logs an error when a step gets TERM.
 keep='exec 2>&1
 ending=
 trap ending=yes INT TERM
@@ -62,7 +62,8 @@ for start in 1 2 3 4; do
     sleep 3
 done
 exit "$code"'
-# Runs a command whose process, on this node, the script can signal. For a code that is not 0 srun would write an error.
+# Runs a command on this node and writes its process number, for signals from this script, and its exit code to files.
+# The step itself exits with 0, because srun logs an error for other codes.
 known='trap "" USR1; "$@" 2>&1 & echo $! >"$0.pid"; trap : INT TERM
 while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; echo "$code" >"$0.code"'
 
@@ -79,7 +80,7 @@ srun --overlap --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --cpus-per-t
     {worker_options} 2>>"$of_slurm" &
 workers=$!
 
-# Waits for {count} worker(s), prints how to reach the dashboard, and then runs the product.
+# Waits for {count} worker(s), prints how to open the dashboard, and then runs the product.
 "${{one[@]}}" --job-name=client bash -c "$known" "$run.client" \\
     "$python" -m distmm.submit.ready "$scheduler_file" {count} {patience} -- \\
     {command} --deadline {deadline}s --cluster "$scheduler_file"{overwrite} \\
@@ -89,12 +90,12 @@ client=$!
 warned=
 trap 'warned=yes; echo "distmm: the allocation ends soon; stopping"' USR1
 alive() {{ kill -0 "$1" 2>/dev/null; }}
-# The client runs on this node. TERM goes to itself: srun would kill it.
+# The client runs on this node. TERM is sent to the client and not to srun, which would kill it.
 stop_client() {{
     [ -s "$run.client.pid" ] && kill -TERM "$(<"$run.client.pid")" && stopped=yes
 }}
 
-# Waits until the first of them ends: without scheduler or workers the client would wait for ever.
+# Waits until client, workers or scheduler end: without scheduler or workers the client would wait without end.
 stopped=
 while alive "$client" && alive "$workers" && alive "$scheduler"; do
     if [ -n "$warned" ] && [ -z "$stopped" ]; then
@@ -105,65 +106,65 @@ done
 lost=
 if alive "$client"; then
     lost=$(alive "$workers" && echo scheduler || echo workers)
-    echo "distmm: the $lost ended before the product; why is said above"
+    echo "distmm: the $lost ended before the product; the reason is above"
 fi
 [ -z "$lost" ] || stop_client
-scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # the remaining steps: ends the workers
+scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # ends the workers, the remaining steps
 wait "$client"
 code=$(cat "$run.client.code" 2>/dev/null || echo {killed})
 [ -z "$lost" ] && [ "$code" -ne {terminated} ] || code={resumable}
-[ "$SECONDS" -lt {deadline} ] || warned=yes    # the client's own deadline, where Slurm's time limit has been changed
+[ "$SECONDS" -lt {deadline} ] || warned=yes    # the client's deadline counts if Slurm's limit was changed
 wait "$workers"
 [ ! -s "$run.scheduler.pid" ] || kill -TERM "$(<"$run.scheduler.pid")" 2>/dev/null
 wait "$scheduler"
 rm -f "$scheduler_file" "$run".{{scheduler,client}}.{{pid,code}}
 [[ $code$lost == 0 || $code$lost == {resumable} ]] || cat "$of_slurm"
 
-# A job that is preempted with a grace time gets TERM in all steps. If it ended by itself, it would not be requeued.
+# In a preemption with a grace time all steps get TERM. Slurm does not requeue a job that then ends by itself, so this
+# script requeues it.
 preempted() {{
     state=$(scontrol --oneliner show job "$SLURM_JOB_ID")
     [[ $state == *PreemptTime=[0-9]* && $state != *JobState=CANCELLED* ]]
 }}
 if [ "$code" -eq {resumable} ] && {{ [ -n "$warned" ] || preempted; }}; then
     if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
-        echo "distmm: requeued, to go on with what is missing"
+        echo "distmm: requeued, to compute the missing blocks"
         scontrol requeue "$SLURM_JOB_ID" && exit "$code"
     fi
-    echo "distmm: not requeued: run.restarts is {restarts}; submit it again to go on"
+    echo "distmm: not requeued: run.restarts is {restarts}; submit it again to resume it"
 fi
 echo "$code" >"$ended"    # Slurm forgets a job some minutes after its end
 exit "$code"
 """
 
-# From the start of the steps until all workers are there. Importing CUDA libraries from a shared folder on many nodes
-# at once takes minutes; a node that needs longer than this is broken.
+# Seconds from the start of the steps until all workers must have joined. Many nodes that import CUDA libraries from a
+# shared folder at once need minutes; a node that needs longer than this is broken.
 PATIENCE_SECONDS = 600
 
-# Exit code of a job that was stopped, or has lost its scheduler or workers, with all finished work kept (EX_TEMPFAIL of
-# sysexits.h).
+# Exit code of a job that was stopped, or lost its scheduler or workers, and can be resumed (EX_TEMPFAIL of sysexits.h).
 RESUMABLE = 75
 
-# Exit code of a client that SIGTERM ended before its product had begun, while Python imports, for example: nothing is
-# lost, and the job is one that was stopped.
+# Exit code of a client that SIGTERM ended before its product started, for instance during its imports. No work is lost,
+# so the job counts as stopped.
 TERMINATED = 143
 
-# Exit code of a job whose client was killed: 128 and the number of SIGKILL, as in shells.
+# Exit code of a job whose client was killed: 128 + SIGKILL, as in shells.
 KILLED = 137
 
 
 def render(job: Job, *, python: str = sys.executable) -> str:
-    """Write the batch script of a job.
+    """Return the batch script of a job.
 
     Parameters
     ----------
     job : Job
     python : str
-        Interpreter that all nodes can start, with distmm; by default the one that runs now.
+        Interpreter with distmm that all nodes can start; by default the present one.
 
     Returns
     -------
     str
-        Text for ``sbatch``. Every value that comes from the job file is quoted.
+        Text for ``sbatch``. Every value from the job file is quoted.
     """
     workers, gpu = job.workers, job.workers.device == "gpu"
     certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
@@ -182,7 +183,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         resource="the GPUs" if gpu else "the cores",
         no_gpus=" --gres=none" if gpu else "",
         dashboard=f"{no_pages}--dashboard-address {address}",
-        # Prometheus reads the figures of workers at their nodes; their pages are another matter.
+        # The workers' web servers always listen on all interfaces, for Prometheus; only their pages can be off.
         worker_pages=f"{'' if job.run.dashboard == 'all' else '--no-dashboard '}--dashboard-address :0",
         deadline=60 * _minutes(job) - job.seconds("grace"),
         shape=_shape(job),
@@ -196,7 +197,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         count=workers.count,
         patience=PATIENCE_SECONDS,
         command=_command(job),
-        # Only the first start begins anew; a restart resumes.
+        # Only the first start discards finished blocks; a restart resumes.
         overwrite=' $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite)' if job.product.overwrite else "",
         resumable=RESUMABLE,
         killed=KILLED,
@@ -206,7 +207,7 @@ def render(job: Job, *, python: str = sys.executable) -> str:
 
 
 def _command(job: Job) -> str:
-    """Write the client's command, its options on a line of their own."""
+    """Return the client's command, with its options on a second line."""
     verb, a, b, *rest = job.command()
     return f'"$python" -m distmm {shlex.join([verb, a, b, *rest[:2]])} \\\n    {shlex.join(rest[2:])}'
 
@@ -228,7 +229,7 @@ def _fabric(job: Job) -> list[str]:
 
 
 def _directives(job: Job) -> Iterator[str]:
-    """Write the ``#SBATCH`` lines."""
+    """Yield the ``#SBATCH`` lines."""
     run, workers, slurm = job.run, job.workers, job.slurm
     folder = run.folder.replace("%", "%%")
     options = {
@@ -256,11 +257,11 @@ def _directives(job: Job) -> Iterator[str]:
 
 
 def _minutes(job: Job) -> int:
-    """Return the walltime as Slurm counts it."""
+    """Return the walltime in minutes, rounded up, which is Slurm's unit."""
     return -(-job.seconds("walltime") // 60)
 
 
 def _quoted(value: object) -> str:
-    """Quote for sbatch, which splits its lines at spaces and knows double quotes."""
+    """Quote a value for sbatch, which splits lines at spaces and supports double quotes."""
     text = str(value)
     return text if text.isascii() and all(c.isalnum() or c in "_.,:+=@%/*&|()[]-" for c in text) else f'"{text}"'

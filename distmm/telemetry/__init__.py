@@ -1,1 +1,1 @@
-"""What is seen of a product while it runs."""
+"""Monitoring of products: events, records, the dashboard page, Prometheus series, progress lines and reports."""

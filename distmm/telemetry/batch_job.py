@@ -1,4 +1,4 @@
-"""The batch job that a process belongs to, as reports and manifests name it."""
+"""The name of the batch job that a process belongs to, for reports and manifests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["batch_job"]
 
 
 def batch_job(environ: Mapping[str, str] = os.environ) -> str:
-    """Name the job of Slurm, or the pod of Kubernetes, in which this process runs; empty elsewhere."""
+    """Return the name of this process's Slurm job or Kubernetes pod, as in ``Slurm job 7``; else an empty text."""
     if job := environ.get("SLURM_JOB_ID"):
         array = environ.get("SLURM_ARRAY_JOB_ID")
         element = f" ({array}_{environ.get('SLURM_ARRAY_TASK_ID', '')})" if array else ""

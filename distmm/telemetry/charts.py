@@ -1,7 +1,7 @@
 """Charts of a report, drawn by matplotlib: SVG elements in the page's own colours and font, with time along x.
 
-They stand inside the page. So the colours of `theme` for text and lines become CSS variables, and everything goes that
-belongs to a file of its own: header, metadata, names of elements, clipping.
+The page embeds each chart. So the colours of `theme` for text and lines become CSS variables, and the parts that only a
+separate SVG file needs are removed: header, metadata, names of elements, clipping.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ from distmm.telemetry.curves import Curve
 
 __all__ = ["Activity", "bars", "lines", "merged", "timeline"]
 
-# Width of all charts and of the margins, in points, which are pixels where the page has its full width.
+# Width of all charts and of the margins, in points. A point is a pixel where the page has its full width.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
 
-# Height of a worker's lane: as much as lets 256 of them be seen at once, and no more than is pleasant.
+# Largest and smallest height of a worker's lane, and the height that all lanes share: 256 lanes fit on one screen.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0
 
-# Intervals closer than this are drawn as one: half of what a screen can show, which bounds the file's size.
+# Intervals closer than half a pixel are drawn as one. This bounds the size of the file.
 PIXEL = 0.5
 
 Interval = tuple[float, float]
 
-# An artist with this at the beginning of its id gets the rest as its tooltip.
+# An artist whose id begins with this prefix gets the rest of the id as its tooltip.
 TOOLTIP = "tooltip:"
 
 
 @dataclass
 class Activity:
-    """What a worker did, as intervals in seconds; `lost` is when it was lost, if it was."""
+    """What a worker did, as intervals in seconds since the product was submitted; `lost`: when it was lost."""
 
     name: str
     color: str
@@ -56,7 +56,7 @@ class Activity:
 
 
 def timeline(seconds: float, lanes: Sequence[Activity]) -> str:
-    """Draw what each worker did when; `seconds` is the length of the time axis."""
+    """Draw a lane for each worker with its intervals; `seconds` is the length of the time axis."""
     height = min(LANE, max(THIN_LANE, ALL_LANES / max(1, len(lanes))))
     figure, axes = _frame(height * len(lanes))
     _time_axis(axes, seconds)
@@ -83,7 +83,7 @@ def timeline(seconds: float, lanes: Sequence[Activity]) -> str:
 
 
 def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> str:
-    """Draw quantities over time, and the line that they are compared with."""
+    """Draw quantities over time, and a dashed reference line."""
     figure, axes = _frame(220)
     _time_axis(axes, seconds)
     _value_axis(axes, max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)]), unit)
@@ -94,7 +94,7 @@ def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], uni
 
 
 def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], unit: str) -> str:
-    """Draw one bar a worker, ``(name, colour, value)`` each, and the line that they are compared with."""
+    """Draw a bar for each worker, given as ``(name, colour, value)``, and a dashed reference line."""
     figure, axes = _frame(160)
     count = max(1, len(values))
     axes.set_xlim(-0.5, count - 0.5)
@@ -113,7 +113,7 @@ def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], uni
 
 
 def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
-    """Return intervals in their order as rows, with those as one that are less than `gap` apart."""
+    """Return intervals as sorted rows ``(start, stop)``; intervals less than `gap` apart become one."""
     found = np.array(sorted(intervals), dtype=float).reshape(-1, 2)
     ends = np.maximum.accumulate(found[:, 1])
     first = np.flatnonzero(np.append(len(found) > 0, found[1:, 0] - ends[:-1] >= gap)[: len(found)])
@@ -121,7 +121,7 @@ def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
 
 
 def _intervals(axes: Axes, intervals: np.ndarray, y: float, width: float, color: str, tooltip: str) -> None:
-    """Draw intervals as one path: a path each would be ten times the text."""
+    """Draw all intervals as one path: one path for each would make the file ten times as large."""
     least = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
     starts, stops = intervals[:, 0], np.maximum(intervals[:, 1], intervals[:, 0] + least)
     x = np.column_stack([starts, stops]).ravel()
@@ -133,7 +133,7 @@ def _intervals(axes: Axes, intervals: np.ndarray, y: float, width: float, color:
 
 
 def _frame(height: float) -> tuple[Figure, Axes]:
-    """Return a figure of the usual width with one pair of axes of this height."""
+    """Return a figure of width `WIDTH`, and its axes, which are `height` points high."""
     whole = height + TOP + BOTTOM
     figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
     FigureCanvasSVG(figure)
@@ -159,7 +159,7 @@ def _value_axis(axes: Axes, top: float, unit: str) -> None:
 
 
 def _limit(axes: Axes, value: float, text: str) -> None:
-    """Draw the line that something is compared with."""
+    """Draw the dashed reference line and its label."""
     axes.axhline(value, color=theme.LIMIT, linewidth=1.5, linestyle=(0, (6, 4)))
     axes.annotate(
         text, (1, value), (-4, 4), ("axes fraction", "data"), "offset points", ha="right", size=12,
@@ -168,7 +168,7 @@ def _limit(axes: Axes, value: float, text: str) -> None:
 
 
 def _svg(figure: Figure, label: str) -> str:
-    """Return a figure as an element for the page."""
+    """Return a figure as an SVG element for the page."""
     file = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):  # text stays text, in the page's font
         figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
@@ -187,5 +187,5 @@ def _svg(figure: Figure, label: str) -> str:
 
 
 def _shortened(path: re.Match[str]) -> str:
-    """Write a path with tenths of a pixel and without spaces around its letters: a third of the text."""
+    """Round a path to tenths of a pixel and drop spaces around its letters: this leaves a third of the text."""
     return ' d="' + re.sub(r"\s*([MLCQz])\s*", r"\1", re.sub(r"(\.\d)\d+", r"\1", path[1])).strip() + '"'

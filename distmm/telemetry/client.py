@@ -1,6 +1,6 @@
-"""The client's side of telemetry: start it, ask how far a product is, fetch its record.
+"""The client's side of telemetry: start it, read the progress of a product, fetch its record.
 
-The first product on a cluster starts it. Where it does not start, or fails later, products go on without it.
+The first product on a cluster starts telemetry. If telemetry does not start or fails later, products run without it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["arrived", "bytes_moved", "figures", "figures_on", "install", "read"]
 
 
 def install(client: Client) -> None:
-    """Start telemetry on a cluster, unless it runs there already. A failure is logged, and not raised."""
+    """Start telemetry on a cluster, unless it runs there already. A failure is logged and not raised."""
     with tolerated("telemetry"):
         client.register_plugin(Telemetry())
 
 
 def bytes_moved(client: Client) -> int:
-    """Bytes of blocks that workers have received from one another since telemetry began; 0 without it."""
+    """Return the bytes of blocks that workers received from one another since telemetry began; 0 without telemetry."""
     return sum(everywhere(client, worker.received_bytes).values())
 
 
 def arrived(client: Client, keys: Collection[Hashable]) -> bool:
-    """Whether the scheduler knows all these tasks."""
+    """Whether the scheduler knows all tasks in `keys`."""
 
     def ask(dask_scheduler: Scheduler) -> bool:
         return all(key in dask_scheduler.tasks for key in keys)
@@ -39,13 +39,18 @@ def arrived(client: Client, keys: Collection[Hashable]) -> bool:
 
 
 def figures(client: Client, product: str) -> Figures | None:
-    """Return how far a product is; None for one that the scheduler does not know, and without telemetry.
+    """Return the progress of a product.
 
     Parameters
     ----------
     client : distributed.Client
     product : str
         Name of C as a Dask array, or of a job.
+
+    Returns
+    -------
+    Figures or None
+        None if the scheduler does not know the product, or runs without telemetry.
     """
 
     def ask(dask_scheduler: Scheduler) -> Figures | None:
@@ -55,7 +60,7 @@ def figures(client: Client, product: str) -> Figures | None:
 
 
 def figures_on(scheduler: Scheduler, product: str) -> Figures | None:
-    """Return what `figures` does. Runs on the scheduler."""
+    """Return the progress of a product, as `figures` does. Runs on the scheduler."""
     telemetry = scheduler.plugins.get(Telemetry.name)
     with tolerated("the progress of products"):
         if telemetry is not None:
@@ -64,7 +69,19 @@ def figures_on(scheduler: Scheduler, product: str) -> Figures | None:
 
 
 def read(client: Client, product: str) -> Record | None:
-    """Return the record of a product, with the latest figures of all workers; None for one that is not known."""
+    """Return the record of a product with the latest figures of all workers.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    product : str
+        Name of C as a Dask array, or of a job.
+
+    Returns
+    -------
+    Record or None
+        None if the scheduler does not know the product, or runs without telemetry.
+    """
     statements = client.run(worker.statement, on_error="ignore")
 
     def ask(dask_scheduler: Scheduler) -> Record | None:
@@ -73,7 +90,7 @@ def read(client: Client, product: str) -> Record | None:
             return None
         record: Record | None = telemetry.records.get(product)
         if record is not None:
-            record.transfers.clear()  # the workers tell of all of them again
+            record.transfers.clear()  # each worker's statement repeats all of its transfers
             for address, said in statements.items():
                 telemetry.take(address, said)
         return record

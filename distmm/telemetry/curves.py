@@ -12,18 +12,18 @@ from distmm.telemetry.record import Record
 
 __all__ = ["MOST_CURVES", "Curve", "memory", "rate"]
 
-# Curves of single workers. Of more workers, the highest, the middle and the lowest value are drawn.
+# Up to this many workers get a curve each. Of more workers, the highest, the median and the lowest value are drawn.
 MOST_CURVES = 16
 
-# Points of a curve of memory.
+# Points of a memory curve.
 POINTS = 120
 
-# What is drawn of many workers, and in which colour: the name, and the quantile at each time.
-QUANTILES = (("highest", 1.0, theme.MARK), ("middle", 0.5, theme.DATA), ("lowest", 0.0, theme.MARK))
+# The curves for many workers: name, quantile over the workers at each time, colour.
+QUANTILES = (("highest", 1.0, theme.MARK), ("median", 0.5, theme.DATA), ("lowest", 0.0, theme.MARK))
 
 
 class Curve(NamedTuple):
-    """A quantity over time, which is in seconds since the product was submitted."""
+    """A quantity over time; `times` are seconds since the product was submitted."""
 
     name: str
     color: str
@@ -32,16 +32,16 @@ class Curve(NamedTuple):
 
 
 def rate(record: Record, now: float) -> list[Curve]:
-    """FLOP/s of each worker until now, or until the product ended."""
+    """Return the FLOP/s of each worker until `now`, or until the product ended."""
     end = record.end(now)
     times, rates = record.history.rates(end)
-    if not record.over:  # tasks that run now have not been counted yet
+    if not record.over:  # the last bin lacks the tasks that run now
         times, rates = times[:-1], {name: values[:-1] for name, values in rates.items()}
     return _few(record, times, rates)
 
 
 def memory(record: Record, now: float) -> list[Curve]:
-    """Bytes of blocks on each worker until now, or until the product ended."""
+    """Return the bytes of blocks on each worker until `now`, or until the product ended."""
     end = record.end(now) - record.submitted
     curves = {}
     for name, lane in record.lanes.items():
@@ -56,7 +56,7 @@ def memory(record: Record, now: float) -> list[Curve]:
 
 
 def _few(record: Record, times: np.ndarray, values: Mapping[str, np.ndarray]) -> list[Curve]:
-    """Return a curve for each worker, or the quantiles of many."""
+    """Return a curve for each worker, or `QUANTILES` if there are more than `MOST_CURVES`."""
     if len(values) <= MOST_CURVES:
         return [Curve(name, record.color(name), times, values[name]) for name in sorted(values, key=units.natural)]
     every = np.array(list(values.values()))

@@ -1,7 +1,7 @@
-"""The page ``/distmm`` of Dask's dashboard, with its entry in the navigation bar, and its plots for JupyterLab.
+"""The page ``/distmm`` of Dask's dashboard, its entry in the navigation bar, and its plots for JupyterLab.
 
-`distmm.telemetry.scheduler.Telemetry` adds them: with a client's first product, or from the start with
-``dask scheduler --preload distmm.telemetry.preload``.
+`distmm.telemetry.scheduler.Telemetry` adds them with the first product of a client.
+``dask scheduler --preload distmm.telemetry.preload`` adds them when the scheduler starts.
 """
 
 from __future__ import annotations
@@ -23,34 +23,34 @@ if TYPE_CHECKING:
 
 __all__ = ["install"]
 
-# The figures of the page, in its order, each of which is a plot of its own for JupyterLab too.
+# The figures of the page, in order. Each one is also a separate plot for JupyterLab.
 PLOTS = ("blocks", "rate over time", "memory over time", "rate", "memory", "time", "transfers")
 
-# Milliseconds between two updates, and with more workers than `MANY`: a page of 256 workers is 60 kB an update.
+# Milliseconds between two updates, up to `MANY` workers and beyond. An update for 256 workers is 60 kB.
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
 
 
 def install(scheduler: Scheduler) -> None:
-    """Add the page ``/distmm``, and each of its figures as a plot of its own, to a scheduler's dashboard."""
+    """Add the page ``/distmm`` to a scheduler's dashboard, and each of its figures as a separate plot."""
     plots = {f"distmm {name}": functools.partial(_plot, name) for name in PLOTS}
     dashboard_server.add_pages(scheduler, "distmm", _page, plots)
 
 
 def _records(scheduler: Scheduler) -> dict[str, Record]:
-    """Return the records of the last products, the newest last."""
+    """Return the records of the latest products, the newest last."""
     plugin = scheduler.plugins.get("distmm-telemetry")
     return plugin.records if plugin else {}
 
 
 def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Build the page: the table of products and one of them on top, its grid of C and its figures below."""
+    """Build the page: the table of products, then the text, the grid of C and the figures of one product."""
     from bokeh.layouts import column, row
     from bokeh.models import Div
 
     from distmm.telemetry import dashboard_text
     from distmm.telemetry.dashboard_grid import legend
 
-    asked = _asked(doc)
+    asked = _address_arguments(doc)
     table, head, key = (
         Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.STYLE])
         for name in ("products", "head", "legend")
@@ -82,18 +82,18 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         )
     )
     dashboard_server.dress(doc, "distmm", extra, bar=True)
-    _keep_up(scheduler, doc, update, panes)
+    _update_periodically(scheduler, doc, update, panes)
 
 
 def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Build one figure alone, filling the pane."""
+    """Build one figure that fills its pane."""
     from bokeh.layouts import column
     from bokeh.models import Div
 
     from distmm.telemetry import dashboard_text
     from distmm.telemetry.dashboard_grid import legend
 
-    asked = _asked(doc)
+    asked = _address_arguments(doc)
     pane = _pane(name, sizing_mode="stretch_both")
     key = Div(sizing_mode="stretch_width", name="distmm-legend", stylesheets=[dashboard_text.STYLE])
 
@@ -104,7 +104,7 @@ def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document)
 
     doc.add_root(column(pane.root, key, sizing_mode="stretch_both") if name == "blocks" else pane.root)
     dashboard_server.dress(doc, f"distmm {name}", extra, bar=False)
-    _keep_up(scheduler, doc, update, [pane])
+    _update_periodically(scheduler, doc, update, [pane])
 
 
 def _pane(name: str, **sizing: Any) -> Pane:
@@ -117,20 +117,20 @@ def _pane(name: str, **sizing: Any) -> Pane:
     return Bars(name, **sizing) if name in QUANTITIES else Curves(name, **sizing)
 
 
-def _asked(doc: Document) -> dict[str, str]:
-    """Arguments of the page's address: which product it is to show, and in which colours."""
+def _address_arguments(doc: Document) -> dict[str, str]:
+    """Return the arguments of the page's address: ``product`` and ``theme``."""
     context = doc.session_context
     arguments = context.request.arguments if context is not None and context.request is not None else {}
     return {name: arguments[name][0].decode() for name in ("product", "theme") if arguments.get(name)}
 
 
 def _chosen(records: Mapping[str, Record], asked: Mapping[str, str]) -> Record | None:
-    """Return the record of the product that is asked for, or else of the newest one."""
+    """Return the record of the product in the page's address, else that of the newest product."""
     return records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
 
 
-def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
-    """Update the panes now and periodically, in the colour scheme of the reader's browser."""
+def _update_periodically(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
+    """Update the panes now and periodically, in the colour scheme of the browser."""
     from bokeh.models import CustomJS
 
     update()
@@ -139,14 +139,14 @@ def _keep_up(scheduler: Scheduler, doc: Document, update: Callable[[], None], pa
     doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
 
 
-# The two halves of the page stand side by side where both have their least width, and else one below the other; the
-# figures of a half do the same.
+# The two halves of the page are next to each other if the window has room for the minimum width of both. Otherwise the
+# second is below the first. The figures of a half follow the same rule.
 WRAP = ":host { flex-wrap: wrap; align-content: flex-start; gap: 4px 8px; }"
 SIDE = ":host { flex: 1 1 420px; min-width: min(420px, 100%); align-self: flex-start; }"
 CELL = ":host { flex: 1 1 300px; min-width: min(300px, 100%); }"
 
-# Dask's dashboard has a light theme only. Style sheets do not reach figures, which are canvases. So their colours are
-# set here, by the browser's preference or by ?theme=dark in the address (JupyterLab has a theme of its own).
+# Dask's dashboard has a light theme only. Bokeh draws figures on canvases, which style sheets do not reach. So this
+# script sets their colours, by the browser's preference or by ?theme=dark in the address (for JupyterLab's theme).
 COLOUR = """
 const asked = new URLSearchParams(location.search).get("theme");
 const prefers = matchMedia("(prefers-color-scheme: dark)");

@@ -1,4 +1,4 @@
-"""Figures of the dashboard by worker: bars, and curves over time. Each takes a record and shows it as it is now."""
+"""Figures of the dashboard by worker: bars, and curves over time. Each one shows the present state of a record."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from distmm.telemetry import curves, theme, units
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["QUANTITIES", "STORIES", "Bars", "Curves", "Pane"]
+__all__ = ["QUANTITIES", "TIME_QUANTITIES", "Bars", "Curves", "Pane"]
 
-# Letters of the names below bars: as many as a pane of 300 pixels holds.
+# Letters that fit below the bars of a pane of 300 pixels.
 LETTERS = 30
 
-# Most labels of an axis of time: a pane of JupyterLab is 300 pixels wide.
+# Most labels of a time axis: a pane of JupyterLab is 300 pixels wide.
 LABELS = 5
 
-# Seconds between two updates of the curves: those of 256 workers take the scheduler 10 ms.
+# Seconds between two updates of the curves. An update for 256 workers takes 10 ms on the scheduler.
 CURVE_SECONDS = 2.0
 
 
@@ -33,12 +33,12 @@ class Pane:
     root: Any
 
     def update(self, record: Record | None, now: float) -> None:
-        """Show `record` as it is at the time `now`; nothing without one."""
+        """Show `record` at the time `now` (seconds since the epoch); None clears the figure."""
         raise NotImplementedError
 
 
 def framed(title: str, note: str, **options: Any) -> Any:
-    """Return a figure without tools, its title above a line in small print."""
+    """Return a figure without tools; `note` is a second line below its title."""
     root = figure(title=title, y_range=Range1d(0, 1), tools="", toolbar_location=None, **options)
     root.title.update(text=f"{title}\n{note}" if note else title, text_font_size="12px")
     return root
@@ -46,7 +46,7 @@ def framed(title: str, note: str, **options: Any) -> Any:
 
 @dataclass(frozen=True)
 class Quantity:
-    """What bars show: a bar and a mark for each worker, and one line for all; `over` is the title at the end."""
+    """What a bar chart shows: a bar and a mark for each worker, and one line; `over`: title of an ended product."""
 
     title: str
     over: str
@@ -64,7 +64,7 @@ def _memory(lane: Lane, record: Record, _: float) -> float:
 
 
 def _part(seconds: float, record: Record, now: float) -> float:
-    """Percentage of a product's time so far."""
+    """Return `seconds` as a percentage of the time that the product has run."""
     since = 0.0 if record.started is None else record.end(now) - record.started
     return 100 * min(1.0, seconds / since) if since > 0 else 0.0
 
@@ -110,7 +110,7 @@ QUANTITIES = {
 
 
 class Bars(Pane):
-    """One quantity, a bar a worker, in the order of their names."""
+    """A bar chart of one quantity with a bar for each worker, sorted by name."""
 
     def __init__(self, quantity: str, **sizing: Any) -> None:
         self.quantity = QUANTITIES[quantity]
@@ -129,7 +129,7 @@ class Bars(Pane):
         self.root.add_tools(HoverTool(renderers=[bars], tooltips=[("worker", "@name"), ("", "@text")]))
 
     def update(self, record: Record | None, now: float) -> None:
-        """Redraw the bars, in the decimal unit that fits the largest."""
+        """Redraw the bars, in the decimal unit that fits the largest one."""
         q = self.quantity
         if record is None:
             self.source.data = {column: [] for column in self.source.data}
@@ -157,7 +157,7 @@ class Bars(Pane):
             self._label(list(lanes))
 
     def _label(self, names: list[str]) -> None:
-        """Name the bars while there is room, otherwise only some of them."""
+        """Label every bar if there is room, otherwise every n-th one."""
         self.names, count = names, len(names)
         self.root.x_range.end = max(1, count)
         longest = max((len(name) for name in names), default=0)
@@ -167,8 +167,8 @@ class Bars(Pane):
 
 
 @dataclass(frozen=True)
-class Story:
-    """What curves show over time, and the line that they are compared with."""
+class TimeQuantity:
+    """What curves show over time, and their reference line."""
 
     title: str
     unit: str
@@ -176,33 +176,33 @@ class Story:
     limit: Callable[[Record], float]
 
 
-STORIES = {
-    "rate over time": Story("Rate over time", "FLOP/s", curves.rate, QUANTITIES["rate"].limit),
-    "memory over time": Story("Memory of blocks over time", "B", curves.memory, QUANTITIES["memory"].limit),
+TIME_QUANTITIES = {
+    "rate over time": TimeQuantity("Rate over time", "FLOP/s", curves.rate, QUANTITIES["rate"].limit),
+    "memory over time": TimeQuantity("Memory of blocks over time", "B", curves.memory, QUANTITIES["memory"].limit),
 }
 
 
 class Curves(Pane):
-    """One quantity over time: a curve a worker, or the highest, the middle and the lowest of many."""
+    """One quantity over time: a curve for each worker, or the highest, median and lowest of many workers."""
 
-    def __init__(self, story: str, **sizing: Any) -> None:
-        self.story = STORIES[story]
+    def __init__(self, quantity: str, **sizing: Any) -> None:
+        self.quantity = TIME_QUANTITIES[quantity]
         self.source = ColumnDataSource({column: [] for column in ("x", "y", "color", "name")})
         self.drawn: tuple[object, float] = (None, -math.inf)
-        self.root = framed(self.story.title, " ", x_range=Range1d(0, 1), **sizing)
+        self.root = framed(self.quantity.title, " ", x_range=Range1d(0, 1), **sizing)
         lines = self.root.multi_line(xs="x", ys="y", source=self.source, line_color="color", line_width=1.8)
         self.limit = Span(dimension="width", line_color=theme.LIMIT, line_width=2, line_dash="dashed")
         self.root.add_layout(self.limit)
         self.root.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@name")]))
 
     def update(self, record: Record | None, now: float) -> None:
-        """Redraw the curves; those of a product that is over stay as they are."""
+        """Redraw the curves every `CURVE_SECONDS`; the curves of an ended product do not change."""
         state = None if record is None else (record.product, record.submitted, record.over and record.end(now))
         if state == self.drawn[0] and (state is None or now - self.drawn[1] < CURVE_SECONDS):
             return
         self.drawn = (state, now)
-        found = self.story.curves(record, now) if record else []
-        limit = self.story.limit(record) if record else 0.0
+        found = self.quantity.curves(record, now) if record else []
+        limit = self.quantity.limit(record) if record else 0.0
         top = max([limit, 1.0, *(float(curve.values.max(initial=0.0)) for curve in found)])
         scale, prefix = units.prefix(top)
         end = max(1e-3, record.end(now) - record.submitted) if record else 1.0
@@ -213,10 +213,11 @@ class Curves(Pane):
             "name": [curve.name for curve in found],
         }
         many = record is not None and len(record.lanes) > curves.MOST_CURVES
-        self.root.title.text = f"{self.story.title}\n{'highest, middle, lowest' if many else 'each worker'}; line: plan"
+        shown = "highest, median, lowest" if many else "each worker"
+        self.root.title.text = f"{self.quantity.title}\n{shown}; line: plan"
         self.limit.location = limit / scale
         self.root.y_range.end = 1.08 * top / scale
-        self.root.yaxis.axis_label = prefix + self.story.unit
+        self.root.yaxis.axis_label = prefix + self.quantity.unit
         self.root.x_range.end = end
         ticks = units.ticks(end, LABELS)
         self.root.xaxis.ticker = FixedTicker(ticks=list(ticks))

@@ -1,4 +1,4 @@
-"""The grid of C on the dashboard: who owns each block, how far it is, and what happened to it."""
+"""The grid of C on the dashboard: the owner, the progress and the incidents of each block."""
 
 from __future__ import annotations
 
@@ -16,28 +16,29 @@ from distmm.telemetry.record import Record
 
 __all__ = ["Blocks", "legend"]
 
-# Most cells of the grid of C; a larger grid is drawn with several blocks a cell. 64 x 64 cells are about 8 pixels wide
-# on a laptop, and 40 kB an update.
+# Most cells of the grid of C. In a larger grid a cell shows several blocks. 64 x 64 cells are about 8 pixels wide on a
+# laptop, and an update takes 40 kB.
 MOST_CELLS = 4096
 
-# Most cells that carry their owner's name, most matrices of a batch that carry their index, and most workers that the
-# legend names.
+# Up to these numbers, cells show the name of their owner, matrices of a batch show their index, and the legend names
+# the workers.
 NAMED_CELLS, NAMED_MATRICES, NAMED_WORKERS = 64, 36, 32
 
-# Between the matrices of a batch: so much of a matrix's longer edge.
+# Gap between the matrices of a batch, as a fraction of a matrix's longer edge.
 GAP = 0.12
 
-# Opacity of a block of which nothing is done.
+# Opacity of a block of which no step is done.
 EMPTY = 0.1
 
-# Bokeh's hatch patterns, of which a blank is none.
+# Bokeh's hatch patterns; a blank means no pattern.
 NONE, MIRRORED, RESUMED = " ", "right_diagonal_line", "dot"
 
 
-class Mosaic(NamedTuple):
-    """Where cells lie: each matrix of a batch is `high` x `wide` cells of `side` x `side` blocks, `across` in a line.
+class Layout(NamedTuple):
+    """Positions of the cells.
 
-    Where a batch has more matrices than cells are drawn, `together` of them share their cells.
+    Each matrix of a batch has `high` x `wide` cells of `side` x `side` blocks, and `across` matrices form a line. If a
+    batch has more matrices than `MOST_CELLS`, `together` matrices share a cell.
     """
 
     side: int
@@ -48,8 +49,8 @@ class Mosaic(NamedTuple):
     gap: float
 
     @classmethod
-    def of(cls, record: Record) -> Mosaic:
-        """Lay the blocks of a product out nearly as a square."""
+    def of(cls, record: Record) -> Layout:
+        """Choose the layout for a product whose outline is closest to a square."""
         side = math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
         high, wide = math.ceil(record.rows / side), math.ceil(record.columns / side)
         batch = record.chains // (record.rows * record.columns)
@@ -59,7 +60,7 @@ class Mosaic(NamedTuple):
         return cls(side, high, wide, across, together, GAP * max(high, wide) if tiles > 1 else 0.0)
 
     def place(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Left and upper edges of matrices."""
+        """Return the left and upper edges of matrices, by their number in the batch."""
         return (
             tiles % self.across * (self.wide + self.gap) + self.gap,
             tiles // self.across * (self.high + self.gap) + self.gap,
@@ -67,7 +68,7 @@ class Mosaic(NamedTuple):
 
 
 class Blocks(Pane):
-    """The grid of C: a cell's colour is its owner, its opacity the part of its steps that is done."""
+    """The grid of C. The colour of a cell shows its owner, its opacity the fraction of its steps that is done."""
 
     def __init__(self, **sizing: Any) -> None:
         columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "text", "owner", "done", "state")
@@ -97,7 +98,7 @@ class Blocks(Pane):
             x="left", y="top", text="text", source=self.frames, text_baseline="bottom", text_font_size="11px",
             text_color=theme.LIGHT["ink"],
         )  # fmt: skip
-        # Only the cells that have a hatching: Bokeh makes a pattern for each cell of a renderer with every update.
+        # A renderer for hatched cells only: Bokeh makes a pattern for each cell of a renderer at every update.
         self.root.rect(
             x="x", y="y", width=0.92, height=0.92, source=self.hatched, fill_color=None, line_color=None,
             hatch_pattern="hatch", hatch_color=theme.LIGHT["ink"], hatch_alpha=0.5, hatch_scale=7, hatch_weight=1,
@@ -116,23 +117,23 @@ class Blocks(Pane):
             self.frames.data = {column: [] for column in self.frames.data}
             self.hatched.data = {column: [] for column in self.hatched.data}
             return
-        mosaic = Mosaic.of(record)
+        layout = Layout.of(record)
         matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)
-        tile = matrix // mosaic.together
-        row, column = (at // mosaic.side for at in np.divmod(place, record.columns))
-        cell = (tile * mosaic.high + row) * mosaic.wide + column
+        tile = matrix // layout.together
+        row, column = (at // layout.side for at in np.divmod(place, record.columns))
+        cell = (tile * layout.high + row) * layout.wide + column
         first, members = np.unique(cell, return_index=True, return_counts=True)[1:]
-        left, top = mosaic.place(tile[first])
+        left, top = layout.place(tile[first])
 
         def some(flags: np.ndarray) -> np.ndarray:
-            """Whether something holds for a block of a cell; for a mirror image, what holds for its source."""
+            """Whether a flag is set for any block of each cell; a mirror image has the flags of its source."""
             return np.bincount(cell, weights=flags[record.source]) > 0
 
         again, refuted, resumed = some(record.again), some(record.refuted), some(record.resumed)
         rejected, mirrored = some(record.rejections) & ~refuted, np.bincount(cell, weights=record.mirrored) == members
         owners = [record.owners[record.source[chain]] for chain in first]
         done = np.bincount(cell, weights=record.progress) / members
-        several = mosaic.together * mosaic.side**2 > 1
+        several = layout.together * layout.side**2 > 1
         more = " and its neighbours, in one cell" if several else ""
         edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
         named = record.chains <= NAMED_CELLS
@@ -155,35 +156,35 @@ class Blocks(Pane):
         }
         hatched = mirrored | resumed
         self.hatched.data = {column: np.asarray(self.source.data[column])[hatched] for column in self.hatched.data}
-        if self.shape != (record.product, mosaic):
-            self.shape = (record.product, mosaic)
-            self._frame(record, mosaic, int(tile[-1]) + 1)
+        if self.shape != (record.product, layout):
+            self.shape = (record.product, layout)
+            self._frame(record, layout, int(tile[-1]) + 1)
 
-    def _frame(self, record: Record, mosaic: Mosaic, tiles: int) -> None:
-        """Fit the axes; frame the matrices of a batch."""
-        left, top = mosaic.place(np.arange(tiles if tiles > 1 else 0))
-        named = len(left) <= NAMED_MATRICES and mosaic.together == 1
+    def _frame(self, record: Record, layout: Layout, tiles: int) -> None:
+        """Fit the axes to the layout, and draw a frame around each matrix of a batch."""
+        left, top = layout.place(np.arange(tiles if tiles > 1 else 0))
+        named = len(left) <= NAMED_MATRICES and layout.together == 1
         indices = zip(*np.unravel_index(np.arange(len(left)), record.batches or (1,)), strict=True)
         self.frames.data = {
-            "x": left + mosaic.wide / 2,
-            "y": top + mosaic.high / 2,
-            "width": np.full(len(left), mosaic.wide + mosaic.gap / 4),
-            "height": np.full(len(left), mosaic.high + mosaic.gap / 4),
+            "x": left + layout.wide / 2,
+            "y": top + layout.high / 2,
+            "width": np.full(len(left), layout.wide + layout.gap / 4),
+            "height": np.full(len(left), layout.high + layout.gap / 4),
             "left": left,
-            "top": top - mosaic.gap / 8,
+            "top": top - layout.gap / 8,
             "text": [f"C[{', '.join(map(str, index))}]" if named else "" for index in indices],
         }
-        across, lines = mosaic.across, math.ceil(tiles / mosaic.across)
-        self.root.x_range.update(start=0, end=across * (mosaic.wide + mosaic.gap) + mosaic.gap)
-        self.root.y_range.update(start=lines * (mosaic.high + mosaic.gap) + mosaic.gap, end=0)
-        for axis, count in ((self.root.xaxis[0], mosaic.wide), (self.root.yaxis[0], mosaic.high)):
+        across, lines = layout.across, math.ceil(tiles / layout.across)
+        self.root.x_range.update(start=0, end=across * (layout.wide + layout.gap) + layout.gap)
+        self.root.y_range.update(start=lines * (layout.high + layout.gap) + layout.gap, end=0)
+        for axis, count in ((self.root.xaxis[0], layout.wide), (self.root.yaxis[0], layout.high)):
             axis.visible = tiles == 1
             at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
             axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
-            axis.major_label_overrides = {x + 0.5: str(x * mosaic.side) for x in at}
+            axis.major_label_overrides = {x + 0.5: str(x * layout.side) for x in at}
 
 
-# What the legend says, in the order of a cell's flags, and how a swatch of it looks.
+# Entries of the legend, in the order of a cell's flags, with the CSS of their swatches.
 STATES = {
     "mirrored": f"background: repeating-linear-gradient(45deg, var(--ink) 0 1px, transparent 1px 4px), {theme.DATA}",
     "from disk": f"background: radial-gradient(var(--ink) 1px, transparent 1.5px) 0 0 / 4px 4px, {theme.NOBODY}",
@@ -194,9 +195,9 @@ STATES = {
 
 
 def legend(record: Record | None) -> str:
-    """Explain the colours and patterns of the grid, as HTML; the colours are those of all figures."""
-    begun = [("nothing done", f"background: {theme.DATA}; opacity: {EMPTY}"), ("done", f"background: {theme.DATA}")]
-    entries = [*begun, *STATES.items()]
+    """Return the legend of the grid's colours and patterns as HTML; all figures use the same colours."""
+    progress = [("nothing done", f"background: {theme.DATA}; opacity: {EMPTY}"), ("done", f"background: {theme.DATA}")]
+    entries = [*progress, *STATES.items()]
     names = [] if record is None else sorted(filter(None, record.lanes), key=units.natural)
     if record is not None and len(names) <= NAMED_WORKERS:
         entries += [(f"worker {name}", f"background: {record.color(name)}") for name in names]

@@ -1,7 +1,8 @@
-"""The web server of Dask's scheduler, extended: the only module that uses private parts of its dashboard and of Bokeh.
+"""Additions to the web server of Dask's scheduler. Only this module uses private parts of the dashboard and of Bokeh.
 
-Seen with distributed 2026.7.1 to 2026.8.0 and Bokeh 3.9; `tests/distmm/telemetry/test_dashboard_server.py` fails first
-where other versions differ. Then a warning in the scheduler's log says what is missing, and products go on without it.
+Tested with distributed 2026.7.1 to 2026.8.0 and Bokeh 3.9. If another version differs,
+`tests/distmm/telemetry/test_dashboard_server.py` is the first test to fail. At run time the scheduler then logs a
+warning that names the missing part, and products run without it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,28 @@ __all__ = ["Build", "add_handler", "add_pages", "dress", "has_page"]
 
 logger = logging.getLogger(__name__)
 
-# Fills the document of one visitor: (scheduler, variables of the dashboard's template, document).
+# Fills the document of one browser session: (scheduler, variables of the dashboard's template, document).
 Build = Callable[[Scheduler, dict[str, Any], "Document"], None]
 
 
 def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str, Build]) -> None:
-    """Add a page with an entry in the navigation bar, and plots of their own for JupyterLab's Dask extension.
+    """Add a page with an entry in the navigation bar, and single plots for JupyterLab's Dask extension.
 
-    Nothing happens where the scheduler has no dashboard, or has the page already.
+    Does nothing if the scheduler has no dashboard, or has the page already.
 
     Parameters
     ----------
     scheduler : Scheduler
     page : str
-        Such as ``"distmm"``, for ``/distmm``.
+        Path of the page without its slash: ``"distmm"`` for ``/distmm``.
     build : callable
+        Fills the page.
     plots : mapping
-        By the name that people see, such as ``"distmm rate"``, for ``/individual-distmm-rate``.
+        Functions that fill a plot, by its title: ``"distmm rate"`` for ``/individual-distmm-rate``.
     """
     server = getattr(scheduler, "http_application", None)
     if server is None or not getattr(server, "applications", None):
-        return  # before Bokeh is imported, which takes a second
+        return  # without an import of Bokeh, which takes a second
     try:
         _add_pages(scheduler, server, f"/{page}", build, plots)
     except Exception as error:
@@ -48,13 +50,13 @@ def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str,
 
 
 def has_page(scheduler: Scheduler, page: str) -> bool:
-    """Whether the scheduler serves a page of Bokeh's."""
+    """Whether the scheduler serves a Bokeh page at the path `page`."""
     server = getattr(scheduler, "http_application", None)
     return any(page in getattr(application, "app_paths", ()) for application in getattr(server, "applications", ()))
 
 
 def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:
-    """Answer requests for a path; nothing happens on a scheduler without a web server."""
+    """Let `handler` answer requests for a path; does nothing on a scheduler without a web server."""
     try:
         if hasattr(scheduler, "http_application"):
             scheduler.http_application.add_handlers(".*", [(path, handler, {"dask_server": scheduler})])
@@ -63,7 +65,7 @@ def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:
 
 
 def dress(document: Document, title: str, variables: dict[str, Any], *, bar: bool) -> None:
-    """Give a document the theme of Dask's dashboard, and its navigation bar if `bar` is set."""
+    """Give a document the title and theme of Dask's dashboard, and its navigation bar if `bar` is set."""
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
     document.title = f"Dask: {title}"
@@ -74,7 +76,7 @@ def dress(document: Document, title: str, variables: dict[str, Any], *, bar: boo
 
 
 def _without(what: str, error: Exception) -> None:
-    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products go on without it", what, error)
+    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products run without it", what, error)
 
 
 def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots: Mapping[str, Build]) -> None:
@@ -87,13 +89,13 @@ def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots
         return
     paths = {f"/individual-{name.replace(' ', '-')}": name for name in plots}
     documents = {page: build} | {path: plots[name] for path, name in paths.items()}
-    variables = template_variables(scheduler)  # one for each scheduler, which all pages share
+    variables = template_variables(scheduler)  # all pages of a scheduler share one dictionary
     prefix = dashboards[0].prefix
     application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
     server.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
-    # JupyterLab's extension asks here for the plots that it can show, and Dask's own answer knows only its own.
+    # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
     path = f"{prefix.rstrip('/')}/individual-plots.json"
     server.add_handlers(".*", [(path, _list_of_plots(paths), {"dask_server": scheduler})])
     variables["pages"].insert(1, page.strip("/"))
@@ -104,7 +106,7 @@ def _list_of_plots(paths: dict[str, str]) -> type[Any]:
     from distributed.http.scheduler.info import IndividualPlots
 
     class Plots(IndividualPlots):
-        """Dask's list of plots, with ours."""
+        """Dask's list of plots, with those of distmm."""
 
         def write(self, chunk: dict[str, str]) -> None:
             super().write(chunk | {name.title(): path for path, name in paths.items()})

@@ -1,4 +1,4 @@
-"""What the dashboard's page says in words, as HTML: the table of products, and how far one of them is."""
+"""The text of the dashboard's page, as HTML: the table of products, and the progress of one product."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from distmm.telemetry.record import UNDER_WAY, Figures, Record
 
 __all__ = ["STYLE", "head", "products"]
 
-# Incidents and reasons that the page shows: the last ones, and the first ones.
+# The page shows so many of the last incidents, and so many of the first reasons.
 SHOWN_INCIDENTS, SHOWN_REASONS = 4, 3
 
-# Letters of a path that the table shows, the last ones.
+# The table shows at most so many letters of a path, the last ones.
 LONGEST_TITLE = 48
 
-# Of the parts of the page that hold text, which take the colours that the page sets (`distmm.telemetry.dashboard`).
+# Style sheet of the text elements; `distmm.telemetry.dashboard` sets the colours that it uses.
 STYLE = f"""
 :host {{ {" ".join(f"--{name}: var(--distmm-{name}, {color});" for name, color in theme.LIGHT.items())}
          color: var(--ink); font-size: 13px; }}
@@ -47,15 +47,16 @@ def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str]
     Parameters
     ----------
     records : mapping
-        The newest last.
+        Records by name of the product, the newest last.
     shown : str
-        Which of them the page shows.
+        Name of the product that the page shows.
     asked : mapping
-        Arguments of the page's address, which the link of each product keeps.
+        Arguments of the page's address; the links to products keep them.
     now : float
+        Seconds since the epoch.
     """
     rows = (_row(record, record.product == shown, asked, now) for record in reversed(list(records.values())))
-    labels = ("product", "what is multiplied", "state", "done", "", "time left", "begun", "for", "workers")
+    labels = ("product", "what is multiplied", "state", "done", "", "time left", "started", "for", "workers")
     heads = "".join(f"<th>{label}</th>" for label in labels)
     return f"<table><tr>{heads}</tr>{''.join(rows)}</table>"
 
@@ -79,7 +80,7 @@ def _row(record: Record, shown: bool, asked: Mapping[str, str], now: float) -> s
 
 
 def head(record: Record | None, now: float) -> str:
-    """Say what one product is, how far it is, and why it is slow."""
+    """Return the head of the page: what a product is, its progress, and why it is slower than planned."""
     if record is None:
         return '<div class="muted">No product yet. This page fills when C = A @ B starts on this cluster.</div>'
     f = record.figures(now)
@@ -100,7 +101,7 @@ def head(record: Record | None, now: float) -> str:
         ("state", f.state, bool(_class(f))),
         ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
         ("steps", f"{f.done} of {f.total}", False),
-        ("begun", _clock(record.started or record.submitted, now), False),
+        ("started", _clock(record.started or record.submitted, now), False),
         ("for" if f.state in UNDER_WAY else "took", units.duration(_took(record, now)), False),
         ("now", time.strftime("%H:%M:%S %Z", time.localtime(now)), False),
         ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({ideal:.0%})", False),
@@ -138,7 +139,7 @@ def _class(f: Figures) -> str:
 
 
 def _share(record: Record, f: Figures) -> float:
-    """Fraction of a product that is done: of its steps, those of blocks on disk included."""
+    """Return the fraction of a product's steps that is done; the steps of blocks from disk count as done."""
     kept = f.resumed * record.steps
     return (f.done + kept) / max(1, f.total + kept)
 
@@ -148,20 +149,20 @@ def _took(record: Record, now: float) -> float:
 
 
 def _left(f: Figures) -> str:
-    """Time left of a product that is under way."""
+    """Return the time left as text; empty for a product that has ended."""
     if f.state == "running":
         return units.duration(f.left) if math.isfinite(f.left) else "not known yet"
     return {"waiting": "not known yet", "stalled": "stalled"}.get(f.state, "")
 
 
 def _clock(at: float, now: float) -> str:
-    """Return a time of day, and the day if it is another one."""
+    """Return a time of day, with the date if it is not today's."""
     day, today = (time.strftime("%Y-%m-%d", time.localtime(each)) for each in (at, now))
     return ("" if day == today else f"{day} ") + time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _short(title: str) -> str:
-    """Return the end of a long path, or the name of an array without most of its token."""
+    """Return the end of a long path, or the name of an array with a shortened token."""
     name, _, token = title.rpartition("-")
     if name and len(token) == 32:
         return f"{name}-{token[:6]}"

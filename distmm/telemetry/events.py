@@ -1,7 +1,7 @@
 """Events: what happens to a product while it runs.
 
-The scheduler's plugin (`distmm.telemetry.scheduler`) makes them and `distmm.telemetry.record.Record` sums them up.
-Dashboard, Prometheus, progress and report read that record. Times are seconds since 1970 by the scheduler's clock.
+The scheduler's plugin (`distmm.telemetry.scheduler`) makes events, and `distmm.telemetry.record.Record` sums them up.
+Dashboard, Prometheus, progress and report read that record. Times are seconds since the epoch by the scheduler's clock.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ __all__ = [
     "WorkerLeft",
 ]
 
-# Jobs say what the scheduler cannot see as Dask's structured events under this topic: dictionaries with "event" and
-# "job". "begin" ("path", "kept": blocks on disk, "note": an incident before) and "wave" ("product") say which products
-# belong to a job; "certified" and "certificate-failure" ("blocks": rows and columns) are the results of checks.
-# "failed" ("error") ends a job that found the failure itself, such as a C that is wrong.
+# Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
+# with "event", "job" and further keys:
+#   "begin"                "path", "kept" (blocks on disk), "note" (an incident before the start)
+#   "wave"                 "product": this product is a wave of the job
+#   "certified", "certificate-failure"    "blocks" (rows and columns): results of checks
+#   "failed"               "error": the client found a failure, such as a wrong C
 JOB_TOPIC = "distmm-job"
 
 
@@ -57,7 +59,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """A worker read or made a block of A or B, or judged, reduced and wrote a block of C (`writes`)."""
+    """A worker read or made a block of A or B; with `writes`, it checked, reduced and wrote a block of C."""
 
     worker: str
     writes: bool
@@ -67,7 +69,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """A step has to run again: its result was lost with a worker (`finished`), or it ended without a result."""
+    """A step has to run again. With `finished`, its result was lost with a worker; else its run had no result."""
 
     time: float
     chain: int
@@ -85,7 +87,7 @@ class WorkerLeft:
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A step was given up: nobody wants its result any more."""
+    """A step was cancelled: no client needs its result any more."""
 
     time: float
     chain: int
@@ -94,10 +96,10 @@ class Dropped:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A task failed for good, and the product with it: a step, or a task that loads, judges or writes a block.
+    """A task failed after all retries: a step, or a task that loads, checks or writes a block. The product fails too.
 
-    `cause` is the key of the task. Several events of one cause are one failure: all steps that need a block fail with
-    the task that loads it.
+    `cause` is the key of the task, `what` names it for people. Several events with the same cause count as one failure:
+    all steps that need a block fail with the task that loads it.
     """
 
     time: float
@@ -108,7 +110,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Unwritten:
-    """How many tasks that judge, reduce or write blocks of C are still to be done, of those that have come."""
+    """Number of submitted tasks that check, reduce or write blocks of C and have not finished."""
 
     time: float
     tasks: int
@@ -116,14 +118,14 @@ class Unwritten:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """When each worker of the cluster was last heard of, by name."""
+    """Time of the last heartbeat of each worker of the cluster, by name."""
 
     seen: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Retried:
-    """A task that had failed is to run again, since a client has asked for that."""
+    """A failed task will run again because a client asked for it."""
 
     time: float
     cause: Hashable
@@ -131,7 +133,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Noted:
-    """Something that people should know of, and that nothing else tells."""
+    """An incident that no other event describes."""
 
     time: float
     what: str
@@ -139,7 +141,7 @@ class Noted:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """A GPU as NVML sees it: bytes that all processes use, bytes of memory, fraction of time with a kernel running."""
+    """NVML's figures of a GPU: bytes that all processes use, bytes of memory, fraction of time with a kernel."""
 
     used: int
     total: int
@@ -148,7 +150,11 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A heartbeat: bytes of blocks beyond those before the product, of the process, and received for the product."""
+    """Figures of a heartbeat, in bytes.
+
+    `blocks` counts blocks in memory, without those from before the product. `process` is the memory of the process.
+    `received` counts the blocks received for the product since the last sample.
+    """
 
     time: float
     worker: str
@@ -160,7 +166,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A job has compared the block that a chain made with its certificate."""
+    """A job has checked the block of a chain."""
 
     time: float
     chain: int

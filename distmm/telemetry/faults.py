@@ -1,4 +1,4 @@
-"""Monitoring that fails never fails a product: what it raises is logged as a warning, once for each part of it."""
+"""Errors of monitoring never fail a product: each part of monitoring logs its first error as a warning."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _logged: set[str] = set()
 
 @contextmanager
 def tolerated(part: str) -> Iterator[None]:
-    """Log what is raised here, and go on.
+    """Suppress every exception of the ``with`` block; log the first one of each part.
 
     Parameters
     ----------
     part : str
-        What does not work then, for the warning: "the page of the dashboard".
+        Name of the part for the warning, such as "the page of the dashboard".
     """
     try:
         yield
     except Exception:
         if part not in _logged:
             _logged.add(part)
-            logger.warning("%s failed, and products go on without it", part, exc_info=True)
+            logger.warning("%s failed, and products run without it", part, exc_info=True)

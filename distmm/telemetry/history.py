@@ -1,4 +1,4 @@
-"""What each worker did over time, in a bounded number of bins of equal width. Pure."""
+"""Work of each worker over time, in a bounded number of bins of equal width. Pure."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import numpy as np
 
 __all__ = ["BINS", "History"]
 
-# Bins of a history. When they are full, two and two become one: between half of them and all are in use. 256 workers
-# take half a megabyte.
+# Bins of a history. When all are in use, each pair of neighbours is merged, and half of them are free again. 256
+# workers take half a megabyte.
 BINS = 240
 
-# Seconds of a bin at first: a small product takes a second.
+# Seconds of a bin at the start. A small product takes about a second.
 FIRST_WIDTH = 0.005
 
 
 class History:
-    """Work done over time by each worker: the mean of a bin says nothing false, however long the product runs.
+    """Work over time of each worker. The mean of a bin stays exact when bins are merged.
 
     Parameters
     ----------
     start : float
-        Seconds; earlier work counts to the first bin.
+        Seconds since the epoch. Earlier work counts in the first bin.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class History:
         self.work: dict[str, array[float]] = {}
 
     def add(self, worker: str, start: float, stop: float, work: float) -> None:
-        """Add work that was done evenly from one time to another."""
+        """Add work that a worker did at a constant rate from `start` to `stop`."""
         begin, end = max(0.0, start - self.start), max(0.0, stop - self.start)
         while end >= BINS * self.width:
             self._halve()
@@ -55,12 +55,19 @@ class History:
             bins[at] += speed * self.width
 
     def rates(self, until: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the times of the bins' middles, in seconds since the start, and each worker's rate in each of them.
+        """Return the mean rate of each worker in each bin.
 
         Parameters
         ----------
         until : float
-            Nothing was done later. The bin of this time counts up to it.
+            End of the work so far. The last bin ends here.
+
+        Returns
+        -------
+        times : array, shape (bins,)
+            Middles of the bins, in seconds since `start`.
+        rates : dict
+            By worker, an array of shape (bins,): work per second.
         """
         seconds = max(0.0, until - self.start)
         count = min(BINS, int(np.ceil(seconds / self.width)))
@@ -70,6 +77,7 @@ class History:
         return (edges[:-1] + edges[1:]) / 2, rates
 
     def _halve(self) -> None:
+        """Merge each pair of neighbouring bins."""
         self.width *= 2
         for name, bins in self.work.items():
             pairs = np.frombuffer(bins).reshape(-1, 2).sum(axis=1)

@@ -1,4 +1,4 @@
-"""What should not have happened to a product, and how often it did. Pure."""
+"""Incidents of a product: lost workers, repeated steps, failed checks and other faults. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 __all__ = ["Incident", "Incidents"]
 
-# Incidents kept for display: the first ones tell what happened.
+# Incidents kept for display. The first ones show the cause, so later ones are dropped.
 MOST_INCIDENTS = 200
 
-# Seconds within which incidents of a kind are one.
+# Equal incidents within so many seconds count as one.
 MOMENT_SECONDS = 5.0
 
 
 @dataclass
 class Incident:
-    """Something that should not have happened, and how often it did at that moment."""
+    """A fault at a time (seconds since the epoch), and how often it occurred then."""
 
     time: float
     what: str
@@ -26,10 +26,10 @@ class Incident:
 
 
 class Incidents(list[Incident]):
-    """The incidents of a product, in the order of time."""
+    """The incidents of a product, in order of time."""
 
     def add(self, time: float, what: str) -> None:
-        """Note an incident; equal ones within a moment count as one, since a lost worker interrupts many steps."""
+        """Add an incident. Equal ones close in time are counted together: a lost worker interrupts many steps."""
         for incident in self[-3:]:
             if incident.what == what and time - incident.time < MOMENT_SECONDS:
                 incident.count += 1

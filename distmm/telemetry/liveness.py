@@ -1,4 +1,4 @@
-"""Whether a product goes on: which of its workers are heard of, and how long ago it did something. Pure."""
+"""Whether a product is stalled, from its workers' heartbeats and the time since its last step. Pure."""
 
 from __future__ import annotations
 
@@ -6,31 +6,33 @@ from collections.abc import Iterable, Mapping
 
 __all__ = ["STALLED_SECONDS", "heard_of", "stalled"]
 
-# A worker that has sent no heartbeat for so many seconds is not counted. Heartbeats come every 0.5 s, and less often
-# where there are many workers: every n / 200 + 1 seconds.
+# A worker is silent after so many seconds without a heartbeat, plus so many for each worker of the cluster. Heartbeats
+# come every 0.5 s, and every n / 200 + 1 seconds from many workers.
 SILENT_SECONDS, SILENT_SECONDS_A_WORKER = 15.0, 0.02
 
-# A product is stalled when it has done nothing for so many seconds, and for so many times the longest pause so far.
+# A product is stalled after so many seconds without a step, check or write, if that is also this many times its longest
+# pause so far.
 STALLED_SECONDS, STALLED_PAUSES = 20.0, 3.0
 
 
 def heard_of(planned: int, used: Iterable[str], seen: Mapping[str, float], now: float) -> int:
-    """Return how many of the workers that a plan asks for are there and not silent.
+    """Return how many of a plan's workers are connected and not silent.
 
     Parameters
     ----------
     planned : int
-        Workers of the plan.
+        Number of workers in the plan.
     used : iterable of str
-        Names of the workers that own blocks of the product, or have made some.
+        Names of the workers that own blocks of the product, or have computed some.
     seen : mapping
-        When each worker of the cluster was last heard of; one that has left is not in it.
+        Time of the last heartbeat by name of the worker, for all workers that have not left the cluster.
     now : float
+        Seconds since the epoch.
 
     Notes
     -----
-    A worker that the product does not use yet takes the place of one that has left, and not of one that is silent: the
-    scheduler gives it the tasks when the silent one is given up.
+    A worker that the product does not use yet replaces a worker that has left. It does not replace a silent one: the
+    scheduler moves the tasks only after it has removed the silent worker.
     """
     used = set(used)
     limit = SILENT_SECONDS + SILENT_SECONDS_A_WORKER * len(seen)
@@ -41,15 +43,15 @@ def heard_of(planned: int, used: Iterable[str], seen: Mapping[str, float], now: 
 
 
 def stalled(workers: int, idle: float, pause: float | None) -> bool:
-    """Whether a product stands still.
+    """Whether a product is stalled.
 
     Parameters
     ----------
     workers : int
-        Those that are heard of.
+        Number of workers that send heartbeats (`heard_of`).
     idle : float
-        Seconds since it did something.
+        Seconds since the last step, check or write.
     pause : float or None
-        The longest time so far between two steps; None before the first one, which may wait for slow reads.
+        The longest time between two steps so far. None before the first step, which may wait for slow reads.
     """
     return not workers or (pause is not None and idle > max(STALLED_SECONDS, STALLED_PAUSES * pause))

@@ -1,7 +1,8 @@
-"""Prometheus series, on the ``/metrics`` of scheduler and workers. Each series has one home, so that sums are right.
+"""Prometheus series, on the ``/metrics`` of scheduler and workers.
 
-The scheduler has the series of products (operations, blocks, failures). Each worker has those of itself (bytes
-received, kernel seconds, its GPU). Nothing is counted here: all figures come from the records.
+Either the scheduler or the workers serve a series, never both, so sums over all targets are right. The scheduler serves
+the series of products (operations, blocks, failures). Each worker serves its own series (bytes received, kernel
+seconds, its GPU). All figures come from the records and the workers' plugins; this module counts nothing.
 """
 
 from __future__ import annotations
@@ -20,13 +21,17 @@ from distmm.telemetry.record import UNDER_WAY, Record
 
 __all__ = ["SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
 
-# Name, kind, label and meaning of every series; counters get the suffix _total when they are written.
+# Kind, label and meaning of every series, by name. prometheus_client adds the suffix _total to counters.
 SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
-    "distmm_products": ("counter", "", "Products that were begun; a job is one."),
-    "distmm_failures": ("counter", "", "Tasks that failed for good: loads, steps, checks and writes of products."),
+    "distmm_products": ("counter", "", "Products that were started; a job is one."),
+    "distmm_failures": (
+        "counter",
+        "",
+        "Tasks that failed after all retries: loads, steps, checks and writes of products.",
+    ),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
     "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
@@ -48,13 +53,13 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
         "product",
         "Time since the product's last step, check or write; 0 when it is over.",
     ),
-    "distmm_stalled": ("gauge", "product", "1 while the product stands still: no step for long, or no workers."),
+    "distmm_stalled": ("gauge", "product", "1 while the product is stalled: no step for long, or no workers."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
     "distmm_planned_peak_bytes": (
         "gauge",
         "",
-        "Peak of the blocks on one worker: the last product's plan, and what was there.",
+        "Peak of the blocks on one worker: the last product's plan, and blocks from before it.",
     ),
     # on the workers
     "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),
@@ -65,11 +70,11 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_gpu_utilization_ratio": ("gauge", "worker", "Fraction of time with a kernel running on the worker's GPU."),
 }
 
-Reading = tuple[str, str, float]  # series, value of its label, value
+Reading = tuple[str, str, float]  # name of the series, value of its label, value
 
 
 def counts(record: Record) -> Counter[str]:
-    """Return what a record has counted, by series and label ("distmm_flops/worker-0")."""
+    """Return the counters of a record, by series and label (``"distmm_flops/worker-0"``)."""
     found: Counter[str] = Counter(
         distmm_products=1,
         distmm_failures=record.failed,
@@ -84,8 +89,8 @@ def counts(record: Record) -> Counter[str]:
 
 
 def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Reading]:
-    """Read the products on one scheduler, and what records that are gone had counted."""
-    # Counters are there, at 0, before anything happens: Prometheus sees no increase in a series that begins at 1.
+    """Return the series of the products on one scheduler; `past` has the counters of records that were dropped."""
+    # Counters exist at 0 from the start: Prometheus sees no increase in a series that begins at 1.
     totals = Counter({name: 0 for name, (kind, label, _) in SERIES.items() if kind == "counter" and not label})
     totals.update(past)
     for record in records:
@@ -116,21 +121,21 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
 
 
 class _Collector:
-    """Collects from all schedulers and workers of this process, which share one Prometheus registry."""
+    """Collects the series of all schedulers and workers of this process, which share one Prometheus registry."""
 
     def __init__(self) -> None:
         self.sources: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the registry need not know the names beforehand."""
+        """Return no names: the registry does not need them in advance."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Read all sources now."""
+        """Return the present value of all series."""
         readings: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for source in list(self.sources):
             for name, value_of_label, value in source.readings():
-                # Two clusters of one process count together: a series may be given once only.
+                # The registry accepts a series once only, so the counters of two clusters in one process are added.
                 before = readings[name].get(value_of_label, 0) if SERIES[name][0] == "counter" else 0
                 readings[name][value_of_label] = before + value
         for name, values in readings.items():
@@ -144,17 +149,17 @@ class _Collector:
 
 @cache
 def _collector() -> _Collector:
-    """Return the one of this process, registered on first use."""
+    """Return the collector of this process, registered on first use."""
     collector = _Collector()
     REGISTRY.register(collector)
     return collector
 
 
 def expose(source: Any) -> None:
-    """Show the readings of a plugin, ``source.readings()``, for as long as it lives or until `withdraw`."""
+    """Serve the readings of a plugin, ``source.readings()``, until it is deleted or passed to `withdraw`."""
     _collector().sources.add(source)
 
 
 def withdraw(source: Any) -> None:
-    """Show the readings of a plugin no more."""
+    """Stop serving the readings of a plugin."""
     _collector().sources.discard(source)

@@ -1,4 +1,4 @@
-"""Where a person opens the page of a cluster's products."""
+"""The address of the page ``/distmm`` for a browser on the client's machine."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PAGE = "/distmm"
 
 
 def page_address(client: Client) -> str | None:
-    """Say where the page ``/distmm`` of a cluster opens on this machine.
+    """Return the address at which a browser on this machine opens the page ``/distmm`` of a cluster.
 
-    It starts the cluster's telemetry, so that the page is there before the first product.
+    This starts the cluster's telemetry, so the page exists before the first product.
 
     Parameters
     ----------
@@ -28,8 +28,8 @@ def page_address(client: Client) -> str | None:
     Returns
     -------
     str or None
-        Its address, with the ``ssh -L`` that it needs where the dashboard listens on the localhost of another machine;
-        None for a scheduler without pages.
+        The address. If the dashboard listens on the localhost of another machine, the text includes the ``ssh -L``
+        command to run first. None for a scheduler without the page.
     """
     telemetry.install(client)
     with tolerated("the dashboard's address"):
@@ -38,14 +38,14 @@ def page_address(client: Client) -> str | None:
             return None
         (host, listens, port), link = at, client.dashboard_link
         elsewhere = host != socket.gethostname() and ipaddress.ip_address(listens).is_loopback
-        if elsewhere and "//localhost:" not in link:  # Dask's own link has the other machine's name, unless it was set
+        if elsewhere and "//localhost:" not in link:  # Dask's default link has the other machine's name
             return f"http://localhost:{port}{PAGE} after ssh -N -L {port}:127.0.0.1:{port} {host}"
         return str(link).removesuffix("/status") + PAGE
     return None
 
 
 def _at(dask_scheduler: Scheduler) -> tuple[str, str, int] | None:
-    """Return the scheduler's host and where its pages listen; None without pages. Runs on the scheduler."""
+    """Return host, listening address and port of the web server; None without the page. Runs on the scheduler."""
     if not dashboard_server.has_page(dask_scheduler, PAGE):
         return None
     server = dask_scheduler.http_server

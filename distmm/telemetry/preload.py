@@ -1,4 +1,4 @@
-"""``dask scheduler --preload distmm.telemetry.preload``: page and series exist before the first product."""
+"""Preload module for ``dask scheduler --preload distmm.telemetry.preload``: adds page and series at the start."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["dask_setup"]
 
 
 async def dask_setup(scheduler: Scheduler) -> None:
-    """Start the telemetry of a scheduler; called by Dask, which has read this module's name from its command line."""
+    """Start the telemetry of a scheduler. Dask calls this function of a preload module."""
     await scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)

@@ -1,4 +1,4 @@
-"""A product's progress: a live line on terminals and in notebooks, a plain line every few seconds elsewhere."""
+"""Progress display: a live line on terminals and in notebooks, plain lines every few seconds elsewhere."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from distmm.telemetry.record import UNDER_WAY, Figures
 
 __all__ = ["Report", "live", "watch"]
 
-# Seconds between plain lines: an hour's job leaves seven hundred in its log.
+# Seconds between plain lines. A job of one hour writes about 700 lines to its log.
 QUIET_SECONDS = 5.0
 
-# Seconds between two looks at a product.
+# Seconds between two requests for the figures of a product.
 POLL_SECONDS = 0.5
 
 Report = Callable[[Figures | None], None]
@@ -36,14 +36,14 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
     Parameters
     ----------
     console : rich.console.Console, optional
-        Where to show it; by default on stderr, or below the cell of a notebook.
+        Console for the display; by default stderr, or the output of a notebook's cell.
     quiet_seconds : float
-        Least seconds between two lines where `console` is neither a terminal nor a notebook.
+        Minimum seconds between two lines if `console` is neither a terminal nor a notebook.
 
     Yields
     ------
     callable
-        To be called with the figures, as often as they are known. None (not known yet) changes nothing.
+        Call it with each new `Figures`; it ignores None (no figures yet).
     """
     console = console or Console(stderr=not _in_notebook(), force_jupyter=_in_notebook())
     if console.is_jupyter:
@@ -57,29 +57,29 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
 
 
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
-    """Show the progress of a product that has been started, until it is done. An interrupt ends the display only.
+    """Show the progress of a running product until it ends. An interrupt ends the display only.
 
     Parameters
     ----------
     C : dask.array.Array
         Result of `distmm.matmul` or `distmm.gemm` that has been persisted or is being computed.
     client : distributed.Client, optional
-        Dask's current one by default.
+        Dask's current client by default.
     console : rich.console.Console, optional
         As in `live`.
 
     Returns
     -------
     Figures
-        The last ones: counts, rate, bytes moved, and the state in which the product ended.
+        The final counts, rate, bytes moved, and the state in which the product ended.
 
     Raises
     ------
     ValueError
-        If the scheduler knows no such product: it has not been started, or it is no product.
+        If the scheduler does not know the product: C has not been started, or is not the result of a product.
     """
     client = client or Client.current()
-    # What this client has asked for may be on its way. Until then, the scheduler knows of an earlier run at most.
+    # Wait until the client's requests have reached the scheduler: before that it may know only an earlier run of C.
     while not telemetry.arrived(client, _pending(client)):
         time.sleep(POLL_SECONDS / 10)
     with live(console) as report:
@@ -97,12 +97,12 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
 
 
 def _pending(client: Client) -> list[Any]:
-    """Keys of what this client has asked for, and has not got."""
+    """Return the keys of this client's pending futures."""
     return [key for key, state in list(client.futures.items()) if state.status == "pending"]
 
 
 def describe(f: Figures) -> str:
-    """Say the rate so far, the time left and what went wrong, in one line."""
+    """Return one line with the rate so far, the time left, and failures."""
     if f.state == "stalled":
         return f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"
     if not f.done and f.state in UNDER_WAY:
@@ -127,7 +127,7 @@ def _progress(**options: Any) -> Progress:
 
 
 def _in_notebook() -> bool:
-    """Whether this is a Jupyter kernel, which shows rich output; IPython on a terminal does not."""
+    """Whether this process is a Jupyter kernel. IPython on a terminal is not: it shows no rich output."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return shell is not None and hasattr(shell, "kernel")
@@ -147,7 +147,7 @@ def _bar(console: Console) -> Iterator[Report]:
 
 @contextmanager
 def _cell() -> Iterator[Report]:
-    """Show it below a notebook's cell by IPython's display: rich's live display needs ipywidgets."""
+    """Show the progress below a notebook's cell with IPython's display: rich's live display would need ipywidgets."""
     from IPython.display import display
 
     bar = _progress(console=Console(force_jupyter=True), auto_refresh=False)

@@ -1,4 +1,4 @@
-"""``/distmm-targets.json``: addresses of the workers for Prometheus' HTTP discovery; workers choose their own ports."""
+"""``/distmm-targets.json``: the workers' addresses for Prometheus' HTTP discovery, since workers choose their ports."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATH = "/distmm-targets.json"
 
 
 def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Addresses of the workers' ``/metrics``, in Prometheus' own form."""
+    """Return the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
     found = (scheduler.get_worker_service_addr(address, "dashboard") for address in scheduler.workers)
     return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
 
@@ -28,5 +28,5 @@ class _Targets(RequestHandler):
 
 
 def install(scheduler: Scheduler) -> None:
-    """Answer at ``/distmm-targets.json``; nothing happens on a scheduler without a web server."""
+    """Serve ``/distmm-targets.json``; does nothing on a scheduler without a web server."""
     dashboard_server.add_handler(scheduler, PATH, _Targets)

@@ -1,4 +1,4 @@
-"""The sum of a product's events. Pure, and small enough to be sent from scheduler to client."""
+"""The record of a product: the sum of its events. Pure, and small enough to send from scheduler to client."""
 
 from __future__ import annotations
 
@@ -34,21 +34,47 @@ from distmm.telemetry.worker_totals import Lane
 
 __all__ = ["UNDER_WAY", "Figures", "Record"]
 
-# States of a product that is not over. The others: "complete", "failed" and "cancelled".
+# States of a product that has not ended. The other states are "complete", "failed" and "cancelled".
 UNDER_WAY = ("waiting", "running", "stalled")
 
-# Runs and transfers kept for the timeline: 20 MB. Plans have far fewer tasks, as the scheduler bounds their number.
-# Reads and writes are one a block.
+# Most runs and transfers, and most reads and writes, that are kept for the timeline. They take 20 MB. Plans have far
+# fewer tasks, and one read or write for each block.
 MOST_RUNS, MOST_ACCESSES = 200_000, 50_000
 
 
 class Figures(NamedTuple):
-    """How far a product is. Counts are steps; `rate` is FLOP/s since the first step began.
+    """The progress of a product.
 
-    `left` is seconds at the recent rate (see `distmm.telemetry.time_left`). For a job it counts until the last block is
-    checked and on the disk; it is infinite while nothing is known, and while the product is stalled. `error` says what
-    failed first, where the state is "failed". `workers` of `planned` workers are heard of. `idle` is seconds since the
-    product did something, `silent` seconds since the heartbeat of the worker that has sent none for longest.
+    Attributes
+    ----------
+    done, total : int
+        Steps that are done, and all steps.
+    blocks_done, blocks : int
+        Blocks of C that are done, and all blocks.
+    flops, seconds, rate : float
+        Operations so far, seconds since the first step began, and FLOP/s over this time.
+    left : float
+        Seconds left at the recent rate (`distmm.telemetry.time_left`); for a job, until the last block is checked and
+        on disk. Infinite before the first step, and while the product is stalled.
+    moved, bound : int
+        Bytes that workers received from others, and the lower bound of a 2-D product.
+    again, interrupted : int
+        Results of steps that were lost and computed again; runs of steps that ended without a result.
+    failed : int
+        Tasks that failed after all retries.
+    resumed : int
+        Blocks of C that were on disk before.
+    refuted : int
+        Blocks of C whose last check failed.
+    state : {"waiting", "running", "stalled", "complete", "failed", "cancelled"}
+    error : str
+        The first failure, if the state is "failed".
+    workers, planned : int
+        Workers that send heartbeats, and workers of the plan.
+    idle : float
+        Seconds since the last step, check or write.
+    silent : float
+        Seconds since the last heartbeat, of the worker for which this is longest.
     """
 
     done: int
@@ -75,28 +101,28 @@ class Figures(NamedTuple):
 
 
 class Record:
-    """One product: its plan, which steps of which chains are done, and who did what when.
+    """One product: its plan, the steps that are done, and the activity of each worker over time.
 
     Parameters
     ----------
     product : str
-        Name of C as a Dask array, or the name of a job, whose waves are products of their own.
+        Name of C as a Dask array, or the name of a job, whose waves are separate products.
     plan : Plan
     submitted : float
-        When the scheduler got its graph.
+        When the scheduler received the graph, in seconds since the epoch.
     title : str, optional
-        Where a job's C goes. A job computes all blocks but those in `kept`.
+        Path of a job's C. A job computes all blocks except those in `kept`.
     kept : sequence of int, optional
         Chains whose blocks were on disk before.
     numbers : dict, optional
-        Number of each worker, which its colour follows: that of the scheduler, for all its products.
+        Number of each worker, which determines its colour. All products of a scheduler share this dictionary.
 
     Attributes
     ----------
     done : array of bool, shape (chains, steps)
-        A chain is a block of C: see `chain`.
+        Whether a step is done. There is one chain for each block of C (`chain`).
     owners : list of str, by chain
-        Worker that ran the chain's last step so far, or that is to run it.
+        Worker that ran the last step of the chain so far, or that will run the first one.
     """
 
     def __init__(
@@ -110,17 +136,18 @@ class Record:
     ) -> None:
         self.product, self.plan, self.submitted = product, plan, submitted
         self.title = title or product
-        self.whole = bool(title) or len(plan.waves) > 1  # more steps will come than have come
+        self.whole = bool(title) or len(plan.waves) > 1  # the graph of later waves arrives later
         b = plan.blocking
         self.batches = tuple(len(edges) for edges in b.batch)
         self.rows, self.columns = len(b.m), len(b.n)
         parts = b.parts(plan.grid.layers)
-        # The sums of partial blocks, where k is split, are steps too, of few operations that no formula counts.
+        # With split k, the sums of partial blocks are steps too. Their few operations are not counted.
         depths = np.zeros(b.chain_tasks(plan.grid.layers))
         products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
         depths[: len(products)] = products
         self.chains, self.steps = b.c_blocks, len(depths)
-        # The chain that makes each block: above the diagonal of a symmetric product, that of its mirror image.
+        # The chain that makes each block. In a symmetric product, the chain of its mirror image makes a block above the
+        # diagonal.
         self.source = np.arange(self.chains)
         if b.triangle:
             matrices = self.source.reshape(-1, self.rows, self.columns)
@@ -131,29 +158,29 @@ class Record:
         self.resumed = np.zeros(self.chains, dtype=bool)
         self.resumed[list(kept)] = True
         self.certified = np.zeros(self.chains, dtype=bool)
-        self.refuted = np.zeros(self.chains, dtype=bool)  # until a new block passes
+        self.refuted = np.zeros(self.chains, dtype=bool)  # failed its last check
         self.rejections = np.zeros(self.chains, dtype=np.int32)
-        self.interrupted = 0  # runs that ended without a result and are repeated
-        self.unwritten = 0  # tasks that are still to judge, reduce or write blocks, of those that have come
-        self.failed = 0  # tasks that failed for good, those that were tried again included
-        self.failures: dict[Hashable, str] = {}  # key of each task that has failed, and was not tried again -> why
+        self.interrupted = 0  # runs of steps that ended without a result and are repeated
+        self.unwritten = 0  # submitted tasks that check, reduce or write blocks and have not finished
+        self.failed = 0  # tasks that failed, also if a client had them run again
+        self.failures: dict[Hashable, str] = {}  # key of each failed task that does not run again -> its error
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.numbers = {} if numbers is None else numbers
-        self.before: dict[str, int] = {}  # bytes of blocks that workers held when the product came
+        self.before: dict[str, int] = {}  # bytes of blocks that each worker held before the product
         self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
         self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
         self.accesses: deque[Access] = deque(maxlen=MOST_ACCESSES)  # reads of A and B, writes of C
-        self.history = History(submitted)  # of the operations, repeated ones too
+        self.history = History(submitted)  # of operations, repeated ones included
         self.incidents = Incidents()
-        self.seen: Mapping[str, float] | None = None  # when the workers of the cluster were last heard of, by name
-        self.advanced = submitted  # when something was last done: a step, a check, a write
+        self.seen: Mapping[str, float] | None = None  # last heartbeat of each worker of the cluster
+        self.advanced = submitted  # time of the last step, check or write
         self.started: float | None = None
         self.stopped: float | None = None
-        self.pace: Pace | None = None  # of the operations, repeated ones too
-        self.ends = np.zeros(self.chains)  # when the last step of each chain so far ended
-        self.afterwards = 0.0  # seconds from there until the block is checked and written, of late
-        self.ended: str = ""  # why nothing more will come, where the product is not complete
+        self.pace: Pace | None = None  # of operations, repeated ones included
+        self.ends = np.zeros(self.chains)  # end of the last step of each chain so far
+        self.afterwards = 0.0  # recent seconds from the last step of a chain until its block is checked and written
+        self.ended: str = ""  # state of a product that ended without being complete
         areas = np.outer(b.m, b.n).ravel()
         counts = np.ones(1)
         for edges in b.batch:
@@ -162,42 +189,42 @@ class Record:
         self.step_flops = np.outer(np.outer(counts, areas).ravel(), depths) * unit
 
     def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
-        """Index of the chain that makes block ``C[*batch, i, j]``."""
+        """Return the index of the chain of block ``C[*batch, i, j]``."""
         at = 0
         for index, length in zip(batch, self.batches, strict=True):
             at = at * length + index
         return (at * self.rows + i) * self.columns + j
 
     def block(self, chain: int) -> str:
-        """Name of a chain's block, as in ``C[0, 3]``."""
+        """Return the name of a chain's block, as in ``C[0, 3]``."""
         *batch, i, j = np.unravel_index(chain, (*self.batches, self.rows, self.columns))
         return f"C[{', '.join(str(int(x)) for x in (*batch, i, j))}]"
 
     def lane(self, worker: str) -> Lane:
-        """Totals of a worker."""
+        """Return the totals of a worker; a new worker gets new ones."""
         return self.lanes.setdefault(worker, Lane())
 
     def color(self, worker: str) -> str:
-        """Colour of a worker."""
+        """Return the colour of a worker."""
         return theme.worker_color(self.numbers.setdefault(worker, len(self.numbers)))
 
     @property
     def shape(self) -> str:
-        """What is multiplied: shapes and type."""
+        """Shapes and type of the product as text."""
         return self.plan.rows()[0][1].rpartition(", ")[0]
 
     @property
     def mirrored(self) -> np.ndarray:
-        """Whether a block is the mirror image of another one, by chain."""
+        """Whether each block is the mirror image of another one, shape (chains,)."""
         return np.not_equal(self.source, np.arange(self.chains))
 
     @property
     def refutations(self) -> int:
-        """How often a block failed its check."""
+        """Number of failed checks."""
         return int(self.rejections.sum())
 
     def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
-        """Count a step that has come to the scheduler."""
+        """Add a step that was submitted to the scheduler."""
         self._begin_anew(time)
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
@@ -206,30 +233,30 @@ class Record:
 
     @property
     def expected(self) -> np.ndarray:
-        """Steps that are to be done, shape (chains, steps): those that have come, and those of later waves."""
-        to_come = ~self.resumed & ~self.mirrored
-        return np.broadcast_to(to_come[:, None], self.done.shape) if self.whole else self.wanted
+        """Steps to do, shape (chains, steps): the submitted ones, and those of later waves."""
+        computed = ~self.resumed & ~self.mirrored
+        return np.broadcast_to(computed[:, None], self.done.shape) if self.whole else self.wanted
 
     @property
     def made(self) -> bool:
-        """Whether every step that is to be done is done."""
+        """Whether all expected steps are done."""
         expected = self.expected
         return bool(expected.any()) and not bool((expected & ~self.done).any())
 
     @property
     def complete(self) -> bool:
-        """Whether every step is done, and all that judges, reduces and writes the blocks."""
+        """Whether all steps are done, and all tasks that check, reduce and write the blocks."""
         return not self.unwritten and self.made
 
     @property
     def progress(self) -> np.ndarray:
-        """Fraction of each block that is done, shape (chains,); blocks that were on disk already are done."""
+        """Fraction of each block that is done, shape (chains,); 1 for blocks that were on disk before."""
         return np.where(self.resumed, 1.0, self.done.mean(axis=1))[self.source]
 
     def figures(self, now: float) -> Figures:
-        """How far the product is at the time `now`."""
+        """Return the progress of the product at the time `now` (seconds since the epoch)."""
         expected = self.expected
-        flops, to_come = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
+        flops, remaining = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
         end = self.stopped if self.over and self.stopped else now
         seconds = max(0.0, end - self.started) if self.started is not None else 0.0
         rate = flops / seconds if seconds else 0.0
@@ -245,7 +272,7 @@ class Record:
             flops=flops,
             seconds=seconds,
             rate=rate,
-            left=math.inf if stalled else self._left(now, to_come),
+            left=math.inf if stalled else self._left(now, remaining),
             moved=sum(lane.received for lane in self.lanes.values()),
             bound=self.plan.cost.bytes_bound,
             again=int(self.again.sum()),
@@ -262,12 +289,12 @@ class Record:
         )
 
     def end(self, now: float) -> float:
-        """When the last step, check or write of a product was, that is over; else now."""
+        """Return when the last step, check or write of an ended product was; `now` for a running one."""
         return self.advanced if self.over else now
 
     @property
     def over(self) -> bool:
-        """Whether nothing more will come of the product."""
+        """Whether the product has ended: complete, failed or cancelled."""
         return bool(self.failures) or self.complete or bool(self.ended)
 
     @property
@@ -276,13 +303,13 @@ class Record:
             return "failed"
         return "complete" if self.complete else self.ended or ("running" if self.runs else "waiting")
 
-    def _left(self, now: float, to_come: float) -> float:
+    def _left(self, now: float, flops: float) -> float:
         if self.pace is None:
             return math.inf
-        return self.pace.left(now, to_come) + self.afterwards if to_come else 0.0
+        return self.pace.left(now, flops) + self.afterwards if flops else 0.0
 
     def add(self, event: Event) -> None:
-        """Count an event."""
+        """Add an event."""
         match event:
             case StepRun():
                 self._run(event)
@@ -350,6 +377,6 @@ class Record:
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
 
     def _begin_anew(self, time: float) -> None:
-        """Let the time without work begin now, if there was nothing to do until now."""
+        """Restart the idle time at `time` if the product had no work until then."""
         if time - self.advanced > liveness.STALLED_SECONDS and self.made:
             self.advanced = time

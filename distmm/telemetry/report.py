@@ -1,7 +1,7 @@
-"""The report of one product: a single HTML file without scripts or links, for a mail or an archive.
+"""The report of one product: a single HTML file without scripts or links, to send by mail or to archive.
 
-It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate, memory and bytes moved beside those of
-the plan; what went wrong; and what the check of C found.
+It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate, memory and bytes moved, compared with
+the plan; incidents; and the result of the check of C.
 """
 
 from __future__ import annotations
@@ -30,14 +30,26 @@ __all__ = ["html", "write"]
 Rows = Sequence[tuple[str, str]]
 
 
-def write(path: str | Path, record: Record, **what: Any) -> Path:
-    """Write the report of a product, whole or not at all; a file of the same name is replaced.
+def write(path: str | Path, record: Record, **options: Any) -> Path:
+    """Write the report of a product. The write is atomic and replaces an existing file.
 
-    `what` is what `html` takes.
+    Parameters
+    ----------
+    path : str or path
+        Name of the HTML file.
+    record : Record
+        See `distmm.telemetry.client.read`.
+    **options
+        Keyword arguments of `html`.
+
+    Returns
+    -------
+    Path
+        Where the report is.
     """
     path = Path(path)
     draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(html(record, **what), encoding="utf-8")
+    draft.write_text(html(record, **options), encoding="utf-8")
     draft.replace(path)
     return path
 
@@ -49,13 +61,18 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     ----------
     record : Record
     title : str, optional
-        By default the record's.
+        By default the title of the record.
     certificate : sequence of (str, str), optional
-        What is known of the check of C, as labels and values.
+        Facts about the check of C, as labels and values.
     runs : sequence of sequences of str, optional
-        Of a job that was resumed, a row for each run; the first row holds the labels.
+        For a resumed job: a row of labels, then a row for each run.
+
+    Returns
+    -------
+    str
+        The HTML document.
     """
-    from distmm.telemetry import charts  # and matplotlib, half a second that a product without a report need not wait
+    from distmm.telemetry import charts  # here, because matplotlib takes half a second to import
 
     lanes = sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
     end = max(record.advanced, record.submitted + 1e-3)
@@ -94,7 +111,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         incidents=_incidents(record),
         versions=escape(
             f"distmm {VERSION}, dask {dask.__version__}, distributed {distributed.__version__}, "
-            f"Python {platform.python_version()}; written {time.strftime('%Y-%m-%d %H:%M:%S %z')}"
+            f"Python {platform.python_version()}; written {units.date(time.time())}"
         ),
     )
 
@@ -106,8 +123,8 @@ def _summary(record: Record) -> list[tuple[str, str]]:
     busy = sum(lane.seconds for lane in record.lanes.values())
     return [
         ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
-        ("begun", _date(record.submitted)),
-        ("ended" if record.over else "last step", _date(record.advanced)),
+        ("started", units.date(record.submitted)),
+        ("ended" if record.over else "last step", units.date(record.advanced)),
         ("host", platform.node()),
         *([("batch job", job)] if (job := batch_job()) else []),
         ("checked", _checked(record)),
@@ -122,7 +139,7 @@ def _summary(record: Record) -> list[tuple[str, str]]:
             f"{units.size(peak)} of blocks on a worker at most, {units.size(record.plan.cost.peak_bytes)} planned",
         ),
         *([("error", f.error)] if f.error else []),
-        ("trouble", f"{f.failed} failures, {f.interrupted} interrupted, {f.again} computed again"),
+        ("faults", f"{f.failed} failures, {f.interrupted} interrupted, {f.again} computed again"),
         ("resumed", f"{f.resumed} blocks were on disk already"),
     ]
 
@@ -146,19 +163,15 @@ def _activity(record: Record, lanes: list[tuple[str, Lane]]) -> list[Activity]:
 
 
 def _certificate(record: Record, rows: Rows) -> str:
-    return _table([("as they were made", _checked(record)), *rows])
+    return _table([("block by block", _checked(record)), *rows])
 
 
 def _checked(record: Record) -> str:
     passed = int(record.certified.sum())
     if not passed and not record.refutations:
         return "not checked"
-    wrong = f", {int(record.refuted.sum())} of them not made right since" if record.refuted.any() else ""
+    wrong = f", {int(record.refuted.sum())} of them not corrected yet" if record.refuted.any() else ""
     return f"{passed} blocks passed, {record.refutations} failed{wrong}"
-
-
-def _date(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
 
 
 def _runs(runs: Sequence[Sequence[str]]) -> str:
@@ -213,8 +226,8 @@ footer, p.note {{ color: var(--muted); font-size: .87em; }}
 <h2>Plan</h2>
 {plan}
 <h2>Timeline</h2>
-<p class="note">A lane is a worker: its products in its colour; below them {colors}; its loss in red.
-Times count from the beginning.</p>
+<p class="note">Each lane shows a worker: its products in its colour, below them {colors}, and its loss in red.
+Times start when the product was submitted.</p>
 {timeline}
 <h2>Rate of the workers</h2>
 {rate}

@@ -1,6 +1,6 @@
-"""Scheduler plugin: turns what happens to products into events, and keeps the record of each product.
+"""Scheduler plugin: turns the transitions of products' tasks into events, and keeps the record of each product.
 
-It only listens: `distmm.scheduler.plugin` decides what runs where. Dask logs what its handlers raise and goes on.
+It changes nothing: `distmm.scheduler.plugin` decides what runs where. Dask logs and suppresses errors of its handlers.
 """
 
 from __future__ import annotations
@@ -47,29 +47,29 @@ __all__ = ["Telemetry"]
 
 logger = logging.getLogger(__name__)
 
-# Products whose records are kept: the page and the report want the last ones after they are done.
+# Number of records that are kept: page and report also show products that have ended.
 KEPT = 8
 
-# Milliseconds between two looks at the workers' heartbeats, which come every half second at most.
+# Milliseconds between two reads of the workers' heartbeats, which come at most every half second.
 SAMPLE_MILLISECONDS = 500
 
-# Seconds for which a finished product is still sampled: heartbeats of 256 workers come every 2.3 s.
+# Seconds for which an ended product is still sampled: heartbeats of 256 workers come every 2.3 s.
 LINGER_SECONDS = 10.0
 
-# Letters of an error that are kept: a path and what is wrong with it.
+# Letters of an error that are kept: enough for a path and its fault.
 LONGEST_ERROR = 400
 
-# States of a task that is to be done.
+# States of a task that has still to run.
 TO_DO = ("waiting", "no-worker", "queued", "processing")
 
 
 class Telemetry(SchedulerPlugin):
-    """The records of the last products on one scheduler, the newest last.
+    """Keeps the records of the last products on one scheduler.
 
     Attributes
     ----------
     records : dict
-        By product, or by job.
+        Records by name of the product or job, the newest last.
     """
 
     name = "distmm-telemetry"
@@ -77,24 +77,24 @@ class Telemetry(SchedulerPlugin):
 
     def __init__(self) -> None:
         self.records: dict[str, Record] = {}
-        self.past: Counter[str] = Counter()  # what the records that are gone had counted (see `metrics`)
+        self.past: Counter[str] = Counter()  # counters of the records that were dropped (see `metrics`)
         self.names: dict[str, str] = {}  # address -> name of the worker
-        self.numbers: dict[str, int] = {}  # name -> number of the worker, which its colour follows
-        self.known: Counter[str] = Counter()  # product -> tasks that the scheduler knows
+        self.numbers: dict[str, int] = {}  # name -> number of the worker, which determines its colour
+        self.known: Counter[str] = Counter()  # product -> number of tasks that the scheduler knows
         self.arrays: defaultdict[str, set[str]] = defaultdict(set)  # product -> names of the arrays that it reads
         self.readers: dict[str, str] = {}  # array -> the last product that reads it
         self.jobs: dict[str, str] = {}  # product -> the job that it is a wave of
-        self.begun: dict[str, dict[str, Any]] = {}  # job -> what it said when it began
-        # Product -> tasks that are still to judge, reduce or write its blocks.
+        self.begin_messages: dict[str, dict[str, Any]] = {}  # job -> its "begin" message
+        # Product -> unfinished tasks that check, reduce or write its blocks.
         self.unwritten: defaultdict[str, set[Hashable]] = defaultdict(set)
-        self.causes: defaultdict[Hashable, set[str]] = defaultdict(set)  # task that has failed -> products it ended
+        self.causes: defaultdict[Hashable, set[str]] = defaultdict(set)  # failed task -> products that failed with it
         self.repeating: set[object] = set()  # keys whose run ended without a result
         self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
 
     async def start(self, scheduler: Scheduler) -> None:
-        """Listen; show the page and the series; have each worker report what only it knows."""
+        """Start listening; add the page, the series and the plugin of the workers."""
         if scheduler.plugins.setdefault(self.name, self) is not self:
-            return  # two clients asked at once
+            return  # another client was first
         self.scheduler = scheduler
         for worker in scheduler.workers.values():
             self.add_worker(scheduler, worker.address)
@@ -116,7 +116,7 @@ class Telemetry(SchedulerPlugin):
         metrics.withdraw(self)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
-        """Remember the worker's name: its address says nothing to people, and changes when it is restarted."""
+        """Store the worker's name, since a restart changes its address; choose its number, which sets its colour."""
         name = str(scheduler.workers[worker].name)
         self.names[worker] = name = name.rpartition("//")[2]
         if name not in self.numbers:
@@ -126,7 +126,7 @@ class Telemetry(SchedulerPlugin):
             self.numbers[name] = min(set(range(len(self.numbers) + 1)) - set(self.numbers.values()))
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
-        """Note the loss in the products that are under way."""
+        """Record the loss in the running products."""
         name = self.names.pop(worker, worker)
         self.received = {key: total for key, total in self.received.items() if key[0] != worker}
         for record in self.active(time.time()):
@@ -134,25 +134,25 @@ class Telemetry(SchedulerPlugin):
                 record.add(WorkerLeft(time.time(), name))
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Say what a change of a product task's state means."""
+        """Add the event for a transition of a task to the product's record."""
         if self.causes and key in self.causes and finish in (*TO_DO, "forgotten"):
-            self._another_try(key, finish)
+            self._note_retry(key, finish)
         if finish == "processing" or (start == "memory" and finish == "released"):
-            return  # a result that is let go, a task that is sent to its worker: most transitions
+            return  # most transitions: a result is released, or a task is sent to its worker
         ts = self.scheduler.tasks.get(key)
         if ts is None:
             return
         if finish == "erred":
-            self._fail(ts)
+            self._note_failure(ts)
             return
         if not isinstance(ts.run_spec, ProductTask):
-            self._follow(ts, finish)
+            self._count_unwritten(ts, finish)
             if finish == "memory":
                 self._note_access(ts, **kwargs)
             return
         now, task = time.time(), ts.run_spec
-        record = self._wanted(task, now) if start == "released" and finish in TO_DO else None
-        record = record or self.records.get(self._key(task))
+        record = self._add_step(task, now) if start == "released" and finish in TO_DO else None
+        record = record or self.records.get(self._record_key(task))
         if record is None:
             return
         chain, step = _place(record, task)
@@ -175,17 +175,17 @@ class Telemetry(SchedulerPlugin):
                 record.add(Dropped(now, chain, step))
 
     def _products(self, ts: TaskState) -> set[str]:
-        """Products that a task belongs to: one of their own, or one of Dask's that writes their blocks."""
+        """Return the products of a task of distmm, or of a task of Dask that writes their blocks."""
         if isinstance(ts.run_spec, PlacedTask):
-            return {self._key(ts.run_spec)}
+            return {self._record_key(ts.run_spec)}
         if stores(ts.key):
-            return {self._key(of.run_spec) for of in ts.dependencies if isinstance(of.run_spec, ProductTask)}
+            return {self._record_key(of.run_spec) for of in ts.dependencies if isinstance(of.run_spec, ProductTask)}
         return set()
 
-    def _follow(self, ts: TaskState, finish: str) -> None:
-        """Count the tasks that are still to judge, reduce or write the blocks of a product."""
+    def _count_unwritten(self, ts: TaskState, finish: str) -> None:
+        """Count the unfinished tasks that check, reduce or write the blocks of a product."""
         for product in self._products(ts):
-            if finish in TO_DO:  # before the first step, which opens the record
+            if finish in TO_DO:  # may come before the first step, which opens the record
                 self.unwritten[product].add(ts.key)
             elif product in self.unwritten:
                 self.unwritten[product].discard(ts.key)
@@ -197,7 +197,7 @@ class Telemetry(SchedulerPlugin):
     def _note_access(
         self, ts: TaskState, worker: str = "", startstops: Iterable[dict[str, Any]] | None = (), **_: Any
     ) -> None:
-        """Note who read a block of A or B, or judged and wrote a block of C, and when."""
+        """Record that a worker read a block of A or B, or checked and wrote a block of C."""
         products = self._products(ts)
         writes = bool(products)
         if not writes and isinstance(ts.key, tuple) and ts.key[0] in self.readers:
@@ -208,38 +208,38 @@ class Telemetry(SchedulerPlugin):
                     if entry["action"] == "compute":
                         record.add(Access(self._name(worker), writes, entry["start"], entry["stop"]))
 
-    def _fail(self, ts: TaskState) -> None:
-        """Tell the products that end with a task why: their own steps, and what loads, judges and writes their blocks.
+    def _note_failure(self, ts: TaskState) -> None:
+        """Record a failed task in its products. It may be a step, or a task that loads, checks or writes a block.
 
-        All tasks that need the result of one that has failed fail with it.
+        All tasks that need the result of a failed task fail too, and name it as their cause.
         """
         now, task, cause = time.time(), ts.run_spec, ts.exception_blame or ts
         if isinstance(task, ProductTask):
-            self._wanted(task, now)  # a graph that needs what has failed before never begins
+            self._add_step(task, now)  # opens the record of a product none of whose steps can start
         else:
-            self._follow(ts, "erred")
+            self._count_unwritten(ts, "erred")
         for product in self._products(ts) & self.records.keys():
             record = self.records[product]
             if cause.key not in record.failures:
                 record.add(Failed(now, cause.key, _described(record, cause), _error(cause)))
-                if len(record.failures) == 1:  # a lost mount fails every load
+                if len(record.failures) == 1:  # log one only: a lost mount fails every load
                     logger.error("product %s has failed: %s", record.title, record.failures[cause.key])
                 self.causes[cause.key].add(product)
 
-    def _another_try(self, key: Hashable, finish: str) -> None:
-        """Note that a task which had failed is to run again; one that is forgotten will not."""
+    def _note_retry(self, key: Hashable, finish: str) -> None:
+        """Record that a failed task will run again, unless it is forgotten."""
         for product in self.causes.pop(key):
             if finish != "forgotten" and product in self.records:
                 self.records[product].add(Retried(time.time(), key))
 
-    def _wanted(self, task: ProductTask, now: float) -> Record | None:
-        """Note that a step is to be done; open the record of its product with the first one."""
-        product = self._key(task)
+    def _add_step(self, task: ProductTask, now: float) -> Record | None:
+        """Add a submitted step to its product's record; the first step opens the record."""
+        product = self._record_key(task)
         record = self.records.get(product)
         if record is None or (not self.known[product] and (record.made or record.over)):
-            if task.plan is None:  # a graph that the client has expanded: its tasks know no plan
+            if task.plan is None:  # in a graph that the client expanded, tasks have no plan
                 return None
-            record = self._open(self._new(product, task.plan, now))
+            record = self._store_record(self._new_record(product, task.plan, now))
         chain, step = _place(record, task)
         self.known[product] += not record.wanted[chain, step]
         if not record.wanted[chain, step] or record.ended:
@@ -252,42 +252,42 @@ class Telemetry(SchedulerPlugin):
             arrays.add(task.key[0])
         return record
 
-    def _key(self, task: PlacedTask) -> str:
-        """Name of the record that a task belongs to."""
+    def _record_key(self, task: PlacedTask) -> str:
+        """Return the key of the record that a task belongs to: its job, or its product."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
-    def _new(self, product: str, plan: Plan, now: float) -> Record:
-        begun = self.begun.pop(product, None)
-        if begun is None:
+    def _new_record(self, product: str, plan: Plan, now: float) -> Record:
+        begin = self.begin_messages.pop(product, None)
+        if begin is None:
             return Record(product, plan, now, numbers=self.numbers)
         columns = len(plan.blocking.n)
-        kept = [i * columns + j for i, j in begun["kept"]]
-        record = Record(product, plan, now, begun["path"], kept, self.numbers)
-        if note := begun.get("note"):
+        kept = [i * columns + j for i, j in begin["kept"]]
+        record = Record(product, plan, now, begin["path"], kept, self.numbers)
+        if note := begin.get("note"):
             record.add(Noted(now, note))
         return record
 
     def _owner(self, task: ProductTask) -> str:
-        """Name of the worker that is to run a task."""
+        """Return the name of the worker that will run a task."""
         placing = self.scheduler.plugins.get(PlacementPlugin.name)
         ranks = placing.ranks if placing else ()
         return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Take what a job says of itself (`distmm.telemetry.events.JOB_TOPIC`), and a worker of a GPU that was full."""
+        """Record messages of jobs (`distmm.telemetry.events.JOB_TOPIC`), and of workers whose GPU's memory was full."""
         if topic == HEALED_TOPIC:
             self._note_healed(msg["task"], msg["worker"], msg["what"])  # Dask has added the worker's address
         if topic != JOB_TOPIC:
             return
         match msg:
             case {"event": "begin", "job": job}:
-                self.begun[job] = msg
+                self.begin_messages[job] = msg
                 self.past["distmm_resumes"] += bool(msg["kept"])
             case {"event": "wave", "job": job, "product": product}:
                 self.jobs[product] = job
             case {"event": "failed", "job": job, "error": error}:
                 record = self.records.get(job)
-                if record is None:  # before its first wave
+                if record is None:  # the job failed before its first wave
                     self.past["distmm_failures"] += 1
                 elif not record.failures:
                     record.add(Failed(time.time(), job, "job", error))
@@ -296,21 +296,28 @@ class Telemetry(SchedulerPlugin):
                 if record := self.records.get(job):
                     for i, j in blocks:
                         record.add(Checked(time.time(), record.chain((), i, j), event == "certified"))
-                elif event == "certificate-failure":  # a block on disk, found before the job goes on
+                elif event == "certificate-failure":  # a block on disk was found wrong before the first wave
                     self.past["distmm_certificate_failures"] += len(blocks)
 
     def _note_healed(self, task: Hashable, address: str, what: str) -> None:
-        """Note that a GPU's memory was full, and a task had to be tried again; of loads it is not known for whom."""
+        """Record that a task ran again because a GPU's memory was full, except loads: their product is unknown."""
         ts = self.scheduler.tasks.get(task)
         for product in self._products(ts) & self.records.keys() if ts is not None else ():
-            text = f"the GPU's memory was full on worker {self._name(address)}: {what} was made at another try, alone"
+            text = f"the GPU's memory was full on worker {self._name(address)}: {what} ran again, alone"
             self.records[product].add(Noted(time.time(), text))
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
-        """Take what a worker says of itself into the records of the products under way.
+        """Add a worker's heartbeat to the records of the running products.
 
-        It says how many bytes of each array it has received since it started. What is new goes to the newest product
-        under way that uses the array.
+        The heartbeat has the bytes of each array that the worker received since it started. The bytes since the last
+        heartbeat count for the newest running product that uses the array.
+
+        Parameters
+        ----------
+        address : str
+            Of the worker.
+        heartbeat : dict
+            Result of `distmm.telemetry.worker.heartbeat` or `distmm.telemetry.worker.statement`.
         """
         ws, now = self.scheduler.workers.get(address), time.time()
         if ws is None or not heartbeat:
@@ -334,16 +341,16 @@ class Telemetry(SchedulerPlugin):
                     record.add(Transfer(name, start, stop))
 
     def figures(self, product: str) -> Figures | None:
-        """How far a product is; None for one that is not known."""
+        """Return the progress of a product; None if it has no record."""
         record = self.records.get(product)
         return record.figures(time.time()) if record else None
 
     def readings(self) -> Iterator[metrics.Reading]:
-        """Return what Prometheus is told."""
+        """Return the scheduler's Prometheus series."""
         return metrics.of_records(list(self.records.values()), self.past)
 
     def active(self, now: float) -> Iterator[Record]:
-        """Products that are not done, or that have just been: the last heartbeats are still to come."""
+        """Return the records of running products, and of just ended ones, whose last heartbeats are still to come."""
         for record in self.records.values():
             if not record.over or now - (record.stopped or record.submitted) < LINGER_SECONDS:
                 yield record
@@ -355,10 +362,10 @@ class Telemetry(SchedulerPlugin):
         for record in self.active(time.time()):
             record.add(heard)
 
-    def _open(self, record: Record) -> Record:
-        # What is there already, resident operands included, is not part of what the plan counts.
+    def _store_record(self, record: Record) -> Record:
+        # The plan does not count blocks from before the product, such as resident operands.
         record.before = {self._name(ws.address): ws.nbytes for ws in self.scheduler.workers.values()}
-        # A product that comes again under its old name starts a new record, at the end.
+        # A product that is computed again gets a new record at the end of the dictionary.
         outdated = [product for product in self.records if product == record.product] or list(self.records)[: 1 - KEPT]
         for product in outdated:
             self.past.update(metrics.counts(self.records.pop(product)))
@@ -375,13 +382,13 @@ class Telemetry(SchedulerPlugin):
 
 
 def _place(record: Record, task: ProductTask) -> tuple[int, int]:
-    """Chain and step of a task."""
+    """Return chain and step of a task."""
     where = task.placement
     return record.chain(where.batch, where.i, where.j), where.step
 
 
 def _described(record: Record, cause: TaskState) -> str:
-    """Name what has failed, as in ``C[0, 3], step 2`` or ``distmm-load[1, 0]``."""
+    """Return the name of a failed task, as in ``C[0, 3], step 2`` or ``distmm-load[1, 0]``."""
     if isinstance(cause.run_spec, ProductTask):
         chain, step = _place(record, cause.run_spec)
         return f"{record.block(chain)}, step {step}"
@@ -390,7 +397,7 @@ def _described(record: Record, cause: TaskState) -> str:
 
 
 def _error(cause: TaskState) -> str:
-    """Say why a task failed, in one line. Dask keeps no text of what failed on the scheduler, such as lost workers."""
+    """Return a task's error in one line. For errors of the scheduler, such as lost workers, Dask has no text."""
     text = cause.exception_text
     if not text and isinstance(cause.exception, bytes):
         error = loads(cause.exception)

@@ -1,4 +1,4 @@
-"""Why a product is slower than its plan, in sentences that name workers and figures. Pure."""
+"""Reasons why a product is slower than its plan, as sentences that name workers and figures. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from distmm.telemetry.record import UNDER_WAY, Record
 
 __all__ = ["reasons"]
 
-# Below these fractions (of the middle worker's rate, of the time, of the kernel's rate in the plan) something is said.
+# `reasons` reports a worker below this fraction of the median worker's rate, workers that compute for less than this
+# fraction of the time, and rates below this fraction of the kernel's rate in the plan.
 SLOW_WORKER, BUSY, PLANNED = 0.75, 0.7, 0.7
 
-# Above this fraction of all steps, repeated steps are a reason.
+# `reasons` reports repeated steps above this fraction of all steps.
 REPEATED = 0.05
 
 
 def reasons(record: Record, now: float) -> list[str]:
-    """Say what keeps a product from the rate of its plan, or has kept it; nothing where it runs as planned."""
+    """Return why a product runs, or ran, below the rate of its plan; empty if it runs as planned."""
     f, lanes = record.figures(now), {name: lane for name, lane in record.lanes.items() if lane.steps}
     found = []
     if f.state in UNDER_WAY and f.workers < f.planned:
@@ -24,12 +25,12 @@ def reasons(record: Record, now: float) -> list[str]:
     if not lanes or not f.seconds:
         return found
     rates = {name: lane.busy_rate for name, lane in lanes.items()}
-    middle, slowest = statistics.median(rates.values()), min(rates, key=rates.__getitem__)
-    if rates[slowest] < SLOW_WORKER * middle:
-        found.append(f"worker {slowest} computes at {rates[slowest] / middle:.0%} of the middle worker's rate")
+    median, slowest = statistics.median(rates.values()), min(rates, key=rates.__getitem__)
+    if rates[slowest] < SLOW_WORKER * median:
+        found.append(f"worker {slowest} computes at {rates[slowest] / median:.0%} of the median worker's rate")
     planned = record.plan.cluster.rate
-    if middle < PLANNED * planned:
-        found.append(f"while they compute, workers reach {middle / planned:.0%} of the kernel's rate in the plan")
+    if median < PLANNED * planned:
+        found.append(f"while they compute, workers reach {median / planned:.0%} of the kernel's rate in the plan")
     idlest = min(lanes, key=lambda name: lanes[name].seconds)
     workers = len(lanes) * f.seconds
     busy, reading, writing = (

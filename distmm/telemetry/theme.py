@@ -20,11 +20,12 @@ __all__ = [
     "worker_color",
 ]
 
-# Ground, text, secondary text and lines. Text has a contrast of at least 4.5 to its ground (WCAG AA).
+# Background, text, secondary text and lines. Text has a contrast of at least 4.5 to its background (WCAG AA).
 LIGHT = {"ground": "#ffffff", "ink": "#1d1d1f", "muted": "#5f6368", "line": "#dadce0", "bar": "#eeeeee"}
 DARK = {"ground": "#16181c", "ink": "#e8eaed", "muted": "#a8adb4", "line": "#3c4043", "bar": "#24272c"}
 
-# Data: at least 3 to both grounds, and told apart by the colour-blind (blue, orange, vermilion of Okabe and Ito).
+# Colours of data have a contrast of at least 3 to both backgrounds. Colour-blind people can tell them apart (blue,
+# orange and vermilion of Okabe and Ito).
 DATA = "#2e86c8"
 MARK = "#8a6fd1"
 LIMIT = "#d55e00"
@@ -34,24 +35,24 @@ READ = "#1f9a73"
 WRITTEN = "#c77700"
 REJECTED = "#b14fc5"
 
-# Of what no worker of this run has made.
+# Colour of blocks that no worker of this run has made.
 NOBODY = "#80868b"
 
-# Relative luminances of workers' colours, in turn: a contrast of at least 3 to both grounds, and in a photocopy
-# neighbours still differ.
+# Relative luminances of workers' colours, used in turn. They have a contrast of at least 3 to both backgrounds, and
+# neighbours still differ in a photocopy.
 LUMINANCES = (0.21, 0.28, 0.15)
 
 
 @cache
 def worker_color(number: int) -> str:
-    """Return the colour of a worker, by its number: hues of consecutive numbers are far apart.
+    """Return the colour of a worker by its number, the same in all figures and reports of a scheduler.
 
-    The same for all figures, products and reports of a scheduler.
+    The hues of consecutive numbers are far apart.
     """
     golden = (5**0.5 - 1) / 2
     hue, wanted = (0.57 + number * golden) % 1.0, LUMINANCES[number % len(LUMINANCES)]
     low, high = 0.0, 1.0
-    for _ in range(20):  # luminance grows with lightness
+    for _ in range(20):  # bisection: luminance grows with lightness
         middle = (low + high) / 2
         if _luminance(colorsys.hls_to_rgb(hue, middle, 0.6)) < wanted:
             low = middle
@@ -62,6 +63,6 @@ def worker_color(number: int) -> str:
 
 
 def _luminance(color: tuple[float, float, float]) -> float:
-    """Relative luminance of an sRGB colour, as WCAG 2 defines it."""
+    """Return the relative luminance of an sRGB colour, as WCAG 2 defines it."""
     linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))

@@ -1,4 +1,4 @@
-"""The time left, from the times at which the work so far was done. Pure: times are arguments."""
+"""Estimate of the time left, from the times at which earlier work was done. Pure: times are arguments."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from itertools import pairwise
 
 __all__ = ["Pace"]
 
-# Events within 1/64 of the time so far count as one: the workers of a step, the blocks of a wave. This also bounds the
-# memory: a factor of e in time takes 64 points.
+# Events within 1/64 of the time so far become one point, such as the workers of a step or the blocks of a wave. This
+# also bounds the memory: time that grows by a factor of e adds 64 points.
 RESOLUTION = 64
 
-# The rate leaves out this first part of the work so far. If it were smaller, a slow start would count for longer. If it
-# were larger, the rate would be that of too few steps, or of a part of a wave.
+# The rate ignores this first fraction of the work so far. With a smaller fraction, a slow start would distort the rate
+# for longer. With a larger one, the rate would depend on too few steps, or on a part of a wave.
 FORGOTTEN = 0.4
 
 
 class Pace:
     """Work done over time, and the time that more of it will take.
 
-    The rate is that of the last 60 % of the work. So costs that come once (start-up, the first reads from a cold disk)
-    no longer count when one and a half times as much work has been done since. Work that comes in lumps is counted from
-    lump to lump.
+    The rate is that of the last 60 % of the work. So costs that occur once (start-up, the first reads from a cold disk)
+    stop counting when 1.5 times as much work has been done since then. Rates are measured from one completion of work
+    to another, since work completes in lumps.
 
     Parameters
     ----------
     start : float
-        Seconds; when the work began.
+        When the work began, in seconds. All times use the same clock.
     """
 
     def __init__(self, start: float) -> None:
         self.times, self.work = [start], [0.0]
-        self._opened = start  # when the last point began
+        self._opened = start  # time of the first event of the last point
 
     def add(self, time: float, work: float) -> None:
-        """Note that some work was done at a time; an earlier time than the last one counts as that."""
+        """Add work that was completed at `time`; a time before the last one counts as the last one."""
         time, total = max(time, self.times[-1]), self.work[-1] + work
         if len(self.times) > 1 and time - self._opened <= (time - self.times[0]) / RESOLUTION:
             self.times[-1], self.work[-1] = time, total
@@ -45,9 +45,9 @@ class Pace:
         self._opened = time
 
     def left(self, now: float, work: float) -> float:
-        """Seconds that more work will take from `now` on; infinity where nothing has been done yet.
+        """Return the seconds from `now` until `work` more is done; infinity before the first work is done.
 
-        Between two lumps the time left decreases; while the next lump is late, it stays.
+        The result decreases between two completions. It stays constant while the next completion is late.
         """
         at = max(0, bisect_right(self.work, self.work[-1] * FORGOTTEN) - 1)
         done, seconds = self.work[-1] - self.work[at], self.times[-1] - self.times[at]
@@ -57,7 +57,7 @@ class Pace:
 
     @property
     def pause(self) -> float:
-        """The longest time so far between two lumps."""
+        """The longest time between two completions so far, in seconds."""
         return _longest(self.times)
 
 

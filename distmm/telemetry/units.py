@@ -1,46 +1,47 @@
-"""Figures as people read them (three digits, decimal prefix, unit), and names in natural order."""
+"""Numbers, sizes, times and dates as text (three digits, decimal prefix, unit), and names in natural order."""
 
 from __future__ import annotations
 
 import math
 import re
+import time
 
-__all__ = ["duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
+__all__ = ["date", "duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
-# Seconds between two labels of a time axis, from a second on. Days follow in steps of 1, 2, 5, 10, ...
+# Possible seconds between two labels of a time axis. Longer steps are 1, 2, 5, 10, ... days; shorter ones are decimal.
 TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 DAY = 86400
 
 
 def scaled(value: float, unit: str) -> str:
-    """Three significant digits with a decimal prefix, as in ``1.23 GB`` (1 GB = 1e9 bytes)."""
+    """Return a value with three significant digits and a decimal prefix, as in ``1.23 GB`` (1 GB = 1e9 bytes)."""
     scale, letter = prefix(value)
     return f"{value / scale:.3g} {letter}{unit}"
 
 
 def prefix(value: float) -> tuple[float, str]:
-    """Scale and letter of the decimal prefix with which `value` is written, as ``(1e9, "G")``."""
+    """Return scale and letter of the decimal prefix for a value, as in ``(1e9, "G")``."""
     power = 0
-    # 999.5 prints as 1000 with three digits: that is the next prefix already.
+    # With three digits 999.5 prints as 1000, so it gets the next prefix.
     while abs(value) >= 999.5 * 1000**power and power < len(PREFIXES) - 1:
         power += 1
     return 1000.0**power, PREFIXES[power]
 
 
 def size(nbytes: float) -> str:
-    """Bytes, as in ``4.29 GB``."""
+    """Return a number of bytes as text, as in ``4.29 GB``."""
     return scaled(nbytes, "B")
 
 
 def rate(flops: float, seconds: float) -> str:
-    """Operations over seconds, as in ``52.5 TFLOP/s``."""
+    """Return operations per second as text, as in ``52.5 TFLOP/s``."""
     return scaled(flops / max(seconds, 1e-9), "FLOP/s")
 
 
 def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, as in ``3.21 s``, ``4 min 05 s`` or ``2 h 10 min``."""
+    """Return a time as text, as in ``3.21 s``, ``4 min 05 s`` or ``2 h 10 min``."""
     if seconds < 99.95:
         return f"{seconds:.3g} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -50,8 +51,13 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def date(at: float) -> str:
+    """Return local date and time of `at` (seconds since the epoch), as in ``2026-11-24 19:30:05 +0000``."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
+
+
 def ticks(seconds: float, most: int = 10) -> dict[float, str]:
-    """Return round times from 0 to `seconds`, at most `most` and one more, each with its label."""
+    """Return at most ``most + 1`` round times from 0 to `seconds`, with the label of each."""
     least = max(seconds, 1e-6) / most
     if least <= TIME_STEPS[-1]:
         step = next(step for step in (*_decimal(least, 1.0), *TIME_STEPS) if step >= least * (1 - 1e-9))
@@ -61,13 +67,13 @@ def ticks(seconds: float, most: int = 10) -> dict[float, str]:
 
 
 def _decimal(least: float, below: float) -> list[float]:
-    """Return 1, 2 and 5 times a power of ten, near `least` and less than `below`."""
+    """Return 1, 2, 5 and 10 times the power of ten at or below `least`, as far as they are less than `below`."""
     power = math.floor(math.log10(least))
     return [step for step in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if step < below]
 
 
 def _moment(seconds: float) -> str:
-    """Label of a round time: ``20 s``, ``1 min 30 s``, ``2 h``, ``1 d 12 h``."""
+    """Return the label of a round time, as in ``20 s``, ``1 min 30 s``, ``2 h`` or ``1 d 12 h``."""
     if seconds < 60:
         return f"{seconds:.6g} s"
     parts, rest = [], round(seconds)
@@ -78,6 +84,6 @@ def _moment(seconds: float) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """Sort key with which worker 10 comes after worker 9."""
+    """Return a sort key that puts ``worker-10`` after ``worker-9``."""
     parts = re.split(r"(\d+)", name)
     return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts if part)

@@ -1,7 +1,7 @@
-"""Worker plugin: sends what only the worker knows with its heartbeats, and shows it on its ``/metrics``.
+"""Worker plugin: adds the worker's own figures to its heartbeats, and serves them on its ``/metrics``.
 
-It counts bytes as blocks arrive, by the array that they belong to. So the bytes of one product can be compared with the
-plan's bound, to the byte, whatever else the cluster does.
+It counts the bytes of blocks as they arrive, by the array that they belong to. So the bytes of one product are exact,
+and can be compared with the plan's bound, whatever else the cluster does.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
+from distmm.all_workers import owns_gpu
 from distmm.graph.dask_tasks import ProductTask
 from distmm.telemetry import metrics
 from distmm.telemetry.events import Device
@@ -20,38 +21,37 @@ from distmm.telemetry.faults import tolerated
 
 __all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes", "statement"]
 
-# Name of the entry in a heartbeat's metrics.
+# Key of distmm's entry in the metrics of a heartbeat.
 METRIC = "distmm"
 
-# A heartbeat tells the bytes of this many arrays, those received last. A product has four: A, B, C and its steps.
+# A heartbeat has the bytes of the last so many arrays that the worker received. A product has four: A, B, C and its
+# steps.
 KEPT = 16
 
-# Transfers of one worker that a report shows.
+# Most transfers of one worker in a report, the last ones.
 MOST_TRANSFERS = 10_000
 
 
 def own_gpu(worker: Worker) -> Device | None:
-    """Read the GPU that dask-cuda gave this worker, through NVML; None on CPU workers.
+    """Return NVML's figures of the GPU that dask-cuda gave this worker; None on CPU workers.
 
-    A worker that dask-cuda did not start may see GPUs too. All such workers see the same one, which belongs to none.
+    A worker that dask-cuda did not start may see GPUs too, but all such workers see the same one. So they report none.
     """
-    if not any(type(plugin).__module__.startswith("dask_cuda") for plugin in worker.plugins.values()):
-        return None
-    if not nvml.device_get_count():
+    if not owns_gpu(worker) or not nvml.device_get_count():
         return None
     now, fixed = nvml.real_time(), nvml.one_time()
     if now["memory-used"] is None or fixed["memory-total"] is None:
-        return None  # NVML does not say, for instance of a MIG slice without permission
+        return None  # NVML has no figures, for instance of a MIG slice without permission
     return Device(now["memory-used"], fixed["memory-total"], (now["utilization"] or 0) / 100)
 
 
 class WorkerTelemetry(WorkerPlugin):
-    """Bytes received and kernel seconds of product tasks, and the state of the worker's GPU.
+    """Counts bytes received and kernel seconds of product tasks, and reads the worker's GPU.
 
     Parameters
     ----------
     gpu : callable, optional
-        Reads the worker's GPU; returns None for a worker that has none.
+        Returns the figures of the worker's GPU, or None for a worker without one.
     """
 
     name = "distmm-telemetry"
@@ -64,19 +64,19 @@ class WorkerTelemetry(WorkerPlugin):
         self.busy_until = 0.0
 
     def setup(self, worker: Worker) -> None:
-        """Report with every heartbeat."""
+        """Add the figures to every heartbeat and to ``/metrics``."""
         self.worker = worker
         worker.metrics[METRIC] = heartbeat
         with tolerated("/metrics of a worker"):
             metrics.expose(self)
 
     def teardown(self, worker: Worker) -> None:
-        """Report no more."""
+        """Remove the figures from heartbeats and ``/metrics``."""
         worker.metrics.pop(METRIC, None)
         metrics.withdraw(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        """Count a block that arrived from a peer, and a product task that is done."""
+        """Count a block that arrived from another worker, and the time of a product task that finished."""
         if finish != "memory":
             return
         ts = self.worker.state.tasks[key]
@@ -89,7 +89,7 @@ class WorkerTelemetry(WorkerPlugin):
                     self.busy_until = max(self.busy_until, entry["stop"])
 
     def readings(self) -> Iterator[metrics.Reading]:
-        """Return what Prometheus is told."""
+        """Return the worker's Prometheus series."""
         name = str(self.worker.name).rpartition("//")[2]
         yield "distmm_received_bytes", name, self.received_total
         yield "distmm_kernel_seconds", name, self.kernel_seconds
@@ -109,12 +109,12 @@ class WorkerTelemetry(WorkerPlugin):
 
 
 def _array(key: Any) -> str:
-    """Name of the array that a key belongs to."""
+    """Return the name of the array that a key belongs to."""
     return str(key[0] if isinstance(key, tuple) else key)
 
 
 def heartbeat(worker: Worker) -> dict[str, Any]:
-    """Return what the worker's plugin knows, as plain numbers."""
+    """Return the figures of the worker's plugin, as plain numbers."""
     plugin = worker.plugins.get(WorkerTelemetry.name)
     if plugin is None:
         return {}
@@ -127,16 +127,16 @@ def heartbeat(worker: Worker) -> dict[str, Any]:
 
 
 def received_bytes(dask_worker: Worker) -> int:
-    """Return the bytes of blocks that this worker has received from its peers. Runs on workers (``client.run``).
+    """Return the bytes of blocks that this worker received from others; 0 without the plugin. Runs on workers.
 
-    The plugin counts them, because Dask's log of transfers keeps only the last 1000. Without the plugin they are 0.
+    The plugin counts them because Dask's log of transfers keeps only the last 1000.
     """
     plugin = dask_worker.plugins.get(WorkerTelemetry.name)
     return 0 if plugin is None else int(plugin.received_total)
 
 
 def statement(dask_worker: Worker) -> dict[str, Any]:
-    """Return what the next heartbeat will say, and the last transfers. Runs on workers (``client.run``)."""
+    """Return the figures of the next heartbeat, and the last transfers. Runs on workers."""
     log = list(dask_worker.transfer_incoming_log)[-MOST_TRANSFERS:]
     transfers = [(_array(key), entry["start"], entry["stop"]) for entry in log for key in list(entry["keys"])[:1]]
     return heartbeat(dask_worker) | {"transfers": transfers}

@@ -1,7 +1,7 @@
-"""A preload that has each worker of a pod answer on a port of its own, of those that the pod has declared.
+"""Preload module that makes each worker of a pod serve HTTP on one of the ports that the pod declares.
 
-Dask gives one ``--dashboard-address`` to all workers of a host: the first takes that port, and the others take any.
-Prometheus and a network policy need to know them all beforehand.
+Dask gives one ``--dashboard-address`` to all workers of a host: the first worker gets that port, and the others get
+random ones. Prometheus and a network policy need to know all ports in advance.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ __all__ = ["CONFIGURED", "dask_setup"]
 
 logger = logging.getLogger(__name__)
 
-# Dask's configuration, as "8788-8795"; manifests give it as an environment variable.
+# Key of Dask's configuration with the range of ports, such as "8788-8795". Manifests set it by an environment variable.
 CONFIGURED = "distmm.worker-ports"
 
 
 async def dask_setup(worker: Worker) -> None:
-    """Listen on the first free port as well, and have the scheduler know that one. Dask calls this at the start."""
+    """Let a worker also listen on the first free port of the range, and report that port to the scheduler.
+
+    Dask calls this function when the worker starts.
+    """
     first, last = map(int, dask.config.get(CONFIGURED).split("-"))
     for port in range(first, last + 1):
         try:
             worker.http_server.listen(port)
         except OSError:
-            continue  # of another worker
+            continue  # another worker has this port
         worker.http_server.port = port
         return
-    logger.warning("no port from %d to %d is free: nobody outside reads the figures of %s", first, last, worker.name)
+    message = "no port from %d to %d is free, so Prometheus cannot read the metrics of worker %s"
+    logger.warning(message, first, last, worker.name)

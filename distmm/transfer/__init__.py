@@ -1,7 +1,7 @@
 """Memory that several processes share: arrays of the client, shared segments, memory-mapped files, write leases.
 
-A NumPy array that is given to `distmm.matmul` on a local cluster does not travel through the scheduler: workers read
-its blocks from the client's memory. README.md names the modules.
+On a local cluster, a NumPy operand of `distmm.matmul` is not sent through the scheduler: workers read its blocks from
+the client's memory. README.md describes the modules.
 """
 
 from distmm.transfer.client_array import FORGOTTEN_TOPIC, ClientArray, has_gaps, release, share

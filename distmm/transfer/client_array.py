@@ -1,7 +1,7 @@
 """An array in the memory of the client's process, as workers on the same machine read and write it.
 
-Indexing reads a block, and assignment writes one. It knows only host memory: `distmm.worker.gpu_copies` copies its
-parts to and from GPUs.
+Indexing reads a block, and assignment writes one. Blocks are in host memory: `distmm.worker.gpu_copies` copies them to
+and from GPUs.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from distmm.transfer.write_lease import Lease
 
 __all__ = ["FORGOTTEN_TOPIC", "ClientArray", "has_gaps", "release", "share"]
 
-# Smaller arrays (in bytes) travel with the graph: asking the workers what they can reach would take longer.
+# Arrays of fewer bytes are sent with the graph: to ask the workers whether they reach the array would take longer.
 SMALLEST = 1 << 20
 
-# Topic of Dask's events with which the scheduler names the operands of products that it has forgotten.
+# Topic of Dask's events by which the scheduler names the operands of products that it has forgotten.
 FORGOTTEN_TOPIC = "distmm-forgotten"
 
 
@@ -41,19 +41,19 @@ class ClientArray:
     ----------
     name : str
         The owner keeps the array alive under this name; "" if the caller keeps it alive.
-    pid, address
-        Where its first element is.
+    pid, address : int
+        Process that owns the memory, and address of the first element there.
     shape, strides, dtype
-        As NumPy's.
+        As for a NumPy array.
     segment : Segment or None
-        Shared memory that it lies in.
+        Shared memory segment that contains the array.
     proof : tuple of int and bytes
         An address in that process, and the random bytes there. Process numbers repeat on other machines: a worker that
         reads these bytes reads that process's memory and no other's.
     owner : numpy.ndarray or None
         The array; None in other processes.
     lease : Lease or None
-        Writers hold it. Without a lease, the caller must make sure that the memory is still there.
+        Writers hold it. Without a lease, the caller must keep the memory allocated until the last write.
     """
 
     name: str
@@ -75,7 +75,7 @@ class ClientArray:
         return cls(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.name and self.owner is not None:  # sent to a cluster: its tasks may live longer than other references
+        if self.name and self.owner is not None:  # sent to a cluster, whose tasks may need it longer than the caller
             _kept[self.name] = self.owner
         where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment, self.proof
         return type(self), (*where, None, self.lease)
@@ -110,7 +110,7 @@ class ClientArray:
         return block.swapaxes(-1, -2) if swapped else block
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
-        """Write a block of host memory; with a lease, only while it lasts."""
+        """Write a block of host memory; raises OSError if the lease has ended."""
         part = self.part(index)
         view = part.local_view()
         if view is not None:
@@ -120,12 +120,12 @@ class ClientArray:
         part, swapped = part.with_contiguous_rows()
         block = np.ascontiguousarray(np.swapaxes(block, -1, -2) if swapped else block, part.dtype)
         if block.shape != part.shape:
-            raise ValueError(f"a block of shape {block.shape} does not go into {part.shape}")
+            raise ValueError(f"a block of shape {block.shape} cannot be written to a part of shape {part.shape}")
         with self.writing():
             part.write_from(block)
 
     def writing(self) -> AbstractContextManager[None]:
-        """Hold the lease, if there is one, while something is written.
+        """Return a context manager that holds the lease, if there is one, during a write.
 
         Raises
         ------
@@ -135,23 +135,25 @@ class ClientArray:
         return nullcontext() if self.lease is None else self.lease.writing()
 
     def part(self, index: tuple[slice, ...]) -> ClientArray:
-        """Return a contiguous range of each dimension.
+        """Return the part of the array that a range for each dimension selects.
 
         Raises
         ------
         InputError
-            In a process that cannot reach the array.
+            If this process cannot reach the array.
+        IndexError
+            If a slice has a step other than 1.
         """
         if not self.is_local:
             _check_reach(self.pid, self.proof)
         ranges = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
         if any(r.step != 1 for r in ranges):
-            raise IndexError(f"{index}: blocks are ranges of step 1")
+            raise IndexError(f"{index}: a block is a slice of step 1 in each dimension")
         offset = sum(r.start * s for r, s in zip(ranges, self.strides, strict=True))
         return replace(self, address=self.address + offset, shape=tuple(map(len, ranges)))
 
     def local_view(self) -> np.ndarray | None:
-        """Return it as a NumPy array if this process owns it or it is empty; None otherwise."""
+        """Return a NumPy array of it if this process owns it or it is empty; None otherwise."""
         if self.nbytes == 0:
             return np.empty(self.shape, self.dtype)
         if not self.is_local:
@@ -159,10 +161,10 @@ class ClientArray:
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
         owner = self.owner if self.owner is not None else _kept[self.name] if self.name else None
         view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
-        return view.view(self.dtype)  # in two steps, because the interface has no name for bfloat16
+        return view.view(self.dtype)  # in two steps, because the array interface has no name for bfloat16
 
     def with_contiguous_rows(self) -> tuple[ClientArray, bool]:
-        """Return it with its last dimension contiguous, and whether the last two were exchanged for that."""
+        """Return the array with a contiguous last dimension, and whether its last two dimensions were swapped."""
         if self.strides[-1] == self.dtype.itemsize or self.shape[-1] <= 1:
             return self, False
         swap = (*range(self.ndim - 2), self.ndim - 1, self.ndim - 2)
@@ -170,14 +172,14 @@ class ClientArray:
         return replace(self, shape=shape, strides=strides), True
 
     def rows(self) -> process_memory.Rows:
-        """Addresses and bytes of its rows, in row-major order."""
+        """Return the addresses of its rows in row-major order, and the bytes of a row."""
         starts = np.array(self.address, np.int64)
         for n, stride in zip(self.shape[:-1], self.strides[:-1], strict=True):
             starts = starts[..., None] + np.arange(n) * stride
         return starts.ravel(), self.shape[-1] * self.dtype.itemsize
 
     def read_into(self, target: np.ndarray) -> None:
-        """Copy its elements to a C-contiguous array of the same shape; its own rows are contiguous."""
+        """Copy its elements to a C-contiguous array of the same shape; its own rows must be contiguous."""
         view = self.local_view()
         if view is not None:
             process_memory.copy(target, view)
@@ -185,7 +187,7 @@ class ClientArray:
             process_memory.read(self.pid, self.rows(), target.ctypes.data)
 
     def write_from(self, source: np.ndarray) -> None:
-        """Copy a C-contiguous array of the same shape into it; its own rows are contiguous."""
+        """Copy a C-contiguous array of the same shape into it; its own rows must be contiguous."""
         view = self.local_view()
         if view is not None:
             process_memory.copy(view, source)
@@ -195,7 +197,7 @@ class ClientArray:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory of which NumPy makes a view. The view keeps this object alive, and with it the owner's memory."""
+    """Memory for a NumPy view. The view keeps this object alive, and this object keeps the owner alive."""
 
     owner: np.ndarray | None
     __array_interface__: dict[str, Any]
@@ -211,24 +213,25 @@ def release(names: Iterable[str]) -> None:
 
 
 def share(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
-    """Let the workers of a cluster on this machine use an array of this process.
+    """Describe an array of this process so that the workers of a cluster on this machine can use it.
 
     Parameters
     ----------
     array : numpy.ndarray of at least two dimensions
         Copied only if neither of its last two dimensions is contiguous.
     client : distributed.Client
+        Client of the cluster.
     name : str, optional
-        The array is kept alive under this name from when it is sent until `release`; by default the caller does so.
+        Once the array is sent, it is kept alive under this name until `release`. By default the caller keeps it alive.
     writable : bool
-        Workers will write to it, so a copy is of no use.
+        Whether workers will write to it. Such an array is never copied.
 
     Returns
     -------
     ClientArray or None
-        None for an array that is small or of foreign byte order, and where a worker cannot reach this process's memory:
-        on another machine, as another user, or because the system forbids it. For an array that is to be written also
-        None if it has gaps between elements, or if the system has no file for a `Lease`.
+        None for an array that is small or of foreign byte order, and if a worker cannot reach this process's memory:
+        on another machine, as another user, or because the system forbids it. With `writable`, also None for an array
+        with gaps between elements, and on a system without ``memfd_create``, which a `Lease` needs.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
@@ -242,19 +245,19 @@ def share(array: np.ndarray, client: Client, name: str | None = None, writable: 
 
 
 def has_gaps(array: np.ndarray) -> bool:
-    """Whether neither of the last two dimensions is contiguous: such an array cannot be read by rows."""
+    """Whether neither of the last two dimensions is contiguous, so that the array cannot be read by rows."""
     return all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True))
 
 
 @lru_cache(maxsize=64)
 def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
-    """Refuse memory that this process cannot reach, or that may belong to another process; errors are not cached."""
+    """Raise `InputError` unless this process reads `proof` in the memory of `pid`; errors are not cached."""
     if not process_memory.can_read(pid, *proof):
         raise InputError(
-            f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}: all workers reached "
-            "it when distmm was called, so this one has joined since, from another machine or as another user, or that "
-            "process has ended. Call distmm again with the workers that there are now: the array then travels through "
-            "the scheduler. Or write it to a file that all of them read, such as a Zarr folder"
+            f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}. All workers reached "
+            "it when distmm was called: either this worker joined later, from another machine or as another user, or "
+            "that process has ended. Call distmm again: with the present workers the array is sent through the "
+            "scheduler. Or write it to a file that all workers read, such as a Zarr folder"
         )
 
 
@@ -262,7 +265,7 @@ _tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref
 
 
 def _within_reach(client: Client) -> bool:
-    """Whether every worker reaches this process's memory. It is tried again when the workers have changed."""
+    """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
     workers = frozenset(client.scheduler_info(n_workers=-1)["workers"])
     known = _tried.get(client)
     if known is not None and known[0] == workers:

@@ -1,8 +1,8 @@
 """The writes of one run, counted in every process: after the end of the run none of its tasks writes.
 
-A *run* is one call with `out=`, or one run of a job. Cancelling a task does not stop it once a worker has begun it. So
-tasks name their run when they begin to write. A process that has been told that the run has ended begins no write of
-it, and can tell when its writes that have begun are done.
+A *run* is one call with `out=`, or one run of a job. A cancelled task still finishes if a worker has started it. So
+each task registers its writes with its run. `CountedRun.end` tells all processes that the run has ended: they start no
+further write of it, and report when their running writes are done.
 
 Writes to the client's memory are not counted. They need a lease (`distmm.transfer.write_lease`), which also stops lost
 workers.
@@ -25,30 +25,30 @@ from distmm.all_workers import everywhere
 
 __all__ = ["CountedRun", "CountedTarget"]
 
-_running: Counter[str] = Counter()  # by run: the writes that this process has begun and not finished
-_ended: set[str] = set()  # runs that were stopped before their end; 100 bytes each
+_running: Counter[str] = Counter()  # by run: number of unfinished writes of this process
+_ended: set[str] = set()  # runs that have ended early; 100 bytes each
 _changed = threading.Condition()
 
 
 @dataclass(frozen=True)
 class CountedRun:
-    """One run by its id, which is random and never used again."""
+    """One run, by a random id that is never used again."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def check(self) -> None:
-        """Raise `RuntimeError` if this process has been told that the run has ended."""
+        """Raise `RuntimeError` if the run has ended, as far as this process knows."""
         if self.id in _ended:
-            raise RuntimeError("the call has ended: nothing more is written into its out")
+            raise RuntimeError("the call has ended: its tasks no longer write into out")
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Count a write.
+        """Count the write in the ``with`` block.
 
         Raises
         ------
         RuntimeError
-            If the run has ended; nothing may be written then.
+            If the run has ended. The block is not executed then.
         """
         with _changed:
             self.check()
@@ -63,16 +63,16 @@ class CountedRun:
                 _changed.notify_all()
 
     def end(self, client: Client | None, seconds: float | None = None) -> None:
-        """Let no process begin a write of this run, and wait for the writes that have begun.
+        """Stop all processes from starting writes of this run, and wait for the running writes.
 
-        A worker that the scheduler has lost cannot be told. It finishes the block that it is writing.
+        A worker that the scheduler has lost does not get the message. It finishes the block that it is writing.
 
         Parameters
         ----------
         client : distributed.Client or None
             The client whose workers write; None if threads of this process write.
         seconds : float, optional
-            How long to wait; by default without a limit.
+            Limit of the wait; none by default.
         """
         try:
             if client is None:
@@ -87,7 +87,7 @@ class CountedRun:
 
 @dataclass(frozen=True)
 class CountedTarget:
-    """An array as the tasks of one run write to it."""
+    """An array whose assignments are counted as writes of a run."""
 
     array: Any
     run: CountedRun = field(default_factory=CountedRun)
@@ -101,12 +101,12 @@ class CountedTarget:
 
 
 def _end(run: str, seconds: float | None) -> None:
-    """Stop this process from beginning a write of a run, and wait for the writes that it has begun."""
+    """Stop this process from starting writes of a run, and wait for its running writes."""
     with _changed:
         _ended.add(run)
         _changed.wait_for(lambda: not _running[run], seconds)
 
 
 async def _end_on_worker(run: str, seconds: float | None) -> None:
-    """Do the same on a worker, without blocking its event loop."""
+    """Call `_end` on a worker without blocking its event loop."""
     await asyncio.to_thread(_end, run, seconds)

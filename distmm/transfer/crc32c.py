@@ -1,4 +1,4 @@
-"""CRC-32C of memory, at some 15 GB/s a core, while other Python threads run."""
+"""CRC-32C of memory without the global interpreter lock, at about 15 GB/s on one core."""
 
 from __future__ import annotations
 
@@ -14,7 +14,20 @@ __all__ = ["crc32c"]
 
 
 def crc32c(data: np.ndarray, before: int = 0) -> int:
-    """CRC-32C of contiguous bytes, given that of the bytes `before` them."""
+    """Return the CRC-32C of contiguous bytes.
+
+    Parameters
+    ----------
+    data : array of bytes
+        Contiguous.
+    before : int
+        CRC-32C of the bytes that precede `data`.
+
+    Returns
+    -------
+    int
+        CRC-32C of both parts together.
+    """
     return _extend()(before, data)
 
 
@@ -22,13 +35,13 @@ def crc32c(data: np.ndarray, before: int = 0) -> int:
 def _extend() -> Callable[[int, np.ndarray], int]:
     """Return the function of the C library that google_crc32c contains.
 
-    The package itself keeps Python's global lock while it computes: 0.6 s for a block of 5 GB, in which no other task
-    of the worker runs.
+    The package's own function holds the global interpreter lock. For a block of 5 GB this stops all other tasks of the
+    worker for 0.6 s.
     """
     try:
         library = ctypes.CDLL(str(importlib.import_module("google_crc32c._crc32c").__file__))
         extend = library.crc32c_extend
-    except (ImportError, OSError, AttributeError):  # another build of the package, or the one in Python
+    except (ImportError, OSError, AttributeError):  # another build of the package, or its pure-Python version
         return lambda crc, data: int(google_crc32c.extend(crc, data))
     extend.argtypes, extend.restype = [ctypes.c_uint32, ctypes.c_void_p, ctypes.c_size_t], ctypes.c_uint32
     return lambda crc, data: int(extend(crc, data.ctypes.data, data.nbytes))

@@ -1,10 +1,11 @@
-"""Checksums that blocks in host memory had when they were loaded: they tell whether a block has changed since.
+"""Checksums of blocks in host memory at the time of their load, to detect later changes.
 
-A job compares C with sketches that are made of the blocks in memory. A bit that flips between the load of a block and
-its sketch changes both, and they agree. So the loads of a job note a checksum, and the task that makes the sketch
-compares it. The checksum is sent with the block (`distmm.transfer.serialization`).
+A job compares C with sketches of A and B, which are computed from the blocks in memory. A bit that flips between the
+load of a block and its sketch changes both C and the sketch, so this comparison cannot find it. So the load tasks of a
+job store a checksum, and the task that makes the sketch compares it. Dask sends the checksum with the block
+(`distmm.transfer.serialization`).
 
-Blocks in GPU memory are not noted: that memory corrects its errors itself (ECC) in the GPUs of data centres.
+Blocks in GPU memory get no checksum: the memory of data-centre GPUs corrects its errors (ECC).
 """
 
 from __future__ import annotations
@@ -18,18 +19,19 @@ from distmm.transfer.crc32c import crc32c
 
 __all__ = ["has_changed", "note", "noted"]
 
-# By address and bytes: the CRC-32C, and the owner of the memory. A view of a block is another object in its memory.
+# Owner of the memory and CRC-32C, by address and bytes. The key is not the object: a view of a block is another object
+# with the same memory.
 _noted: dict[tuple[int, int], tuple[weakref.ref[np.ndarray], int]] = {}
 
 
 def note(block: np.ndarray, crc: int | None = None) -> None:
-    """Note the checksum of a block that has just been loaded, unless its memory has gaps.
+    """Store the checksum of a block that was just loaded, unless its memory has gaps.
 
     Parameters
     ----------
     block : array
     crc : int, optional
-        The checksum that was noted where the block was loaded; by default that of the block as it is now.
+        Checksum from the worker that loaded the block; by default it is computed from the block.
     """
     if (crc := _sum(block) if crc is None else crc) is None:
         return
@@ -45,14 +47,14 @@ def note(block: np.ndarray, crc: int | None = None) -> None:
 
 
 def noted(block: Any) -> int | None:
-    """Return the checksum that was noted for a block; None if there is none."""
+    """Return the stored checksum of a block; None if there is none."""
     if not isinstance(block, np.ndarray) or (found := _noted.get(_key(block))) is None:
         return None
     return found[1]
 
 
 def has_changed(block: Any) -> bool:
-    """Whether a block has changed since it was loaded; False if that is not known."""
+    """Whether a block has changed since it was loaded; False if it has no stored checksum."""
     return (crc := noted(block)) is not None and _sum(block) not in (None, crc)
 
 
@@ -61,7 +63,7 @@ def _key(block: np.ndarray) -> tuple[int, int]:
 
 
 def _sum(block: np.ndarray) -> int | None:
-    """CRC-32C of a block in the order of its memory; None if the memory has gaps, or if it is empty."""
+    """Return the CRC-32C of a block in the order of its memory; None if it is empty or has gaps."""
     whole = block if block.flags.c_contiguous else block.T
     if not whole.flags.c_contiguous or not block.size:
         return None

@@ -1,4 +1,4 @@
-"""Memory maps of whole files: workers map the files again, because a pickled `numpy.memmap` is a copy of the data."""
+"""Operands that are memory maps: workers map the file again, because a pickled `numpy.memmap` is a copy of the data."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["MappedFile", "is_mapped"]
 
 
 def is_mapped(source: Any) -> bool:
-    """Whether `source` is a memory map of a whole array with the same elements as its file.
+    """Whether `source` is a memory map of a whole array whose file other processes can map.
 
-    Changes to a copy-on-write map (mode "c") are only in this process's memory, and only this process reaches a file
-    that has lost its name. Such maps are treated as arrays in memory.
+    A copy-on-write map (mode "c") may have changes that the file lacks, and a file without a name can be opened by this
+    process only. The result is False for both, and such maps are treated as arrays in memory.
     """
     whole = isinstance(source, np.memmap) and isinstance(source.base, mmap.mmap) and source.filename is not None
     return whole and source.mode != "c" and _has_its_name(source)
 
 
 def _has_its_name(source: np.memmap) -> bool:
-    """Whether the mapped file still has that name. Only Linux tells; on other systems it is assumed."""
+    """Whether the mapped file still has its name. Outside Linux: whether a file of that name exists."""
     assert source.filename is not None
     address = source.ctypes.data
     try:
@@ -42,14 +42,14 @@ def _has_its_name(source: np.memmap) -> bool:
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file that workers map when they read it, if it is still the file that was mapped at the call.
+    """A file that workers map to read blocks, after a check that it is still the file of the call.
 
     Attributes
     ----------
     filename, offset, shape, dtype, order
         As of `numpy.memmap`.
     identity : tuple of int
-        The file's number (inode), its bytes and the time of its last change, at the call.
+        Inode, bytes and time of the last change of the file, at the call.
     """
 
     filename: str
@@ -66,7 +66,7 @@ class MappedFile:
         Raises
         ------
         InputError
-            If there is no such file any more.
+            If the file no longer exists.
         """
         assert source.filename is not None
         filename = os.path.abspath(source.filename)
@@ -88,7 +88,7 @@ class MappedFile:
         Raises
         ------
         InputError
-            If another file has that name now, or no file has it.
+            If the file was replaced or removed.
         """
         try:
             with open(self.filename, "rb") as file:
@@ -101,11 +101,11 @@ class MappedFile:
         return np.array(whole[index], order="K", subok=False)
 
     def _check(self, now: tuple[int, int, int]) -> None:
-        # A file that was changed in place is still the operand. A copy on another machine has another number, and the
-        # same size and time of change.
+        # A file that was changed in place has the same inode, and is still the operand. A copy on another machine has
+        # another inode, but the same size and time of change.
         if now[0] != self.identity[0] and now[1:] != self.identity[1:]:
             raise InputError(
-                f"{self.filename} is another file than at the call (file number {self.identity[0]}, {self.identity[1]} "
+                f"{self.filename} is another file than at the call (inode {self.identity[0]}, {self.identity[1]} "
                 f"bytes; now {now[0]}, {now[1]} bytes): it was replaced before the product was computed; map it again, "
                 "with numpy.load or numpy.memmap, and call again. Copies on other machines need the same time of "
                 "change (cp --preserve=timestamps)"

@@ -1,7 +1,7 @@
-"""Memory of another process of this user, read and written by the kernel's cross-memory attach, in several threads.
+"""Reads and writes of another process's memory by Linux's cross-memory attach, in several threads.
 
-``process_vm_readv`` copies directly between two processes, and the other process takes no part in it. MPI libraries and
-UCX use it between ranks of one machine. `copy` is the plain NumPy copy for memory of this process, in the same threads.
+``process_vm_readv`` copies directly between two processes of a user, without any action of the other process. MPI
+libraries and UCX use it between ranks of one machine. `copy` is a NumPy copy within this process, in the same threads.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ __all__ = ["allow", "can_read", "copy", "populate", "read", "secret", "write"]
 # One thread copies 2 to 4 GB/s; 8 threads copied 17 GB/s (two H200, 32 cores). A GPU's host link takes 55 GB/s.
 THREADS = min(16, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
-# Bytes of one call: every thread gets a part of a 64 MB staging buffer, and the cost of a call is a small part of it.
+# Bytes of one call: large enough to hide the cost of a call, and small enough that each of 16 threads gets a part of a
+# staging buffer of 64 MB.
 PIECE = 4 << 20
 
-IOV_MAX = 1024  # ranges of one call: the kernel's limit
+IOV_MAX = 1024  # the system's limit of ranges in one call
 
 PR_SET_PTRACER = 0x59616D61
 MADV_POPULATE_WRITE = 23
 
-Rows = tuple[np.ndarray, int]  # address of every row, and their length in bytes
+Rows = tuple[np.ndarray, int]  # addresses of all rows, and bytes of a row
 
 
 @cache
@@ -50,24 +51,24 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def read(pid: int, theirs: Rows, ours: int) -> None:
-    """Copy rows of another process to consecutive addresses from `ours` on.
+    """Copy rows of process `pid` to consecutive addresses of this process, starting at `ours`.
 
     Raises
     ------
     OSError
-        If the process has ended, or its memory is no longer there.
+        If the process has ended, or has freed the memory.
     """
-    _all(_libc().process_vm_readv, pid, theirs, ours)
+    _copy_pieces(_libc().process_vm_readv, pid, theirs, ours)
 
 
 def write(pid: int, theirs: Rows, ours: int) -> None:
-    """Copy from consecutive addresses to rows of another process; raises like `read`."""
-    _all(_libc().process_vm_writev, pid, theirs, ours)
+    """Copy from consecutive addresses of this process to rows of process `pid`; raises like `read`."""
+    _copy_pieces(_libc().process_vm_writev, pid, theirs, ours)
 
 
 def copy(target: np.ndarray, source: np.ndarray) -> None:
-    """Copy between two matrices, or stacks of matrices, of one shape and type in this process."""
-    if target.dtype.kind == "V":  # bfloat16: NumPy would copy it element by element, under the interpreter's lock
+    """Copy a matrix, or a stack of matrices, to another of the same shape and type in this process."""
+    if target.dtype.kind == "V":  # NumPy would copy bfloat16 element by element, and hold the interpreter lock
         target, source = (x.view(f"u{x.itemsize}") for x in (target, source))
     height = max(1, PIECE // max(1, target[:1].nbytes))
     bands = [slice(first, first + height) for first in range(0, len(target), height)]
@@ -75,13 +76,13 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
         pass
 
 
-def _all(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
-    for _ in _threads().map(lambda piece: _one(call, pid, *piece), list(_pieces(theirs, ours))):
+def _copy_pieces(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
+    for _ in _threads().map(lambda piece: _copy_piece(call, pid, *piece), list(_pieces(theirs, ours))):
         pass
 
 
 def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield vectors of (address, bytes) here and in the other process: about PIECE bytes in at most IOV_MAX ranges."""
+    """Yield arrays of (address, bytes) here and in the other process: about PIECE bytes in at most IOV_MAX ranges."""
     starts, width = theirs
     if np.all(np.diff(starts) == width):  # no gaps: one range
         starts, width = starts[:1], width * len(starts)
@@ -96,7 +97,7 @@ def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
                 break
 
 
-def _one(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray) -> None:
+def _copy_piece(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray) -> None:
     wanted = int(here[:, 1].sum())
     done = call(pid, here.ctypes.data, len(here), there.ctypes.data, len(there), 0)
     if done != wanted:
@@ -105,10 +106,10 @@ def _one(call: Callable[..., int], pid: int, here: np.ndarray, there: np.ndarray
 
 
 def populate(address: int, nbytes: int) -> None:
-    """Have the system provide the pages of a new map in several threads; one thread provides only 2 GB/s."""
+    """Allocate the pages of a new map in several threads; one thread alone allocates only 2 GB/s."""
     size = -(-nbytes // THREADS)
     size += -size % mmap.PAGESIZE
-    # Linux before 5.14 refuses this advice. It then provides the pages at their first use.
+    # Linux before 5.14 refuses this advice and allocates the pages at their first use.
     for _ in _threads().map(
         lambda first: _libc().madvise(address + first, min(size, nbytes - first), MADV_POPULATE_WRITE),
         range(0, nbytes, size),
@@ -117,10 +118,15 @@ def populate(address: int, nbytes: int) -> None:
 
 
 def allow() -> bool:
-    """Let the descendants of this process, such as the workers of a local cluster, use its memory.
+    """Allow the descendants of this process, such as the workers of a local cluster, to access its memory.
 
-    For other processes the system's own rule holds: processes of the same user, unless a security module such as Yama
-    forbids it. Returns whether the system can share memory in this way at all.
+    By the system's rule, other processes of the same user have access too, unless a security module such as Yama
+    forbids it.
+
+    Returns
+    -------
+    bool
+        Whether the system has cross-memory attach: Linux only.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -130,13 +136,13 @@ def allow() -> bool:
 
 @cache
 def secret() -> np.ndarray:
-    """Return 32 random bytes in this process's memory. A process that can read them reaches this process."""
+    """Return 32 random bytes in this process's memory. A process that reads them has access to this process."""
     return np.frombuffer(secrets.token_bytes(32), np.uint8)
 
 
 def can_read(pid: int, address: int, expected: bytes) -> bool:
-    """Whether the memory of process `pid` is within reach: the same machine, and allowed. Runs on workers."""
-    if pid == os.getpid():  # this process, unless the secret is that of a process with its number on another machine
+    """Whether this process has access to process `pid` of the same machine. Runs on workers."""
+    if pid == os.getpid():  # the same number on another machine has another secret
         return secret().ctypes.data == address and secret().tobytes() == expected
     ours = np.zeros(len(expected), np.uint8)
     try:

@@ -1,16 +1,16 @@
-"""Blocks that Dask sends arrive unchanged: with a checksum of host memory, and with the type of bfloat16 on GPUs.
+"""Additions to Dask's serialization: checksums for blocks in host memory, and the type of bfloat16 blocks on GPUs.
 
-*Checksums.* TCP's own checksum has 16 bits, and on the way only ECC memory has one. So a block that is sent from host
-memory has a CRC-32C in its header, and the receiver compares it. If it differs, the receiver treats the message as one
-that the network has cut short: it closes the connection, and asks for the block again. The same holds for blocks that
-Dask has written to its disk: a task that needs a damaged one fails. Blocks that GPUs send to each other have none.
+*Checksums.* TCP's checksum has only 16 bits, and host memory without ECC has none. So a block that is sent from host
+memory has a CRC-32C in its header, and the receiver compares it. If it differs, the receiver treats the message as
+truncated: it closes the connection and requests the block again. Blocks that Dask has spilled to disk have the checksum
+too, and a task that needs a damaged one fails. Blocks that GPUs send to each other have no checksum.
 
-*Types.* Dask describes a CuPy block by CUDA's array interface, which knows NumPy's own types only: a bfloat16 block
-arrives as two bytes without a meaning (``|V2``).
+*Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
+block would arrive as untyped elements of two bytes (``|V2``).
 
-The functions that Dask has registered for blocks are private parts, used only here: ``Dispatch._lookup``, the keys of
-their headers, and that Dask takes their EOFError for a message that was cut short. If they have changed, blocks are
-sent as Dask sends them. Blocks of bfloat16 then fail by their type, and never give wrong numbers.
+Only this module uses these private parts of Dask: ``Dispatch._lookup``, the keys of the headers, and the rule that an
+EOFError means a truncated message. If they change, Dask sends blocks without these additions. Products of bfloat16 then
+fail with a type error, and never return wrong numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-import distributed.protocol.numpy  # noqa: F401  registers what is wrapped here
+import distributed.protocol.numpy  # noqa: F401  registers the functions that are wrapped here
 import ml_dtypes  # noqa: F401  tells NumPy the names of its types
 import numpy as np
 from dask.utils import Dispatch
@@ -35,10 +35,10 @@ __all__ = ["ChangedOnTheWayError", "register"]
 
 logger = logging.getLogger(__name__)
 
-# Of the headers of messages.
+# Keys that are added to the headers of messages.
 KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
 
-# Bytes below which a message gets no checksum: blocks of large products are larger.
+# Messages of fewer bytes get no checksum; blocks of large products are larger.
 SMALLEST = 256
 
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
@@ -46,11 +46,11 @@ Receive = Callable[[dict[str, Any], list[Any]], Any]
 
 
 class ChangedOnTheWayError(EOFError):
-    """A block that has changed on its way. Dask takes it for a message that was cut short, and asks for it again."""
+    """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
 def register() -> None:
-    """Have Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements."""
+    """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements."""
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
     if "distributed.protocol.cupy" in sys.modules:
         _wrap()
@@ -61,7 +61,7 @@ def register() -> None:
 
 def _wrap() -> None:
     import cupy
-    import distributed.protocol.cupy  # noqa: F401  registers what is wrapped here
+    import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
     unknown = "bfloat16 blocks lose their type"
     _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
@@ -75,7 +75,7 @@ def _replace(
     wrapped: Callable[[Send, Receive], tuple[Send, Receive]],
     otherwise: str,
 ) -> None:
-    """Replace the functions that send and receive blocks, unless that is done already."""
+    """Replace the functions that send and receive blocks, unless they are replaced already."""
     try:
         send, receive = (dispatch._lookup[block] for dispatch in (serialize, deserialize))
     except (AttributeError, KeyError):
@@ -88,7 +88,7 @@ def _replace(
 
 
 def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Send the type of elements that CUDA's array interface does not know."""
+    """Wrap both functions to send the element type, for types that CUDA's array interface does not support."""
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x)
@@ -103,9 +103,9 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
 
 def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Send a checksum of each block in host memory, and compare it where the block is received."""
+    """Wrap both functions to send a checksum of each block in host memory and to compare it at the receiver."""
 
-    @functools.wraps(send, assigned=())  # Dask looks whether it takes a context
+    @functools.wraps(send, assigned=())  # Dask inspects whether the function takes a context
     def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x, **how)
         sums = {SUM: _sum(frames), NOTED: loaded_blocks.noted(x)}
@@ -126,7 +126,7 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
 
 def _sum(frames: list[Any]) -> int | None:
-    """CRC-32C of frames; None for small ones."""
+    """Return the CRC-32C of frames; None for small ones."""
     if sum(map(_nbytes, frames)) < SMALLEST:
         return None
     crc = 0

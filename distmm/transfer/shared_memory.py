@@ -1,7 +1,7 @@
 """Shared memory segments: `empty` makes them for the user, and workers that own GPUs map and pin them.
 
-Workers without GPUs read them like any other memory of the client. A map would count as memory of the worker, and Dask
-pauses and kills workers that seem to hold too much memory.
+Workers without GPUs read a segment like any other memory of the client, without a map. A map would count as memory of
+the worker, and Dask pauses and kills workers that use too much memory.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ __all__ = ["Segment", "behind", "drop_freed", "empty", "pinned"]
 
 @dataclass(frozen=True)
 class Segment:
-    """A file without a name in the memory of process `pid`; other processes open it by that process's descriptor.
+    """A memory file (``memfd_create``) of process `pid`. Other processes open it by that process's descriptor.
 
     Attributes
     ----------
-    pid, fd
+    pid, fd : int
         Owner, and its file descriptor.
     inode : int
-        Identifies the file: the descriptor may be that of another file later.
-    address, nbytes
-        Where the owner has mapped it.
+        Identifies the file, since the owner may later use the descriptor for another file.
+    address, nbytes : int
+        Address in the owner's memory, and size.
     """
 
     pid: int
@@ -51,22 +51,22 @@ class Segment:
         return f"/proc/{self.pid}/fd/{self.fd}"
 
     def is_there(self) -> bool:
-        """Whether its owner still holds it."""
+        """Whether its owner still has it open."""
         try:
             return os.stat(self.path).st_ino == self.inode
         except OSError:
             return False
 
 
-_ours: dict[int, Segment] = {}  # made by this process, by inode
+_ours: dict[int, Segment] = {}  # segments of this process, by inode
 
 
 def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Client | None = None) -> np.ndarray:
     """Make an uninitialised NumPy array in memory that the GPU workers of this machine pin and share.
 
-    GPUs copy blocks from and to such memory by themselves, several times as fast as other memory. Use it for the
-    operands and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of the array
-    share the memory.
+    GPUs copy blocks from and to pinned memory by DMA, several times as fast as other memory. Use it for the operands
+    and results of products on a local cluster with GPUs. Slices, transposes and reshaped views of the array share the
+    memory.
 
     Parameters
     ----------
@@ -75,17 +75,17 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     dtype : data-type
         Type of its elements.
     client : distributed.Client, optional
-        Cluster whose workers pin the memory now; by default each worker pins it at its first block.
+        Cluster whose workers pin the memory now. By default each worker pins it when it copies its first block.
 
     Returns
     -------
     numpy.ndarray
-        Its memory is freed when the last view of it is gone.
+        Array of this shape and type. Its memory is freed with the last view of it.
 
     Raises
     ------
     InputError
-        Where the system has no such memory (``memfd_create``: Linux only).
+        If the system has no ``memfd_create`` (Linux only).
 
     Examples
     --------
@@ -94,7 +94,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     >>> A[:] = 1
     """
     if not hasattr(os, "memfd_create"):
-        raise InputError(f"{sys.platform} has no memfd_create: use numpy.empty, which products take as well")
+        raise InputError(f"{sys.platform} has no memfd_create: use numpy.empty, whose arrays products accept too")
     dtype = np.dtype(dtype)
     shape = (shape,) if isinstance(shape, int) else tuple(shape)
     nbytes = max(1, math.prod(shape) * dtype.itemsize)
@@ -117,20 +117,20 @@ def _close(segment: Segment) -> None:
 
 
 def behind(array: np.ndarray) -> Segment | None:
-    """Return the segment that an array of this process lies in; None for other memory."""
+    """Return the segment that contains an array of this process; None for other memory."""
     low, high = np.lib.array_utils.byte_bounds(array)
     return next((s for s in list(_ours.values()) if s.address <= low and high <= s.address + s.nbytes), None)
 
 
 class _Map:
-    """A segment in this process's memory, page-locked for its GPU."""
+    """A segment that is mapped into this process and page-locked for its GPU."""
 
     def __init__(self, segment: Segment) -> None:
         from cupy.cuda import runtime
 
         with open(segment.path, "r+b") as file:
             if os.fstat(file.fileno()).st_ino != segment.inode:
-                raise OSError(f"{segment.path} is another file by now: the array that was there has been freed")
+                raise OSError(f"{segment.path} is another file now: its owner has freed the array")
             self.memory = np.frombuffer(mmap.mmap(file.fileno(), segment.nbytes), np.uint8)
         self.address = int(self.memory.ctypes.data)
         runtime.hostRegister(self.address, self.memory.nbytes, 0)
@@ -147,7 +147,7 @@ def pinned(segment: Segment) -> int:
     Raises
     ------
     OSError
-        If its owner has ended, or freed it.
+        If its owner has ended, or has freed it.
     """
     with _mapping:
         if segment not in _maps:
@@ -156,7 +156,7 @@ def pinned(segment: Segment) -> int:
 
 
 def drop_freed() -> None:
-    """Unmap segments whose owner has freed them. Workers call it every second: a map keeps the memory allocated."""
+    """Unmap segments that their owner has freed. Workers call it every second: a map keeps the memory allocated."""
     with _mapping:
         for segment in [segment for segment in _maps if not segment.is_there()]:
             del _maps[segment]

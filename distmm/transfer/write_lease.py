@@ -1,7 +1,7 @@
-"""Leases: other processes may write into this one's memory until the call that allowed it ends.
+"""Leases: other processes may write to this process's memory until the call that allowed it ends.
 
-Writers hold a lock of a file without a name. The system releases the locks of processes that die. So after the end of a
-lease no process writes, not even a worker that the scheduler has lost and that cannot be asked.
+Writers hold a shared lock on a memory file. The operating system releases the locks of processes that die. So no
+process writes after the end of a lease, not even a worker that has lost its scheduler.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["Lease"]
 
 @dataclass(frozen=True)
 class Lease:
-    """A file in the memory of process `pid`: one byte long while writers may begin, empty afterwards.
+    """A memory file of process `pid`. It has one byte while writers may start, and is empty afterwards.
 
     Attributes
     ----------
-    pid, fd
+    pid, fd : int
         Owner, and its file descriptor, by which other processes open the file.
     identity : tuple of int
-        Device and inode: the descriptor may be that of another file later.
+        Device and inode, since the owner may later use the descriptor for another file.
     """
 
     pid: int
@@ -33,20 +33,20 @@ class Lease:
 
     @classmethod
     def begin(cls) -> Lease:
-        """Make a lease. Other processes may write while they hold it."""
+        """Return a new lease of this process. Other processes may write while they hold it."""
         fd = os.memfd_create("distmm-lease")
         os.write(fd, b"1")
         return cls(os.getpid(), fd, _identity(os.fstat(fd)))
 
     def end(self) -> None:
-        """Refuse new writers, and wait for those that are writing."""
+        """Refuse new writers, and wait for running writes."""
         os.ftruncate(self.fd, 0)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
         os.close(self.fd)
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the lease while something is written, in any process.
+        """Hold the lease during the ``with`` block, in any process.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""Slots of a worker, released by tasks that only wait for a copy or a disk.
+"""Slots of a worker, released by tasks that wait for a copy or a disk, or that merge parts of a reduced product.
 
 A GPU worker has few slots (`distmm.worker.gpu_worker_setup.THREADS`), so that the next product is queued while one runs
 and there are no more blocks of C than planned. When loads kept their slots, they delayed products: in a bfloat16
@@ -21,7 +21,7 @@ from distmm.worker import dask_internals
 
 __all__ = ["slot_released"]
 
-Kind = Literal["load", "store", "write"]
+Kind = Literal["load", "merge", "store", "write"]
 
 _running: Counter[Kind] = Counter()  # tasks of this process that have released their slots
 _entering = threading.Lock()
@@ -33,7 +33,7 @@ def slot_released(kind: Kind, most: float = math.inf) -> Iterator[None]:
 
     Parameters
     ----------
-    kind : {"load", "store", "write"}
+    kind : {"load", "merge", "store", "write"}
     most : int
         Most tasks of this kind and process that go on without a slot. The others keep theirs, so that products wait for
         them.

@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
+from peers.cublasxt import Xt
+from peers.samples import sampled
 from rich.console import Console
 from rich.table import Table
 from steps import Steps
@@ -25,8 +27,7 @@ import distmm
 from distmm import clusters
 from distmm.bench import matrices
 from distmm.bench.cases import element
-from distmm.bench.cublasxt import Xt
-from distmm.bench.dask_programs import count_allocations, kernel_alone, peak_bytes, start_counting
+from distmm.bench.products import count_allocations, kernel_alone, peak_bytes, start_counting
 from distmm.telemetry import client as telemetry
 from distmm.transfer import shared_memory
 
@@ -53,7 +54,7 @@ def product(client: Client, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: 
     seconds = time.perf_counter() - start
     peak = max(client.run(peak_bytes).values())
     moved = telemetry.bytes_moved(client) - before
-    return {"seconds": seconds, "moved": moved, "peak": peak, **matrices.sampled(a, b, c, "highest", 9), **how}
+    return {"seconds": seconds, "moved": moved, "peak": peak, **sampled(a, b, c, "highest", 9), **how}
 
 
 @contextmanager

@@ -47,8 +47,8 @@ from steps import Steps
 import distmm
 from distmm import clusters
 from distmm.bench.cases import KERNEL_EDGE, element
-from distmm.bench.dask_programs import kernel_alone
 from distmm.bench.matrices import draw
+from distmm.bench.products import kernel_alone
 from distmm.job.stop import Stop
 from distmm.storage import create_output, open_matrix
 from distmm.telemetry.record import Figures

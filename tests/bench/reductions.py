@@ -54,7 +54,7 @@ def main() -> None:
     with clusters.local("cpu", dashboard=None, quiet=True) as client:
 
         def topk(B: np.ndarray | None) -> Callable[[], Any]:
-            return lambda: client.compute(list(distmm.topk(X, B, k, client=client)), sync=True)[0]
+            return lambda: distmm.topk(X, B, k, client=client).compute()[0]
 
         cases: dict[str, Callable[[], Any]] = {"NumPy, the product alone": lambda: X @ Y}
         cases |= {f"da.topk(da.matmul(X, Y)), chunks of {chunk}": dask_topk(Y, chunk) for chunk in CHUNKS}
@@ -69,7 +69,7 @@ def main() -> None:
                 if turn:
                     figures[name].append((time.perf_counter() - start, cpu_seconds() - cpu))
         for B, C in ((Y, X @ Y), (None, X @ XT)):
-            found = client.compute(list(distmm.topk(X, B, k, client=client)), sync=True)[1]
+            found = distmm.topk(X, B, k, client=client).compute()[1]
             truth = np.argpartition(C, rows - k, axis=1)[:, rows - k :]
             recall = np.mean([len(np.intersect1d(*each)) / k for each in zip(found, truth, strict=True)])
             print(f"recall of {'X, None' if B is None else 'X, Y'}: {recall:.6f}")  # noqa: T201

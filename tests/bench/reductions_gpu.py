@@ -62,7 +62,7 @@ def main() -> None:
             flop = 2 * rows**2 * features / (1 if B is not None else 2)  # each pair of rows of X once
             for turn in range(asked.turns):
                 start = time.perf_counter()
-                _, found = client.compute(list(distmm.topk(X, B, k, client=client)), sync=True)
+                _, found = distmm.topk(X, B, k, client=client).compute()
                 seconds = time.perf_counter() - start
                 print(f"topk({name}), turn {turn}: {seconds:.2f} s, {flop / seconds / 1e12:.1f} TFLOP/s")  # noqa: T201
             sampled = rng.integers(rows, size=20)

@@ -44,9 +44,9 @@ QUOTA = 'pods "product-runner" is forbidden: exceeded quota: gpus, requested: re
         ([waiting("ImagePullBackOff", message="Back-off pulling image x")], [], 5, "cannot be pulled.*pulling image x"),
         ([waiting("CreateContainerConfigError", message='secret "s3" not found')], [], 5, 'secret "s3" not found'),
         ([waiting("CrashLoopBackOff", restarts=3)], [], 5, "ended 3 times, the last time with code 2"),
-        ([unscheduled('persistentvolumeclaim "matrices" not found')], [], 5, "make the claim first"),
+        ([unscheduled('persistentvolumeclaim "matrices" not found')], [], 5, "create the claim first"),
         ([unscheduled(NO_GPUS)], [event("NotTriggerScaleUp", "max node group size")], 5, "none will be added"),
-        ([unscheduled(NO_GPUS)], [], 601, "no node has taken it for 601 s .*3 Insufficient nvidia.com/gpu"),
+        ([unscheduled(NO_GPUS)], [], 601, "no node could run it for 601 s .*3 Insufficient nvidia.com/gpu"),
         ([], [event("FailedCreate", QUOTA, about="product-default")], 5, "exceeded quota: gpus"),
     ],
 )  # fmt: skip

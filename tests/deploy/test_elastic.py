@@ -44,7 +44,7 @@ def _refusal(tmp_path: Path) -> str:
 def test_jobs_that_sbatch_refuses_end_the_wait_with_its_words(programs: Path, tmp_path: Path) -> None:
     _program(programs, "sbatch", "echo sbatch: error: invalid partition specified: nowhere >&2; exit 1")
     said = _refusal(tmp_path)
-    assert said.startswith("sbatch refuses: sbatch: error: invalid partition specified: nowhere. Each node is a job")
+    assert said.startswith("sbatch refuses: sbatch: error: invalid partition specified: nowhere. Each node is a sep")
     assert "change the job file's [workers] and [slurm]" in said
 
 

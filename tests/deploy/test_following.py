@@ -64,7 +64,7 @@ def test_a_controller_that_stays_away_ends_the_wait_and_leaves_the_job(
 ) -> None:
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
     _answers(controller, _job(controller, "RUNNING"), "")
-    with pytest.raises(InputError, match=r"has not answered .*the job may go on.*distmm submit --follow 7"):
+    with pytest.raises(InputError, match=r"has not answered .*the job may still run.*distmm submit --follow 7"):
         slurm.attach("7", lambda line: None)
 
 

@@ -356,7 +356,7 @@ def test_prometheus_may_come_in_where_the_job_file_names_its_namespace(tmp_path:
         ("product.a=/elsewhere/A.npy", r"product.a = '/elsewhere/A.npy' is not seen by pods"),
         ("kubernetes.claim=", "C would be lost with its pod: set kubernetes.claim"),
         ("run.walltime=4h", "run.walltime = '4h': pods have no walltime.*leave it out"),
-        ("workers.interface=ib0", "workers.interface = 'ib0': pods have the networks that their cluster gives them"),
+        ("workers.interface=ib0", "workers.interface = 'ib0': the cluster chooses the networks of pods"),
         ("run.restarts=3", "run.restarts = 3: pods have no walltime.*leave it out"),
     ],
 )

@@ -124,7 +124,7 @@ def test_a_cluster_that_does_not_answer_for_a_while_ends_nothing(answers: Path) 
 def test_a_cluster_that_is_silent_for_ten_minutes_ends_the_wait(answers: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
     (answers / "silent").write_text("1000")
-    with pytest.raises(InputError, match=r"connection refused; the job may go on.* --follow default/product"):
+    with pytest.raises(InputError, match=r"connection refused; the job may still run.* --follow default/product"):
         kubernetes.attach("product", lambda line: None)
 
 
@@ -140,7 +140,7 @@ def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, an
 def test_a_job_of_the_same_name_is_replaced_once_it_has_ended(job: jobfile.Job, answers: Path) -> None:
     _answer(answers, "daskjobs", {"items": [{}]})
     _answer(answers, "pods", {"items": [_runner("Running")]})
-    with pytest.raises(InputError, match=r"is there already, and has not ended: give another run.name"):
+    with pytest.raises(InputError, match=r"exists already, and has not ended: give another run.name"):
         kubernetes.submit(job)
     _answer(answers, "pods", {"items": [_runner("Failed", 75)]})
     kubernetes.submit(job)

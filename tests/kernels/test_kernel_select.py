@@ -128,7 +128,8 @@ def test_float64_tensor_cores_are_used_unasked_only_where_they_are_fast():
         )
 
 
-# The first three are measured (kernels/README.md); the others have more passes over operands and C than they save.
+# The first three are measured (the site has the page "Rates of kernels by size"); the others have more passes over
+# operands and C than they save.
 @pytest.mark.parametrize("shape", [(1024,) * 3, (2048,) * 3, (512,) * 3, (65536, 512, 4096), (1, 8192, 8192),
                                    (8192, 8192, 64), (16384, 256, 16384), (65536, 4096, 512)])  # fmt: skip
 def test_float64_products_that_residues_slow_down_are_not_split(shape):

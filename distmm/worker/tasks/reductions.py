@@ -28,6 +28,7 @@ from distmm.worker.tasks.epilogue import Block, flipped
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.metrics import Metric, scores, value_of
 from distmm.worker.tasks.rows import by_rows
+from distmm.worker.worker_slots import slot_released
 
 __all__ = [
     "BlockReduction",
@@ -94,7 +95,7 @@ class BlockReduction:
 
         `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
         """
-        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.reducing:
+        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.enqueueing:
             return self._parts(block, norms)
 
     def _parts(self, block: Block, norms: list[np.ndarray] | None) -> tuple[Part, ...]:
@@ -137,7 +138,9 @@ def merge(reduction: Reduction, made: list[Any], sides: tuple[int, ...] | None, 
     if len(parts) == 1:
         part = parts[0]
     elif device == "cuda" and isinstance(reduction, Largest):
-        part = gpu.retrying(partial(_combined_on_gpu, reduction, parts), "a merge of the largest elements of blocks")
+        # Without a slot: a merge that kept one of the two left the GPU with one product, and idle after it.
+        with slot_released("merge"):
+            part = gpu.retrying(partial(_combined_on_gpu, reduction, parts), "a merge of parts of topk")
     else:
         part = reduction.combine(parts)
     return reduction.finish(part) if last else part

@@ -12,7 +12,7 @@ from distributed import Client, wait
 
 import distmm
 from distmm import clusters
-from distmm.bench import dask_programs
+from distmm.bench import products
 from distmm.telemetry import client as telemetry
 
 
@@ -152,7 +152,7 @@ def test_products_on_hopper_gpus_are_right_and_have_the_same_bits_for_all_cuts_a
 def test_complex_products_take_no_more_memory_of_a_gpu_than_planned(gpus: Client, dtype: str) -> None:
     import cupy
 
-    gpus.run(dask_programs.count_allocations)
+    gpus.run(products.count_allocations)
     with gpus.as_current():
         rs = da.random.default_rng(cupy.random.default_rng(0))
         A, B = (
@@ -162,10 +162,10 @@ def test_complex_products_take_no_more_memory_of_a_gpu_than_planned(gpus: Client
         A, B = A.persist(), B.persist()
         wait([A, B])
         plan = distmm.plan(A, B, client=gpus)
-        gpus.run(dask_programs.start_counting)
+        gpus.run(products.start_counting)
         C = distmm.matmul(A, B, plan=plan, client=gpus).persist()
         wait(C)
-        peak = max(gpus.run(dask_programs.peak_bytes).values())
+        peak = max(gpus.run(products.peak_bytes).values())
         verdict = distmm.verify(A, B, C)
     assert verdict.ok, verdict.message
     assert 16 * 2**20 * C.dtype.itemsize <= peak <= plan.cost.peak_bytes

@@ -203,7 +203,7 @@ def test_a_cluster_that_does_not_answer_is_refused() -> None:
         (
             "tcp://127.0.0.1:1",
             {"workers": 3, "memory_limit": "1GB"},
-            "workers and memory_limit can be chosen for a local",
+            "workers and memory_limit can be set for a local",
         ),
         ("local-cpu", {"workers": 0}, "0 workers"),
         ("local-cpu", {"memory_limit": "much"}, "'much' is not a size"),
@@ -303,7 +303,7 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         "stealing": False,
     }
     with (
-        pytest.raises(InputError, match="3 workers: one is started a GPU, and this process has 2"),
+        pytest.raises(InputError, match="3 workers: each needs its own GPU, and this process has 2"),
         clusters.local("gpu", workers=3),
     ):
         pass

@@ -82,7 +82,7 @@ def test_a_model_that_nobody_measured_is_measured_once(monkeypatch: pytest.Monke
     def here(*asked: Any) -> dict[str, Any]:
         return told(library=3e13) if measured else told(unmeasured=True, guessed=1e15)
 
-    monkeypatch.setattr(cluster, "_here", here)
+    monkeypatch.setattr(cluster, "_this_process", here)
     monkeypatch.setattr(tasks, "measure", measured.append)
     monkeypatch.setattr("distmm.clusters.measured._without_client", {})
     for _ in range(2):
@@ -97,7 +97,7 @@ def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyP
         tries.append(choice)
         raise MemoryError("no room for 4096 x 4096")
 
-    monkeypatch.setattr(cluster, "_here", lambda *asked: told(unmeasured=True, guessed=1e15))
+    monkeypatch.setattr(cluster, "_this_process", lambda *asked: told(unmeasured=True, guessed=1e15))
     monkeypatch.setattr(tasks, "measure", fails)
     monkeypatch.setattr("distmm.clusters.measured._without_client", {})
     for _ in range(2):

@@ -138,7 +138,7 @@ def test_own_certificates_that_have_expired_or_are_none_are_refused(tmp_path: Pa
     with pytest.raises(InputError, match=r"ca.pem has expired on 20\d\d-\d\d-\d\d; put a new certificate there"):
         tls.security(str(tmp_path / "job.tls"))
     Path(places["ca"]).write_text("no certificate")
-    with pytest.raises(InputError, match=r"ca.pem is no certificate in PEM"):
+    with pytest.raises(InputError, match=r"ca.pem is not a certificate in PEM"):
         tls.security(str(tmp_path / "job.tls"))
 
 

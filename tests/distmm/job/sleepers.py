@@ -122,7 +122,7 @@ def run_client(folder: str, questions: int, call: str, arguments: tuple[str, ...
     from distmm.clusters import silence
 
     _begin(folder)
-    silence.QUESTIONS, silence.ANSWER_SECONDS = questions, 0.5
+    silence.REQUESTS, silence.ANSWER_SECONDS = questions, 0.5
     with Client(scheduler_file="scheduler.json", timeout=120) as client:
         client.wait_for_workers(1, timeout=120)
         _call(client, call, arguments, options)

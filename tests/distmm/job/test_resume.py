@@ -60,7 +60,9 @@ def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here
     assert (len(certificate["runs"]), len(certificate["done"])) == (2, 16)
     text = Path("C.zarr.report.html").read_text()
     rows = re.findall(
-        r"<tr><td>(\d)</td><td>[-+: \d]+</td><td>([^<]*)</td><td>[^<]*</td><td>(\d+)</td><td>(\d+)</td></tr>", text
+        r"<tr><td>(\d)</td><td>[-+: \d]+</td><td>[-+: \d]+</td><td>[.\d]+ m?s</td><td>([^<]*)</td><td>[^<]*</td>"
+        r"<td>(\d+)</td><td>(\d+)</td></tr>",
+        text,
     )
     here_, workers = certificate["runs"][0]["host"], str(certificate["runs"][0]["workers"])
     assert rows == [("1", here_, workers, "0"), ("2", here_, workers, str(len(before)))]

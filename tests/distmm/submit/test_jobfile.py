@@ -89,7 +89,7 @@ def test_keys_can_be_set_from_outside(write) -> None:
         (PRODUCT + "[workers]\nnodes = 0\n", 6, "nodes = 0 is not a number from 1 to 100000"),
         (PRODUCT + '[workers]\nmemory = "lots"\n', 6, "is not a size"),
         (PRODUCT + '[workers]\ndevice = "tpu"\n', 6, "device = 'tpu' is not one of gpu, cpu"),
-        (PRODUCT + '[run]\nwalltime = "1h"\ngrace = "2h"\n', 7, "leaves nothing of walltime"),
+        (PRODUCT + '[run]\nwalltime = "1h"\ngrace = "2h"\n', 7, "leaves no time of walltime"),
         (PRODUCT + '[run]\ntls = "temporary"\n[workers]\ntransport = "ucx"\n', 6, "UCX is not encrypted"),
         (PRODUCT + "product.a = 3\n", 5, "not TOML|not text|no key"),
         ("a = 1\n" + PRODUCT, 1, r"\[a\] is not a table"),
@@ -159,10 +159,10 @@ def test_hostile_values_are_refused(write, key: str, value: str) -> None:
         ('labels = { "a/b/c" = "d" }', "is not labels by Kubernetes' rules"),
         ('labels = { "dask.org/cluster-name" = "other" }', "none of dask.org"),
         ('labels = { "app.kubernetes.io/instance" = "other" }', "none of dask.org, app.kubernetes.io"),
-        ('labels = { "kueue.x-k8s.io/queue-name" = "gpus" }', "the queue of Kueue as kubernetes.queue"),
+        ('labels = { "kueue.x-k8s.io/queue-name" = "gpus" }', "set the queue of Kueue by kubernetes.queue"),
         ('annotations = { "-x" = "" }', "is not annotations by Kubernetes' rules"),
         ('annotations = { x = "a\\nb" }', "values of one line"),
-        ('annotations = { "kubectl.kubernetes.io/x" = "" }', "which the operator leaves out"),
+        ('annotations = { "kubectl.kubernetes.io/x" = "" }', "which the operator ignores"),
     ],
 )
 def test_labels_and_annotations_that_kubernetes_or_the_operator_would_not_take_are_refused(
@@ -175,7 +175,7 @@ def test_labels_and_annotations_that_kubernetes_or_the_operator_would_not_take_a
 
 
 def test_rdma_without_ucx_is_refused(write) -> None:
-    with pytest.raises(InputError, match=r"job.toml:6: RDMA is for UCX.*workers.transport = 'ucx'"):
+    with pytest.raises(InputError, match=r"job.toml:6: RDMA needs UCX.*workers.transport = 'ucx'"):
         jobfile.load(write(PRODUCT + '[kubernetes]\nrdma_resource = "rdma/hca"\n'))
 
 

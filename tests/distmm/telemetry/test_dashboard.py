@@ -225,16 +225,21 @@ def synthetic(workers: int, product: str) -> Record:
     return record
 
 
+def show(cluster: Client, record: Record) -> None:
+    """Let the page of a cluster show a record."""
+
+    def store(dask_scheduler: Scheduler) -> None:
+        dask_scheduler.plugins[Telemetry.name]._store_record(record)
+
+    cluster.run_on_scheduler(store)
+
+
 @pytest.mark.parametrize(("workers", "scheme"), [(1, "light"), (256, "dark")])
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
 ) -> None:
     record = synthetic(workers, f"distmm-matmul-{workers}-{scheme}")
-
-    def show(dask_scheduler: Scheduler) -> None:
-        dask_scheduler.plugins[Telemetry.name]._open(record)
-
-    cluster.run_on_scheduler(show)
+    show(cluster, record)
     browser.open(address(cluster, "/distmm"), scheme=scheme)
     shown(browser, "blocks")
     shown(browser, "rate")
@@ -286,7 +291,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
     shown(browser, "rate-over-time")
     assert browser.evaluate(f"Math.max(...{DATA.format('rate-over-time')}.y.flatMap(y => Array.from(y)))") > 0
     head = browser.evaluate(MODEL.format("head") + ".text")
-    for label in ("begun", "took", "now", "blocks of C", "rate (of the plan)"):
+    for label in ("started", "took", "now", "blocks of C", "rate (of the plan)"):
         assert f"<div>{label}</div>" in head
     browser.screenshot(pictures / "gram.png")
     assert browser.errors == []
@@ -295,7 +300,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
 @pytest.mark.parametrize("width", [1400, 800])
 def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: int) -> None:
     record = synthetic(16, f"distmm-matmul-{width}-wide")
-    cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
+    show(cluster, record)
     browser.open(address(cluster, "/distmm"), width=width, height=950)
     shown(browser, "blocks")
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
@@ -328,7 +333,7 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
     assert listed[f"Distmm {pane.title()}"] == f"/individual-distmm-{name}"
     assert "Individual Task Stream" in listed
     record = synthetic(4, f"distmm-matmul-{pane}")
-    cluster.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[Telemetry.name]._open(record) and None)
+    show(cluster, record)
     # JupyterLab's panes are small, and the address says which theme they want.
     browser.open(address(cluster, listed[f"Distmm {pane.title()}"] + "?theme=dark"), width=420, height=320)
     shown(browser, name)

@@ -147,7 +147,7 @@ def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
 def test_the_reason_names_the_slow_worker() -> None:
     r = record(workers=4)
     work(r, slow=4.0)
-    assert "worker w0 computes at 25% of the middle worker's rate" in reasons(r, 1e6)
+    assert "worker w0 computes at 25% of the median worker's rate" in reasons(r, 1e6)
 
 
 def test_the_reasons_name_missing_workers_reads_and_repeated_steps() -> None:

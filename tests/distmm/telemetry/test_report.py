@@ -14,6 +14,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
+from distmm.job import runs
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -100,9 +101,9 @@ def test_a_report_says_when_and_where_and_shows_reads_and_writes(monkeypatch: py
     r = run(4)
     r.add(Access("node00-gpu1", False, 1000.5, 1001.0))
     r.add(Access("node00-gpu2", True, 1009.0, 1009.5))
-    text = report.html(r, runs=[("run", "begun"), ("1", "<yesterday>"), ("2", "today")])
+    text = report.html(r, runs=[("run", "started"), ("1", "<yesterday>"), ("2", "today")])
     assert "Slurm job 4711, restart 2" in text
-    for at, label in ((1000.0, "begun"), (r.advanced, "last step")):
+    for at, label in ((1000.0, "started"), (r.advanced, "last step")):
         date = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
         assert f"<th>{label}</th><td>{date}</td>" in text
     assert platform.node() in text
@@ -149,7 +150,10 @@ def test_charts_take_the_colours_of_the_page() -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path, scheme: str) -> None:
-    path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr")
+    begun = {"host": "login-node-1.cluster", "batch_job": "Slurm job 4711 (4700_3), restart 2", "workers": 16}
+    killed = {**begun, "started": 900.0, "last_block": 960.0, "kept": 0}
+    rows = runs.table([killed, {**begun, "started": 1000.0, "kept": 512}], now=1010.0)
+    path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr", runs=rows)
     browser.open(f"file://{path}", width=1100, height=2000, scheme=scheme)
     browser.until("document.querySelectorAll('svg').length == 4")
     palette = theme.DARK if scheme == "dark" else theme.LIGHT

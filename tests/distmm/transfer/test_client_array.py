@@ -145,7 +145,7 @@ def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any)
 @pytest.fixture
 def no_kernel_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail the test if this process uses `process_vm_readv` or `process_vm_writev`, also on itself."""
-    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail(f"{about[0]} was called"))
+    monkeypatch.setattr(process_memory, "_copy_pieces", lambda *about: pytest.fail(f"{about[0]} was called"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -116,7 +116,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_worker_copies_memory_of_its_own_process_without_the_system(
     shape: tuple[int, ...], layout: str, simulated: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail("the system was asked for memory"))
+    monkeypatch.setattr(process_memory, "_copy_pieces", lambda *about: pytest.fail("the system was asked for memory"))
     array = LAYOUTS[layout](filled(shape, pinned=False))
     index = tuple(slice(n // 3, n - n // 4) for n in array.shape)
     block = gpu_copies.upload(ClientArray.of(array).part(index))
@@ -129,7 +129,7 @@ def test_a_worker_copies_memory_of_its_own_process_without_the_system(
 
 
 def test_blocks_come_in_pieces_and_go_back_without_the_system(simulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_memory, "_all", lambda *about: pytest.fail("the system was asked for memory"))
+    monkeypatch.setattr(process_memory, "_copy_pieces", lambda *about: pytest.fail("the system was asked for memory"))
     array = filled((50, 100), pinned=False)
     pieces = list(gpu_copies.pieces(array))
     assert len(pieces) == 25

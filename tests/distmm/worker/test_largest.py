@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 from typing import Any
@@ -14,10 +15,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.worker import gpu, tasks
-from distmm.worker.tasks import metrics, reductions, rows
+from distmm.worker.tasks import metrics, products, reductions, rows
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.largest import largest, sortable
 from distmm.worker.tasks.reductions import on_host
 from distmm.worker.tasks.rows import by_rows, pieces
+from distmm_kernels import device
+from distmm_kernels.config import Problem
+from distmm_kernels.gemm.cpu import CpuKernel
 
 TYPES = ["f4", "f8", "f2", "i1", "u8", "?"]
 
@@ -150,12 +156,25 @@ def test_a_row_with_nan_is_farther_than_all_others(metric: metrics.Metric) -> No
     assert values[0, -1] == (np.inf if metric == "euclidean" else -np.inf)
 
 
+def is_held(lock: Any) -> bool:
+    """Whether another thread cannot take a lock."""
+
+    def taken() -> bool:
+        free = lock.acquire(blocking=False)
+        if free:
+            lock.release()
+        return not free
+
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(taken).result()
+
+
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[bool] = []
 
     def sums(block: Any, first: int) -> Any:
-        alone.append(gpu.reducing.locked())
+        alone.append(is_held(gpu.enqueueing))
         return block.sum(axis=1)
 
     if on_gpu:
@@ -164,7 +183,33 @@ def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch
     (part,) = tasks.BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
     assert part.tolist() == [3.0, 3.0]
     assert alone == [on_gpu]
-    assert not gpu.reducing.locked()
+    assert not is_held(gpu.enqueueing)
+
+
+def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise two tasks alternate on the stream, end at the same time, and the GPU idles until the next ones."""
+    held: list[str] = []
+
+    class Noting(CpuKernel):
+        def _accumulate(self, a: Any, b: Any, c: Any, d: Any) -> None:
+            held.extend(["product"] * is_held(gpu.enqueueing))
+            super()._accumulate(a, b, c, d)
+
+    def sums(block: Any, first: int) -> Any:
+        held.extend(["reduction"] * is_held(gpu.enqueueing))
+        return block.sum(axis=1)
+
+    monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
+    monkeypatch.setattr(gpu, "namespace", lambda block: object())
+    monkeypatch.setattr(gpu, "_alias", lambda block: block)
+    dtype = np.dtype("f8")
+    monkeypatch.setattr(products, "kernel_for", lambda *_: Noting(Problem(m=2, k=3, n=2, dtype=dtype), device.cpu()))
+    reduction = tasks.BlockReduction(tasks.Custom((sums, sum, lambda part: part), dtype), 0, 0)
+    a, b, last = [np.ones((2, 3))], [np.ones((3, 2))], Epilogue(dtype, "numpy")
+    (part,) = tasks.multiply(None, KernelChoice("cuda", dtype), None, a, b, last, reduction=reduction)
+    assert part.tolist() == [6.0, 6.0]
+    assert held == ["product", "reduction"]
+    assert not is_held(gpu.enqueueing)
 
 
 @pytest.mark.gpu
@@ -194,6 +239,8 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
     monkeypatch.setattr(reductions, "MERGED", 2000)
     taken: list[int] = []
     streams: set[str] = set()
+    released: list[str] = []
+    monkeypatch.setattr(reductions, "slot_released", lambda kind: nullcontext(released.append(kind)))
 
     def working(work: str) -> Any:
         streams.add(work)
@@ -213,6 +260,7 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
     found = tasks.merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
     assert max(taken) <= 2000
     assert streams == {"merge"}
+    assert released == ["merge"]
     expected = tasks.merge(tasks.Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
     for mine, own in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, own)

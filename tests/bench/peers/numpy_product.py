@@ -1,4 +1,4 @@
-"""`numpy.matmul` in one process, with as many threads as there are workers elsewhere."""
+"""`numpy.matmul` in one process, with as many threads as other programs have workers."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from distmm.bench.cases import Case, element
-from distmm.bench.matrices import Arena, fill, sampled
+from distmm.bench.matrices import Arena, fill
+from distmm.bench.measuring_process import Task
+
+from .samples import sampled
 
 __all__ = ["program"]
 
 
 @contextmanager
-def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
-    """Yield what measures a case; the process that starts this one has set the number of threads."""
+def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+    """Yield what measures a case."""
     arena = Arena(max(3 * case.n**2 * element(case.dtype).itemsize for case in task.cases))
 
     def measure(case: Case, seed: int) -> dict[str, Any]:
@@ -29,4 +33,5 @@ def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
         seconds = time.perf_counter() - start
         return {"seconds": seconds, **sampled(a, b, c, "ieee", seed)}
 
-    yield measure
+    with threadpool_limits(task.workers, "blas"):  # this process was started with one thread
+        yield measure

@@ -13,7 +13,10 @@ from typing import Any
 import numpy as np
 
 from distmm.bench.cases import Case, element
-from distmm.bench.matrices import Arena, fill, sampled
+from distmm.bench.matrices import Arena, fill
+from distmm.bench.measuring_process import Task
+
+from .samples import sampled
 
 __all__ = ["Xt", "pinned", "program"]
 
@@ -22,7 +25,7 @@ CUDA = ("13", "12")  # versions of the libraries' names
 
 
 @contextmanager
-def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     """Yield what measures a case: A, B and C in pinned host memory."""
     arena = Arena(max(3 * case.n**2 * element(case.dtype).itemsize for case in task.cases))
     with Xt(task.workers) as xt, pinned([arena.memory]):
@@ -32,7 +35,7 @@ def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
             fill(a, seed)
             fill(b, seed + 1)
             best, edge = min((xt.seconds(a, b, c, edge), edge) for edge in EDGES if edge <= max(case.n, min(EDGES)))
-            return {"seconds": best, "note": f"blocks {edge}", **sampled(a, b, c, "ieee", seed)}
+            return {"seconds": best, "variant": f"blocks {edge}", **sampled(a, b, c, "ieee", seed)}
 
         yield measure
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,17 +11,29 @@ from typing import Any
 import numpy as np
 
 from distmm.bench.cases import Case, element
-from distmm.bench.matrices import sampled
+from distmm.bench.measuring_process import Task
+
+from .samples import sampled
 
 __all__ = ["program"]
 
 # What JAX calls the precisions that `distmm.matmul` knows.
 PRECISIONS = {"ieee": "highest", "highest": "highest", "high": "high", "medium": "default"}
 
+# What the user may set otherwise. JAX's pool has as much of a GPU as other programs have. JAX multiplies by cuBLAS, as
+# cuBLAS chooses to. XLA's search for an algorithm takes minutes at n = 65536, and without the search XLA takes kernels
+# of its own, half as fast in float32 (27 for 55 TFLOP/s on an H200).
+SETTINGS = {
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
+    "XLA_FLAGS": "--xla_gpu_enable_triton_gemm=false --xla_gpu_autotune_level=0",
+}
+
 
 @contextmanager
-def program(task: Any) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
+def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     """Yield what measures a case; compiling, with XLA's search for the fastest algorithm, is not in the seconds."""
+    for name, value in SETTINGS.items():  # which JAX reads when it starts
+        os.environ.setdefault(name, value)
     import jax
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec

@@ -1,4 +1,4 @@
-"""Products on a Dask cluster of this host: `distmm.matmul` and `dask.array.matmul`, and the kernel alone.
+"""Products of distmm on a Dask cluster of this host, and its kernel alone.
 
 Resident matrices have a two-dimensional block-cyclic distribution, as for ScaLAPACK: block (i, j) is on rank
 (i mod rows, j mod columns) of the plan's grid.
@@ -31,7 +31,17 @@ from distmm.telemetry import client as telemetry
 if TYPE_CHECKING:
     from distmm.bench.measuring_process import Task
 
-__all__ = ["count_allocations", "kernel_alone", "peak_bytes", "program", "start_counting"]
+__all__ = [
+    "count_allocations",
+    "kernel_alone",
+    "operands",
+    "peak_bytes",
+    "persisted",
+    "program",
+    "start_counting",
+    "started",
+    "until_empty",
+]
 
 # Bytes of results on a worker that are none of the matrices before.
 LEFTOVERS = 1 << 20
@@ -86,24 +96,24 @@ def peak_bytes() -> int:
     return int(counted.peak_bytes) if counted else 0
 
 
-def wait_for_gpu() -> None:
-    """Wait until the GPU has done all that is queued. Runs on GPU workers."""
-    import cupy
-
-    cupy.cuda.Device().synchronize()
+@contextmanager
+def started(task: Task) -> Iterator[Client]:
+    """Start a cluster that counts the bytes that workers receive, and the memory that they allocate on GPUs."""
+    with clusters.local(device=task.device, workers=task.workers, threads=1, dashboard=None) as client:
+        telemetry.install(client)
+        if task.device == "gpu":
+            client.run(count_allocations)
+        yield client
 
 
 @contextmanager
 def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     """Start a cluster, and yield what measures a case on it."""
-    with clusters.local(device=task.device, workers=task.workers, threads=1, dashboard=None) as client:
-        telemetry.install(client)  # it counts what workers receive
-        if task.device == "gpu":
-            client.run(count_allocations)
+    with started(task) as client:
         arenas: list[matrices.Arena] = []
 
         def measure(case: Case, seed: int) -> dict[str, Any]:
-            _until_empty(client)
+            until_empty(client)
             if case.program == KERNEL:
                 return _kernel(client, task, case)
             if case.place != "host":
@@ -116,8 +126,9 @@ def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
         yield measure
 
 
-def _until_empty(client: Client) -> None:
+def until_empty(client: Client) -> None:
     """Wait until the workers have freed the matrices of the case before."""
+    gc.collect()
     for _ in range(100):
         if max(everywhere(client, _held).values(), default=0) < LEFTOVERS:
             return
@@ -134,10 +145,10 @@ def _kernel(client: Client, task: Task, case: Case) -> dict[str, Any]:
     alone = [next(iter(client.scheduler_info(n_workers=-1)["workers"]))]
     asked = task.kernel, case.n, element(case.dtype), task.precision, task.device == "gpu"
     name, seconds = client.submit(kernel_alone, *asked, workers=alone, pure=False).result()
-    return {"seconds": seconds, "note": name}
+    return {"seconds": seconds, "variant": name}
 
 
-def _operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Array, da.Array, dict[str, Any]]:
+def operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Array, da.Array, dict[str, Any]]:
     """Return A and B in the workers' memory, and how they are to be multiplied."""
     dtype = element(case.dtype)
     how: dict[str, Any] = {"precision": task.precision, "kernel": task.kernel}
@@ -151,7 +162,7 @@ def _operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Arr
 
 def _streamed(client: Client, task: Task, case: Case, seed: int) -> dict[str, Any]:
     """Sum up a C that is made a quarter at a time."""
-    A, B, how = _operands(client, task, case, seed)
+    A, B, how = operands(client, task, case, seed)
     whole = distmm.plan(A, B, client=client, **how)
     quarters = str(replace(whole.schedule, wave_cuts=(1, 2, 2)))
     plan = replace(distmm.plan(A, B, client=client, plan=quarters, **how), streamed=True)
@@ -165,23 +176,27 @@ def _streamed(client: Client, task: Task, case: Case, seed: int) -> dict[str, An
 
 
 def _resident(client: Client, task: Task, case: Case, seed: int) -> dict[str, Any]:
-    on_gpu = task.device == "gpu"
-    A, B, how = _operands(client, task, case, seed)
+    A, B, how = operands(client, task, case, seed)
     plan = distmm.plan(A, B, client=client, **how)
-    ours = case.program == "distmm"
-    product: Any = partial(distmm.matmul, client=client, **how) if ours else da.matmul
-    with _counted(client, on_gpu) as counted:
+    return persisted(client, task, A, B, partial(distmm.matmul, client=client, **how)) | _planned(plan)
+
+
+def persisted(
+    client: Client,
+    task: Task,
+    A: da.Array,
+    B: da.Array,
+    product: Callable[[da.Array, da.Array], da.Array],
+    finish: Callable[[da.Array], None] = matrices.finish,
+) -> dict[str, Any]:
+    """Measure a product whose C stays in the workers' memory, until `finish` says that C is there; check C."""
+    with _counted(client, task.device == "gpu") as counted:
         start = time.perf_counter()
         C = product(A, B).persist()
-        matrices.finish(C)
-        if on_gpu and not ours:  # what Dask calls finished CuPy has only queued: on one GPU 0.14 s for 11 s of products
-            client.run(wait_for_gpu)
+        finish(C)
         seconds = time.perf_counter() - start
     verdict = distmm.verify(A, B, C, precision=task.precision)
-    del A, B, C
-    gc.collect()
-    found = {"seconds": seconds, "ok": verdict.ok, "residual": verdict.residual, **counted}
-    return found | _planned(plan) if ours else found
+    return {"seconds": seconds, "ok": verdict.ok, "residual": verdict.residual, **counted}
 
 
 def _hosted(client: Client, task: Task, case: Case, seed: int, arena: matrices.Arena) -> dict[str, Any]:

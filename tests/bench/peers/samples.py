@@ -1,0 +1,34 @@
+"""A check of products by elements at random: for programs whose whole C is not checked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from distmm.checking.tolerance import Tolerance
+from distmm.planning.precision import Precision
+
+__all__ = ["sampled"]
+
+# Rows and columns of C that are checked.
+SAMPLE = (4, 64)
+
+
+def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str, Any]:
+    """Compare elements of C at random with float64 products of rows of A and columns of B: NumPy or JAX matrices.
+
+    Returns
+    -------
+    dict
+        ``ok``, and ``residual``, the largest error over the bound of `distmm.checking.tolerance`.
+    """
+    random = np.random.default_rng(seed)
+    rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))
+    parts = (a[rows], b[:, columns], c[rows][:, columns])
+    left, right, given = (np.asarray(x).astype(np.float32).astype(np.float64) for x in parts)
+    truth = left @ right
+    tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), left.shape[1], precision)
+    ratio, unknown = tolerance.elements(truth, given, abs(left) @ abs(right), np.zeros(truth.shape, int), 1)
+    residual = float(np.where(unknown, np.inf, ratio).max())
+    return {"ok": residual <= 1, "residual": residual}

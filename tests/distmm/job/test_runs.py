@@ -1,0 +1,72 @@
+"""Each run of a job says when it began and ended, and a run that was killed says so, in the report and on the disk."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+from html import unescape
+from pathlib import Path
+
+import pytest
+from distributed import Client
+
+from distmm import job
+from distmm.errors import Stopped
+from distmm.job import runs
+from distmm.telemetry import units
+from tests.distmm.job.disturbed import HalfWay, Meanwhile, marked, multiply, operands
+
+BEGUN = 1_800_000_000.0
+
+
+def test_a_killed_run_lasted_at_least_until_its_last_block() -> None:
+    manifest = {"runs": [{"started": BEGUN, "ended": BEGUN + 60}]}
+    runs.add_run(manifest, {"started": BEGUN + 100, "host": "node1", "batch_job": "Slurm job 7", "workers": 4}, [])
+    blocks = [{"time": BEGUN + 50}, {"time": BEGUN + 225.0}, {"time": BEGUN + 130}]
+    runs.add_run(manifest, {"started": BEGUN + 300, "host": "node2"}, blocks)
+    runs.add_run(manifest, {"started": BEGUN + 400}, blocks)
+    head, first, second, third, last = runs.table(manifest["runs"], now=BEGUN + 407)
+    assert head[1:6] == ("started", "ended", "duration", "host", "batch job")
+    assert first[1:4] == (units.date(BEGUN), units.date(BEGUN + 60), "60 s")
+    written = f"did not end: killed, or cut off from its disk; last block written {units.date(BEGUN + 225)}"
+    assert second[1:] == (units.date(BEGUN + 100), written, "at least 2 min 05 s", "node1", "Slurm job 7", "4", "0")
+    assert third[2:4] == ("did not end: killed, or cut off from its disk; no block written", "unknown")
+    assert last[1:4] == (units.date(BEGUN + 400), units.date(BEGUN + 407), "7 s")
+
+
+def test_a_job_of_one_run_has_no_table() -> None:
+    assert runs.table([{"started": BEGUN}], now=BEGUN + 1) == []
+
+
+def _killed_half_way(address: str) -> None:
+    with Client(address) as client:
+        multiply(client, stop=Meanwhile(lambda: os.kill(os.getpid(), signal.SIGKILL), "C.zarr"))
+
+
+def test_the_report_shows_the_end_of_each_run(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    operands(Path("in"))
+    child = multiprocessing.get_context("forkserver").Process(target=_killed_half_way, args=(client.scheduler.address,))
+    child.start()
+    child.join(120)
+    assert child.exitcode == -signal.SIGKILL
+    last = max(json.loads(path.read_text())["time"] for path in Path("C.zarr.job").glob("*/*/done/*.json"))
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay(enough=len(marked()) + 1))
+    killed, stopped = json.loads(Path("C.zarr.job/manifest.json").read_text())["runs"]
+    assert ("ended" in killed, killed["last_block"]) == (False, last)
+    assert stopped["started"] < stopped["ended"]
+    job.resume("C.zarr", client=client)
+    *before, complete = json.loads(Path("C.zarr.certificate.json").read_text())["runs"]
+    assert before == [killed, stopped]
+    assert stopped["ended"] < complete["started"] < complete["ended"]
+    text = Path("C.zarr.report.html").read_text()
+    (found,) = re.findall(r"<h2>Runs</h2><table>(.*?)</table>", text)
+    rows = [re.findall(r"<td>(.*?)</td>", unescape(row)) for row in found.split("</tr>")]
+    assert rows[1][2].endswith(f"last block written {units.date(last)}")
+    assert rows[2][2] == units.date(stopped["ended"])
+    assert [len(row) for row in rows[1:4]] == [8, 8, 8]
+    assert re.fullmatch(r"[-\d]+ [:\d]+ [+\d]+", rows[3][2])
