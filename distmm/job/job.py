@@ -157,7 +157,7 @@ class Job:
         changed = list(differences(self.asked, self.spec.files(again=True)))
         if changed:
             raise InputError(
-                f"inputs have changed since this call began ({'; '.join(changed)}): call again when they are complete"
+                f"inputs changed during this call ({'; '.join(changed)}): call again when they are complete"
             )
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None, deadline: float | None) -> Plan:
@@ -394,10 +394,5 @@ class Job:
 
     def _facts(self, manifest: Json) -> Json:
         """Return the attribute ``distmm`` of the group of a reduced product."""
-        spec, output = manifest["spec"], manifest["output"]
-        return {
-            "reduction": spec["reduction"],
-            "shape": output["shape"],
-            "dtype": output["dtype"],
-            "job": manifest["id"],
-        }
+        output = {name: manifest["output"][name] for name in ("shape", "dtype")}
+        return {"reduction": manifest["spec"]["reduction"], **output, "job": manifest["id"]}
