@@ -80,7 +80,7 @@ def contract(
 
 
 def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> da.Array:
-    """Multiply element by element, by Dask: outer products, and batched dot products, are no matrix products."""
+    """Multiply element by element, by Dask: for outer products and batched dot products."""
     labels = (*output, *(label for label in x.labels if label not in output))
     accumulator = accumulator_dtype(dtype)
     given = {label: cut for array in (x, y) if isinstance(array.source, da.Array) for label, cut in array.edges.items()}
@@ -116,11 +116,11 @@ class _Matrices:
         columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
-        held = [array for array in (x, y) if array.in_memory]
-        merged = tuple(itertools.chain(*_runs(max(held or (x, y), key=lambda array: array.size), inner)))
-        if len(merged) > 1 and len(held) == 1:
+        in_memory = [array for array in (x, y) if array.in_memory]
+        merged = tuple(itertools.chain(*_runs(max(in_memory or (x, y), key=lambda array: array.size), inner)))
+        if len(merged) > 1 and len(in_memory) == 1:
             x, y = (array if array.in_memory else _cut_in_order(array.lazy(), merged) for array in (x, y))
-        elif len(merged) > 1 and not held:
+        elif len(merged) > 1 and not in_memory:
             x, y = _cut_alike(x, y, merged)
         return cls(x, y, batch, rows, merged, columns)
 

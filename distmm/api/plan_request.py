@@ -237,7 +237,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
-        gone = streamed or result == "reduced"
+        c_is_freed = streamed or result == "reduced"
         plan = make_plan(
             problem,
             spec,
@@ -248,8 +248,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             kernel=wishes.kernel,
             text=text,
             result=result,
-            operands=(_residence(a, cuts[0], request, gone), _residence(b, cuts[1], request, gone)),
-            streamed=gone,
+            operands=(_residence(a, cuts[0], request, c_is_freed), _residence(b, cuts[1], request, c_is_freed)),
+            streamed=c_is_freed,
             run_seconds=request.run_seconds,
         )
         # A lazy product that cannot stay may be read block by block.

@@ -77,14 +77,14 @@ def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
         With the name and the value of the scalar.
     """
     for name, value in scalars.items():
-        if type(value) is int and not _holds(dtype, value):
+        if type(value) is int and not _represents(dtype, value):
             raise InputError(
-                f"{name} is {value}, and the product {dtype}, which cannot hold it: convert an operand to a wider type "
-                f"first, for example with .astype('int64')"
+                f"{name} is {value}, and the product {dtype}, which cannot represent it: convert an operand to a wider "
+                f"type first, for example with .astype('int64')"
             )
 
 
-def _holds(dtype: np.dtype[Any], value: int) -> bool:
+def _represents(dtype: np.dtype[Any], value: int) -> bool:
     """Whether a type can represent a Python integer."""
     if dtype.kind in "iu":
         limits = np.iinfo(dtype)

@@ -1,6 +1,6 @@
-"""Products of matrices on disk, larger than all memory: block by block, resumable, with a certificate.
+"""Products of matrices on disk, which may be larger than all memory: resumable, with a certificate.
 
-`README.md` in this folder says what runs where, and what is on the disk before what.
+`README.md` in this folder explains which code runs in which process, and in which order data are synced.
 """
 
 from __future__ import annotations

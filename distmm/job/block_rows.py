@@ -1,8 +1,8 @@
-"""A reduced product on the disk: files of finished block rows, and the Zarr group that they become in the end.
+"""A reduced product on the disk: files of finished block rows, and the Zarr group into which they are joined.
 
-A *block row* is what a reduction leaves of one row of blocks. A worker writes each of its arrays to a file of its own,
-``ID/rows/3.values``, elements only. The marker of the block row has the number of its lines and a CRC-32C for each
-array. When all block rows are there, their arrays are put one after another into a Zarr group, in the order of rows.
+A *block row* is the reduction of one row of blocks. A worker writes each of its arrays to a separate file, such as
+``ID/rows/3.values``, without a header. The marker of the block row has the number of lines and a CRC-32C for each
+array. When all block rows are finished, their arrays are concatenated in the order of rows into a Zarr group.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ from distmm.storage.durability import fsync_tree, published, remove
 
 __all__ = ["InDraft", "InResult", "RowFolder", "assemble", "sum_of", "whole_chunks"]
 
-# Bytes of a chunk of the result: large enough for a disk's rate, small enough for a selection.
+# Bytes of a chunk of the result: large enough for the full rate of a disk, small enough to read some rows.
 CHUNK = 16 << 20
 
 
 def sum_of(sums: dict[str, int]) -> int:
-    """One checksum for those of a block row's arrays."""
+    """Return one checksum for the checksums of a block row's arrays."""
     return checksum(np.array(list(sums.values()), "<u4"))
 
 
 @dataclass(frozen=True)
 class RowFolder:
-    """Where workers write block rows; stands in a job's writer where a product has its `Target`.
+    """The folder that workers write block rows to. It has the role of a `Target` in jobs that reduce C.
 
     Attributes
     ----------
     path : str
     reduction : Reduction
     dtype : numpy.dtype
-        Of the product.
+        Type of the product.
     """
 
     path: str
@@ -52,15 +52,15 @@ class RowFolder:
 
     @property
     def arrays(self) -> Arrays:
-        """Names of the arrays, with type and shape of one line."""
+        """Type, and shape of one line, of each array, by name."""
         return self.reduction.arrays(self.dtype)
 
     def file(self, i: int, name: str) -> str:
-        """Path of one array of a block row."""
+        """Return the path of one array of a block row."""
         return os.path.join(self.path, f"{i}.{name}")
 
     def write(self, i: int, arrays: dict[str, np.ndarray]) -> dict[str, int]:
-        """Write a block row, bring it to the disk, and return the checksums of its arrays."""
+        """Write a block row, sync it, and return the checksums of its arrays."""
         for name, values in arrays.items():
             with published(self.file(i, name), self.path) as file:
                 _write_all(file, values)
@@ -73,7 +73,7 @@ class RowFolder:
         Raises
         ------
         InputError
-            If it is not what was written.
+            If it is missing, or is not as it was written.
         """
         dtype, shape = self.arrays[name]
         path = self.file(marker["i"], name)
@@ -82,28 +82,29 @@ class RowFolder:
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
         if values.size != marker["count"] * int(np.prod(shape)) or checksum(values) != marker["sums"].get(name):
-            raise InputError(f"{path}: is not what was written; call again: its block row is made anew")
+            raise InputError(f"{path}: is not what was written; call again to compute its block row again")
         return values.reshape(-1, *shape)
 
     def description(self) -> Json:
-        """Describe, as JSON, what does not change while block rows are written."""
+        """Describe the folder, as JSON, by facts that do not change while block rows are written."""
         return {"arrays": {name: [dtype.str, *shape] for name, (dtype, shape) in self.arrays.items()}}
 
     def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Return no chunks: that block rows are there is seen when they are read."""
+        """Return no chunks: missing block rows are found when they are read."""
         return []
 
     def detach(self) -> None:
-        """Do nothing: a block row that is not whole has no name."""
+        """Do nothing: an incomplete block row has no name."""
 
     def make_room(self, done: Collection[tuple[int, int]]) -> None:
-        """Remove block rows that are not `done`, and drafts."""
+        """Remove drafts, and all block rows except those in `done`."""
         kept = {f"{i}.{name}" for i, _ in done for name in self.arrays}
         for name in set(os.listdir(self.path)) - kept:
             os.unlink(os.path.join(self.path, name))
 
 
 def _write_all(file: Any, values: np.ndarray) -> None:
+    """Write an array. A single call may write fewer bytes than requested."""
     left = memoryview(values.reshape(-1).view(np.uint8).data)
     while left:
         left = left[file.write(left) :]
@@ -116,7 +117,7 @@ class InDraft:
     rows: RowFolder
 
     def __call__(self, marker: Json) -> str | None:
-        """Return what is wrong with one block row; None if nothing is."""
+        """Return what is wrong with one block row. None if it is as it was written."""
         try:
             if (bad := next(wrong(marker, ROW), None)) is not None:
                 return f"its marker is damaged: {bad}"
@@ -137,7 +138,7 @@ class InResult:
     offsets : dict
         First line of each block row in the result.
     total : int
-        Lines of all block rows.
+        Number of lines of all block rows.
     """
 
     path: str
@@ -146,7 +147,13 @@ class InResult:
 
     @classmethod
     def of(cls, path: str, content: Json) -> InResult:
-        """Return the check of a result at `path` by its certificate."""
+        """Return the comparison for the result at `path`. `content` has the certificate's markers.
+
+        Raises
+        ------
+        InputError
+            If a marker is damaged.
+        """
         markers = sorted(content["done"], key=lambda marker: marker["i"])
         bad = next(wrong(markers, [ROW], "done."), None)
         if bad is not None:
@@ -161,7 +168,7 @@ class InResult:
         Raises
         ------
         InputError
-            If it cannot be read, or the array has other lines than the block rows.
+            If it cannot be read, or the array has another number of lines than all block rows.
         """
         first = self.offsets[marker["i"]]
         try:
@@ -171,11 +178,11 @@ class InResult:
             return np.asarray(array[first : first + marker["count"]])
         except InputError:
             raise
-        except Exception as error:  # damaged metadata surface as any of a dozen kinds
+        except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
             raise InputError(f"{self.path}/{name}: cannot be read: {type(error).__name__}: {error}") from error
 
     def __call__(self, marker: Json) -> str | None:
-        """Return what is wrong with one block row; None if nothing is."""
+        """Return what is wrong with one block row. None if it is as it was written."""
         for name, expected in marker["sums"].items():
             try:
                 found = checksum(self.lines(marker, name))
@@ -187,23 +194,23 @@ class InResult:
 
 
 def assemble(folder: Folder, rows: RowFolder, markers: list[Json], facts: Json) -> None:
-    """Make the result at its draft name from all block rows, and bring it to the disk.
+    """Join all block rows to the result, under its draft name, and sync it.
 
     Parameters
     ----------
     folder : Folder
     rows : RowFolder
     markers : list of dict
-        Of all block rows.
+        The markers of all block rows.
     facts : dict
-        What the group's attribute ``distmm`` says.
+        Value of the group's attribute ``distmm``.
 
     Raises
     ------
     InputError
-        If a block row is not what was written.
+        If a block row is not as it was written.
     """
-    if os.path.lexists(folder.draft):  # of a run that ended in the middle of this
+    if os.path.lexists(folder.draft):  # a leftover of a run that ended in this function
         remove(folder.draft)
     markers = sorted(markers, key=lambda marker: marker["i"])
     total = sum(marker["count"] for marker in markers)
@@ -216,7 +223,7 @@ def assemble(folder: Folder, rows: RowFolder, markers: list[Json], facts: Json) 
             chunks=(lines, *shape),
             dtype=dtype,
             compressors=None,
-            config={"write_empty_chunks": True},  # a chunk of zeros that is left out would look like a lost one
+            config={"write_empty_chunks": True},  # else Zarr omits chunks of zeros, which would look like lost ones
         )
         first = 0
         for part in whole_chunks((rows.read(marker, name) for marker in markers), lines):
@@ -227,7 +234,7 @@ def assemble(folder: Folder, rows: RowFolder, markers: list[Json], facts: Json) 
 
 
 def whole_chunks(pieces: Iterator[np.ndarray], lines: int) -> Iterator[np.ndarray]:
-    """Put arrays together so that each but the last is a multiple of `lines` long: no chunk is written twice."""
+    """Join arrays so that the length of each but the last is a multiple of `lines`. No chunk is then written twice."""
     waiting: list[np.ndarray] = []
     for piece in pieces:
         waiting.append(piece)

@@ -1,8 +1,8 @@
-"""What a worker does with a finished block of C: judge it, write it, and mark it once it is on the disk.
+"""The task that checks and writes a finished block of C, and writes its marker when the block is on the disk.
 
-The block is in the memory of the device that made it. On a GPU it is judged there, while one copy of it goes to host
-memory, where its CRC-32C is computed and from where it is written. Until the block has its marker, the scheduler counts
-it as one of the blocks of C that the worker may hold, so the plan's figure for GPU memory contains it.
+The block is in the memory of the device that computed it. A GPU checks its block, while one copy of the block is made
+in host memory. Its CRC-32C is computed from that copy, and the copy is written. Until the block has its marker, the
+scheduler counts it as one of the worker's blocks of C. So the plan's GPU memory includes it.
 """
 
 from __future__ import annotations
@@ -40,48 +40,49 @@ from distmm.worker.worker_slots import slot_released
 
 __all__ = ["Writer", "write"]
 
-# Blocks that a CPU worker writes while products run. More requests at a time make no disk faster. Without a bound a
-# disk that hung had 2,505 threads waiting for it; with it, products wait.
+# Blocks that a CPU worker writes concurrently while products run. More concurrent requests do not make a disk faster.
+# Without this bound 2,505 threads waited for a disk that hung. With it, products wait.
 WRITERS = 32
 
-# S[i]; the folded checksums of A[i, :] and of each B[:, j]; where a reduction asks for them, the squared norms of the
-# rows of A[i, :] and of the columns of each B[:, j]; and what has changed in memory: of B by column, of A by None.
+# S[i]; the folded checksums of A[i, :] and of each B[:, j]; if a reduction needs them, the squared norms of the rows of
+# A[i, :] and of the columns of each B[:, j]; and the blocks that have changed in memory: of B by column, of A by None.
 Left = tuple[sketch.Sketch | None, np.ndarray, list[np.ndarray] | None, dict[int | None, Json]]
 
 
 def changed(name: str, block: Any, since: str = "loaded") -> Json | None:
-    """Say where a block has changed in memory since this worker loaded it; None if it has not."""
-    return _here(name, since) if loaded_blocks.has_changed(block) else None
+    """Describe a block that has changed in memory since this worker loaded it. None if it has not changed."""
+    return _change(name, since) if loaded_blocks.has_changed(block) else None
 
 
-def _here(name: str, since: str) -> Json:
+def _change(name: str, since: str) -> Json:
+    """Describe a changed block: its name, this worker and host, and since when."""
     return {"block": name, "worker": str(get_worker().name), "host": socket.gethostname(), "since": since}
 
 
 @dataclass(frozen=True)
 class Writer:
-    """What a worker needs to judge, write and mark blocks of C.
+    """Checks blocks of C on a worker, writes them, and writes their markers.
 
     Attributes
     ----------
     folder : Folder
     run : CountedRun
-        Of the job. Its id is the token of the lock under which blocks may be written.
+        The run of the job. Its id is the token of the lock that allows the writes.
     target : Target or RowFolder
-        What blocks, or block rows, are written to.
+        The output for blocks, or for block rows.
     plan : Plan
     tolerance : Tolerance or None
-        None: blocks are not judged.
+        None: blocks are not checked.
     seed : int
-        Of the random vectors.
+        Seed of the random vectors.
     alpha, beta : scalars
     orders : dict
-        How checksums of A, B and C0 are made.
+        How checksums of A, B and C0 are computed.
     attempt : int
-        How often the block has been rejected before.
+        How often the block was rejected before.
     before : dict or None
-        The record of the attempt before. Where inf or NaN leave nothing to compare, or one row only stands out from the
-        others, the same bits a second time are accepted.
+        The record of the previous attempt. If inf or NaN make the comparison impossible, or a row is only an outlier, a
+        block with the same bits as in the previous attempt is accepted.
     """
 
     folder: Folder
@@ -101,16 +102,16 @@ class Writer:
 
     @property
     def needs_norms(self) -> bool:
-        """Whether blocks of A and B are measured, too."""
+        """Whether the norms of rows of A and columns of B are computed, too."""
         return False
 
     @property
     def topic(self) -> str:
-        """Dask's name for the events that tell the client which blocks are made, and have only to be written."""
+        """Topic of the Dask events by which workers report to the client that a block is computed."""
         return f"distmm-made-{self.run.id}"
 
     def region(self, i: int, j: int) -> tuple[slice, slice]:
-        """Rows and columns of a block."""
+        """Return the rows and columns of a block."""
         return slices(self.plan.blocking.m)[i], slices(self.plan.blocking.n)[j]
 
     def write(
@@ -122,25 +123,25 @@ class Writer:
         added: np.ndarray | None,
         weights: dict[int, sketch.Weights] | None,
     ) -> Json:
-        """Judge one block; write and mark it if it is right.
+        """Check one block. If it is right, write it and its marker.
 
         Parameters
         ----------
         where : Placement
-        block : NumPy or CuPy array
+        block : NumPy or CuPy array of shape (m, n)
         left : tuple
-            The sketch of the block's row, and the checksums of what it was made from.
+            The sketch of the row of blocks, and the checksums of its inputs.
         position : int
-            Of the block's column among those of `left`.
+            Position of the block's column in `left`.
         added : array or None
             The block of C0.
         weights : dict or None
-            Of the block columns.
+            The weights of each block column.
 
         Returns
         -------
         dict
-            What the certificate says of the block; ``"written"`` is whether it was right and has been written.
+            The record of the block for the certificate. ``"written"`` is False if the block was wrong.
         """
         record, on_host = self.judged(where, block, left, position, added, weights)
         accepted = record.pop("right")
@@ -156,7 +157,7 @@ class Writer:
         weights: dict[int, sketch.Weights] | None,
         norms: Any = None,
     ) -> tuple[Json, Any]:
-        """Judge one block; return its record, where ``"right"`` says the outcome, and what is kept of the block."""
+        """Check one block. Return its record, in which ``"right"`` is the outcome, and the result of `kept`."""
         sketches, sums, _, spoilt = left
         inputs = {"A": f"{sums[0]:016x}", "B": f"{sums[1 + position]:016x}"}
         if added is not None:
@@ -165,7 +166,7 @@ class Writer:
         with ThreadPoolExecutor(1) as copying:
             copied = copying.submit(self.kept, where, block, norms)
             if gpu.namespace(block) is np:
-                wait([copied])  # it is the same memory: what changes between the checksum and the test, the test finds
+                wait([copied])  # same memory: if the block changes after the checksum, the test detects it
             judged = None
             if self.tolerance is not None and sketches is not None and weights is not None:
                 x = sketch.vectors(self.seed, where.j, block.shape[1], self.tolerance.exact)
@@ -187,12 +188,12 @@ class Writer:
             before = self.previous(where.i, where.j)
             confirmed = judged.residual <= 1 and before is not None and before["crc32c"] == crc
             right = judged.ok or confirmed
-            # JSON has no infinity: an integer that differs has no residual to speak of.
+            # JSON has no infinity, which is the residual of integers that differ.
             record["residual"] = judged.residual if math.isfinite(judged.residual) else None
             record["how"] = "sketch" if judged.ok else _same_bits(before, record["worker"]) if confirmed else "rejected"
             record["row"] = judged.row
         found = spoilt.get(None) or spoilt.get(where.j) or changed(f"C0[{where.i}, {where.j}]", added)
-        if found is not None:  # block and sketches agree, for both were made from what is wrong
+        if found is not None:  # block and sketches agree, because both were made from the changed block
             right = False
             record |= {"residual": None, "how": "rejected", "row": 0, "changed": found}
         return {**record, "right": right}, kept
@@ -203,29 +204,29 @@ class Writer:
         return on_host, checksum(on_host)
 
     def previous(self, i: int, j: int) -> Json | None:
-        """Return the record of a block in the attempt before, if it was rejected then."""
+        """Return the record of a block in the previous attempt, if it was rejected then."""
         return self.before
 
     def marked(self, i: int, j: int) -> Json | None:
-        """Return the record of a unit that another worker has written, and marked, in this run; None if none has."""
+        """Return the marker of a unit if another worker has written it in this run. None otherwise."""
         marker = self.folder.marker(i, j)
         return read_json(marker, MARKER) if self.folder.store.exists(marker) else None
 
     def _store(self, block: np.ndarray, record: Json) -> Json:
-        """Write a block, and its marker once it is on the disk, as long as this run goes on and has the lock.
+        """Write a block, and its marker when the block is on the disk, provided that the run has not ended.
 
-        A block that has waited for a slow disk is summed up again after it was written. If it has changed since it was
-        judged, it is removed, and gets no marker.
+        The CRC-32C of the block is computed again after the write, because the block may have waited in memory for a
+        slow disk. A block that has changed since its check is removed, and gets no marker.
 
-        The client tells its workers when a run has ended. The lock says it also to a worker that the client cannot
-        reach. Both are asked again before the marker: the disk may take long, and a process may have been stopped.
-        What that may do nevertheless when it goes on, after either look, is said in `distmm.job.lock`.
+        The client tells its workers when a run has ended. Workers that the client cannot reach learn it from the lock.
+        Both are checked again before the marker is written, because the write may take long, and the process may have
+        been suspended. `distmm.job.lock` explains what a process can do that is suspended after such a check.
 
         Returns
         -------
         dict
-            The record of the block, with whether it is ``"written"``. It is that of another worker, if the scheduler
-            has lost one of the two meanwhile and the other one was first.
+            The record of the block, with ``"written"``. If the scheduler had lost another worker that wrote the block
+            before, it is the record of that worker.
         """
         i, j = record["i"], record["j"]
         rows, columns = self.region(i, j)
@@ -235,7 +236,7 @@ class Writer:
                 return {**marked, "written": True}
             try:
                 self.target[rows, columns] = block
-            except FileExistsError:  # in an object store: this task runs again, or belongs to a run that is over
+            except FileExistsError:  # in an object store: this task runs again, or its run has ended
                 self._check()
                 self.target.discard(rows, columns)
                 self.target[rows, columns] = block
@@ -244,7 +245,7 @@ class Writer:
                 record.update(self.target.evidence(rows, columns))
             if (now := checksum(block)) != record["crc32c"]:
                 record |= {"residual": None, "how": "rejected", "row": 0, "crc32c": now}
-                record["changed"] = _here(f"C[{i}, {j}]", "judged")
+                record["changed"] = _change(f"C[{i}, {j}]", "judged")
                 self.target.discard(rows, columns)
                 return {**record, "written": False}
             record["time"] = time.time()
@@ -254,7 +255,7 @@ class Writer:
 
     @contextmanager
     def while_owned(self) -> Iterator[None]:
-        """Say that another job has taken over, where that is why a file is not found."""
+        """Raise the error that another job has taken over, if that is the reason why a file is not found."""
         try:
             yield
         except FileNotFoundError:
@@ -262,29 +263,29 @@ class Writer:
             raise
 
     def _check(self) -> None:
-        """Raise if this run is over."""
+        """Raise an error if this run has ended, or another job has taken over."""
         self.run.check()
         Lock.check(self.folder.path, self.run.id)
 
 
 def _same_bits(before: Json | None, worker: str) -> str:
-    """Say who has made the same bits: a worker that makes a block twice is no second opinion."""
+    """Return a text on who has computed the same bits. A second worker is a stronger confirmation."""
     elsewhere = before is not None and before["worker"] != worker
     return "same bits on two workers" if elsewhere else "same bits twice on one worker"
 
 
 @lru_cache(maxsize=4)
 def _shared(kind: type[Writer], content: bytes) -> Writer:
-    """Return one writer for all tasks of a process that have come with the same: each takes 10 kB of memory."""
+    """Return one writer for all tasks of a process with the same pickled writer. Each takes 10 kB of memory."""
     return kind(*pickle.loads(content))
 
 
 def write(where: Placement, writer: Writer, block: Any, *about: Any) -> Json:
-    """Judge and write a block while the worker's products go on. The task of a block of C; runs on workers."""
+    """Check and write a block while the worker's products continue. The task of a block of C. Runs on workers."""
     cluster, worker = writer.plan.cluster, get_worker()
-    # A GPU worker writes as many blocks beside its products as it has slots: where the disk is slower than the GPU,
-    # products wait for it, and host memory holds no more blocks than the plan says. On CPU workers the plan counts all
-    # finished blocks of a wave, but each write has a thread of its own.
+    # A GPU worker writes at most as many blocks concurrently as it has slots. If the disk is slower than the GPU,
+    # products wait, and host memory has no more blocks than planned. On CPU workers the plan counts all finished blocks
+    # of a wave, but each write takes a thread.
     with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
         worker.log_event(writer.topic, worker.get_current_task())
         return writer.write(where, block, *about)

@@ -1,4 +1,4 @@
-"""The calls of users: `multiply` begins a job or goes on with it, `resume` needs nothing but the path of C."""
+"""The public functions `multiply`, which begins or continues a job, and `resume`, which needs only the path of C."""
 
 from __future__ import annotations
 
@@ -56,46 +56,50 @@ def multiply(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Multiply matrices on disk into a third: ``C = alpha * op(A) @ op(B) + beta * C``, and go on where a job stopped.
+    """Multiply matrices on disk, ``C = alpha * op(A) @ op(B) + beta * C``, as a job that can be resumed.
 
-    All that can be refused is refused before any work. Blocks of C are written as they are made, each with a marker,
-    into a folder beside C (``C.zarr.job``); C gets its name when it is complete and right. A job that was stopped or
-    killed goes on with the missing blocks when the same call is made again, or `resume` is.
+    Invalid calls are refused before any work. Finished blocks of C are written to a folder next to C (``C.zarr.job``),
+    each with a marker. C gets its name when it is complete and checked. If the job was stopped or killed, repeat the
+    call, or call `resume`: the job continues with the missing blocks.
 
     Parameters
     ----------
     a, b : str, path, or array
-        Matrices of shape (m, k) and (k, n): what `distmm.storage.open_matrix` opens, or arrays as in `distmm.matmul`.
+        Matrices of shape (m, k) and (k, n): paths as in `distmm.storage.open_matrix`, or arrays as in `distmm.matmul`.
     out : str or path
-        Where C (m, n) goes; see `distmm.storage.create_output`. A Zarr array may go to an object store, by its URL
-        (``s3://bucket/C.zarr``, ``gs://``, ``az://``).
+        Path of C, of shape (m, n), as in `distmm.storage.create_output`. A Zarr array may be in an object store, given
+        by its URL (``s3://bucket/C.zarr``, ``gs://``, ``az://``).
     c : str, path, or array, optional
-        The C that is added, times beta; by default the one that `out` is, which the result then replaces. The same call
-        made again is refused as long as `out` is its result: with `overwrite` it adds the product once more.
+        The C0 that is multiplied by beta and added. By default it is read from `out`, and the result replaces it. A
+        repetition of such a call is refused if `out` is already its result. With `overwrite` it adds the product once
+        more.
     client : distributed.Client, optional
-        The workers must see the same paths. By default Dask's current client, else a local cluster for this call.
+        Cluster to use. Its workers must have access to the same paths. By default Dask's current client, or else a
+        local cluster for this call.
     transa, transb : bool
         Use the transpose of A or B, without a copy.
     alpha, beta : scalars
+        Factors of the product and of C0. With a beta of 0, C0 is not read.
     dtype : dtype, optional
-        Of C; by default NumPy's result type. The product is computed in the wider of the two types, and cast once.
+        Type of C. By default NumPy's result type. The product is computed in the wider of these two types, and cast
+        once.
     precision, kernel, reproducible, device, blocks, plan
-        As in `distmm.matmul`. A job that goes on takes another plan, for another cluster, if it has the same blocks.
+        As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool
-        Replace an existing C, and an unfinished job on it. What is there stays until C is complete; in an
-        object store it goes when the first block is to be written.
+        Replace an existing C, and discard an unfinished job of it. The existing C is kept until the new one is
+        complete. In an object store it is removed before the first block is written.
     check : {"freivalds", "full", "none"}, optional
-        "freivalds", the default if Dask's configuration has no other as ``distmm.check``: each block is compared with
-        sketches of A and B as it is made, and made again on another worker where they disagree; "full": all elements at
-        the end, for small sizes.
+        "freivalds": compare each block with sketches of A and B before it is written, and compute a wrong block again
+        on another worker. "full": compare all elements at the end, for small sizes. By default the value of
+        ``distmm.check`` in Dask's configuration, which is "freivalds" unless it is changed.
     seed : int, optional
-        Of the random vectors of the check; chosen at random by default, and kept in the certificate.
+        Seed of the random vectors of the check. By default a random one. The certificate has it.
     stop : Stop, optional
-        Asks the job to stop before its end.
+        A request to stop the job before its end, such as a deadline.
     announce : callable, optional
-        Called with the plan, and the operations that are left to do, before work starts.
+        Called before work starts, with the plan and the number of operations that remain.
     progress : callable, optional
-        Called with how far the job is (`distmm.telemetry.record.Figures`), twice a second.
+        Called twice a second with the progress of the job (`distmm.telemetry.record.Figures`).
 
     Returns
     -------
@@ -104,11 +108,11 @@ def multiply(
     Raises
     ------
     InputError, DoesNotFitError
-        Before any work; also for data that turn out to be unreadable, and a full disk: finished blocks are kept.
+        Before any work. InputError is also raised later for unreadable data and a full disk; finished blocks are kept.
     Stopped
-        Where `stop` asked for it, or the cluster was lost; finished blocks are kept.
+        If `stop` requested it, or the cluster was lost. Finished blocks are kept.
     WrongResultError
-        If a block stays wrong on several workers.
+        If a block is wrong on several workers.
 
     Examples
     --------
@@ -121,8 +125,8 @@ def multiply(
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):
         raise InputError(
-            f"{folder.target}: beta adds to the C that is there, and in an object store that C goes before the new one "
-            f"comes: give another name for the result, and this one as c"
+            f"{folder.target}: beta adds the existing C, but in an object store the existing C is removed before the "
+            f"new one is written: give another name for the result, and this one as c"
         )
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
@@ -130,7 +134,7 @@ def multiply(
         precision=precision, kernel=kernel, check=check, reproducible=promised,
     )  # fmt: skip
     if check == "full" and beta != 0:
-        raise InputError("a full check knows no beta: use check freivalds, or none")
+        raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
     if is_url(folder.target):
         _refuse_in_store(folder, spec)
     job = Job(
@@ -144,7 +148,7 @@ def begin(
     job: Job, ended: Json | None, overwrite: bool, client: Client | None, device: cluster.Device, stop: Stop | None,
     announce: Announce | None, progress: Progress | None,
 ) -> Summary:  # fmt: skip
-    """Begin a job or go on with it, unless it is complete; `ended` is the certificate of one that was ended now."""
+    """Begin or continue a job, unless it is complete. `ended` is the certificate of a job that was just ended."""
     folder, spec = job.folder, job.spec
     check_possible(spec.check, spec.problem)
     if ended is not None and same_call(folder, ended, spec):
@@ -157,7 +161,7 @@ def begin(
         there = finished(folder, spec)
         if there is not None:
             return there
-    return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=overwrite)
+    return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=overwrite)
 
 
 def resume(
@@ -169,9 +173,9 @@ def resume(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Continue an unfinished job: compute the blocks of C, or the block rows of a reduced product, that are missing.
+    """Continue an unfinished job: compute the missing blocks of C, or the missing block rows of a reduced product.
 
-    What is computed, from which inputs and how it is cut is read from the files beside C.
+    The files next to C say what is computed, from which inputs, and in which blocks.
 
     Parameters
     ----------
@@ -183,12 +187,12 @@ def resume(
     Returns
     -------
     Summary
-        Of this run; of the whole job where nothing was missing.
+        Of this run, or of the whole job if nothing was missing.
 
     Raises
     ------
     InputError
-        If there is no job, or A or B has changed since it began; else as `multiply`.
+        As in `multiply`. Also if there is no job, or if A or B has changed since the job began.
     Stopped
         As in `multiply`.
     WrongResultError
@@ -210,31 +214,31 @@ def resume(
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
     job = Job(folder, manifest["output"]["name"], spec, spec.files(), manifest["output"]["overwrite"], None, None)
-    return job.run(client, device, stop or Stop(), announce, progress or _unseen, anew=False)
+    return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=False)
 
 
 def _refuse_in_store(folder: Folder, spec: Spec) -> None:
-    """Refuse what cannot be done where a C is removed before the one that replaces it is complete."""
+    """Refuse calls that an object store does not allow, because the existing C is removed first."""
     names = spec.reads(folder.target)
     if names:
         raise InputError(
-            f"{folder.target}: the product reads {' and '.join(names)} from there, and in an object store that goes "
-            f"before the new C comes: give another name for the result"
+            f"{folder.target}: the product reads {' and '.join(names)} from there, but in an object store the existing "
+            f"C is removed before the new one is written: give another name for the result"
         )
     if spec.check == "full":
         raise InputError(
-            f"{folder.target}: a full check keeps a wrong C under another name, and in an object store names cannot be "
-            f"changed: use check freivalds, and distmm verify A B C --check full when C is complete"
+            f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
+            f"freivalds, and distmm verify A B C --check full when C is complete"
         )
 
 
 def finished(folder: Folder, spec: Spec) -> Summary | None:
-    """Return the summary if C is complete, and of just this product: a job that is sent again has no more to do.
+    """Return the summary of a complete C that is the result of the same call. None otherwise.
 
     Raises
     ------
     InputError
-        If the product reads C, and C is its result already.
+        If the product reads C, and C is already its result.
     """
     if not (folder.store.exists(folder.certificate) and is_there(folder.target)):
         return None
@@ -248,5 +252,5 @@ def finished(folder: Folder, spec: Spec) -> Summary | None:
     return Summary.of_complete(folder, content)
 
 
-def _unseen(figures: Figures) -> None:
-    """Report to nobody."""
+def _no_report(figures: Figures) -> None:
+    """Do nothing: the default of `progress`."""

@@ -1,4 +1,4 @@
-"""The certificate of a C: JSON beside it that says how each block was found right, and a check of C by it."""
+"""The certificate of C, a JSON file next to it with the check of each block, and a check of C by its certificate."""
 
 from __future__ import annotations
 
@@ -44,13 +44,17 @@ def certificate(
     blocks : iterable of dict
         The markers.
     tolerance : Tolerance or None
-        None where blocks have not been judged.
+        None if blocks were not checked.
     rejected : int
-        Blocks that were made again, over all runs.
+        Number of blocks that were computed again, over all runs.
     seconds : float
-        Of the last run.
+        Duration of the last run.
     sample : Verdict, optional
-        Of rows of a reduced product that were computed again.
+        The verdict on the rows of a reduced product that were computed again.
+
+    Returns
+    -------
+    dict
     """
     blocks = sorted(blocks, key=lambda block: (block["i"], block["j"]))
     residuals = [block["residual"] for block in blocks if block.get("residual") is not None]
@@ -84,16 +88,21 @@ def certificate(
 def damaged(
     client: Client | None, check: Callable[[Json], str | None], blocks: Iterable[Json]
 ) -> dict[tuple[int, int], str]:
-    """Read blocks, or block rows, back and name those that are not what was written, with what is wrong.
+    """Read blocks, or block rows, and find those that are not as they were written.
 
     Parameters
     ----------
     client : distributed.Client or None
-        Whose workers read; None: this process does.
+        Its workers read. None: this process reads.
     check : callable
-        Says what is wrong with the block of a marker (`distmm.job.result`).
+        Takes a marker. Returns a message on what is wrong with its block, or None (`distmm.job.result`).
     blocks : iterable of dict
         Markers.
+
+    Returns
+    -------
+    dict
+        The messages, by row and column of the block.
     """
     blocks = list(blocks)
     if client is None:
@@ -104,35 +113,39 @@ def damaged(
 
 
 def holds(path: str, content: Json) -> bool:
-    """Whether a file or folder is the C of a certificate: each block is what was written; this process reads them."""
+    """Whether a file or folder is the C of a certificate: this process reads all blocks and compares checksums."""
     if not is_there(path):
         return False
     try:
         check = described(content["spec"]).in_place(path, content)
-    except InputError:  # an old C of another kind, or one that is half removed
+    except InputError:  # an old C of another kind, or one that is partly removed
         return False
     return check is not None and not damaged(None, check, content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
-    """Check a C by its certificate: each block by its checksum, then A, B and C as they are now by Freivalds' test.
+    """Check a C by its certificate: each block by its checksum, then A, B and C by Freivalds' test.
 
-    The verdict is "cannot tell" where C is what the job wrote, and nothing is left to compare it with: A or B has
-    changed or is gone, a C0 was added (beta), which C mostly replaces, or C is boolean, for which there is no test.
+    The verdict is "cannot tell" if C is what the job wrote, but cannot be compared with A and B: one of them has
+    changed or is missing, a C0 was added (beta), which C usually replaces, or C is boolean.
 
     Parameters
     ----------
     path : str or path
-        Of C.
+        Path or URL of C.
     client : distributed.Client, optional
-        Whose workers read; by default this process does.
+        Its workers read. By default this process reads.
     seed : int, optional
-        Of the random vectors; by default another one than that of the job.
+        Seed of the random vectors. By default another one than the job's.
+
+    Returns
+    -------
+    Verdict
 
     Raises
     ------
     InputError
-        If there is no certificate, or C is not there; if its job was killed before the certificate came beside C.
+        If C or its certificate is missing, or if its job was killed before the certificate was written next to C.
     """
     folder = Folder.of(path)
     _refuse_unended(folder)
@@ -153,11 +166,11 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         return Verdict("wrong", np.inf, f"{where}: {message}")
     missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
     kept = f"all {len(content['done'])} {result.name} are what was written{missing}"
-    problem = _gone(spec)
+    problem = _not_comparable(spec)
     if problem is not None:
         message = (
-            f"C is what the job wrote and {_judged(content)}, and cannot be compared with A and B as they are now: "
-            f"{problem}; {kept}"
+            f"C is what the job wrote, {_judged(content)}, but it cannot be compared with A and B now: {problem}; "
+            f"{kept}"
         )
         return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
@@ -174,28 +187,31 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
 
 
 def _refuse_unended(folder: Folder) -> None:
-    """Refuse a C that has its name, while its certificate still lies in the folder of the job: it would look wrong."""
+    """Refuse a C with its final name whose certificate is still in the job's folder. It would look wrong."""
     job = completed(folder, anew=True)
     if job is None:
         return
     content = read_json(job.pending_certificate, CERTIFICATE)
-    beside = read_json(folder.certificate) if folder.store.exists(folder.certificate) else None
-    if beside != content and holds(folder.target, content):
+    next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else None
+    if next_to_c != content and holds(folder.target, content):
         raise InputError(
-            f"{folder.target}: is the result of a job that was killed, or lost its power, before it put the "
-            f"certificate beside C; end it with distmm resume {folder.target}, and verify then"
+            f"{folder.target}: is the result of a job that was killed, or lost its power, before it wrote the "
+            f"certificate next to C; end the job with distmm resume {folder.target}, then verify again"
         )
 
 
 def _judged(content: Json) -> str:
-    """Say how the job found C right."""
-    if content["spec"]["check"] == "full":
-        return "compared with A and B in full then"
-    return "judged block by block then"
+    """Return a text on how the job checked C."""
+    match content["spec"]["check"]:
+        case "none":
+            return "which did not check it"
+        case "full":
+            return "which compared all of it with A and B"
+    return "which checked each block"
 
 
-def _gone(spec: Json) -> str | None:
-    """Say why A and B cannot be compared with C again; None if they can."""
+def _not_comparable(spec: Json) -> str | None:
+    """Return the reason why C cannot be compared with A and B. None if it can."""
     if spec["beta"] != 0:
         return f"C0 was added (beta = {spec['beta']}), which this check cannot take into account"
     if spec["dtype"] == "bool":

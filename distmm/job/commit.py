@@ -1,15 +1,16 @@
-"""The end of a job: C gets its name and its certificate, and the job's folder is removed.
+"""The end of a job: C gets its final name and its certificate, and the job's folder is removed.
 
-What must be on the disk before what:
+Each of these steps is on the disk before the next one begins:
 
-1. all blocks with their names, before the certificate in the job's folder;
-2. the certificate in the job's folder, before C gets its name: the job is complete, and nothing is multiplied any more;
-3. C's name, before the certificate beside C;
-4. the certificate beside C, before the manifest is removed.
+1. All blocks have their names.
+2. The certificate is in the job's folder. The job is now complete: no block is computed any more.
+3. C has its final name.
+4. The certificate is next to C.
+5. The manifest is removed.
 
-Each step can be repeated. After a kill or a loss of power between two steps `settle` does the rest. The checksums in
-the certificate tell whether C has its name already. So a product that is added to the C that was there (beta) is added
-exactly once.
+Each step can be repeated. After a kill or a loss of power between two steps, `settle` does the remaining ones. The
+checksums in the certificate tell whether C already has its final name. So a product that is added to an existing C
+(beta) is added exactly once.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["finish", "refuse_twice", "same_call", "settle"]
 
 
 def finish(folder: Folder, content: Json, lock: Lock) -> None:
-    """Give C, which is complete, its name; `content` is its certificate."""
+    """Give a complete C its final name. `content` is its certificate."""
     Lock.check(folder.path, lock.token)
     write_json(folder.pending_certificate, content)
     Lock.check(folder.path, lock.token)
@@ -38,18 +39,23 @@ def finish(folder: Folder, content: Json, lock: Lock) -> None:
 
 
 def settle(folder: Folder, anew: bool) -> Json | None:
-    """End a job that was complete when its process died, and remove the files of a job that had ended.
+    """End a job that was complete when its process died, and remove leftover files of a job that had ended.
 
     Parameters
     ----------
     folder : Folder
     anew : bool
-        The job will be discarded, unless C has its name: a manifest that cannot be read is no reason to stop.
+        Whether the caller will discard an unfinished job (overwrite). An unreadable manifest is then ignored.
 
     Returns
     -------
     dict or None
-        The certificate of a job that was ended now; None where there is none, or where blocks are still missing.
+        The certificate of the job that was ended. None if there was no complete job.
+
+    Raises
+    ------
+    InputError
+        For errors of the disk, and if another job has the lock.
     """
     if not _begun(folder) or (folder.exists() and completed(folder, anew) is None):
         return None
@@ -60,24 +66,24 @@ def settle(folder: Folder, anew: bool) -> Json | None:
                 owned.clear()
                 return None
             job = completed(owned, anew)
-            return None if job is None else _go_on(job, lock, anew)
+            return None if job is None else _complete(job, lock, anew)
     except OSError as error:
         raise InputError(
-            f"{error.filename or folder.path}: {error.strerror}: what an earlier job has left there cannot be "
-            f"brought to its end; call again, once the cause is gone"
+            f"{error.filename or folder.path}: {error.strerror}: the complete job that was found there cannot be "
+            f"ended; remove the cause, and call again"
         ) from error
 
 
-def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
-    """Give C its name, unless it has it, and clean up; None if its blocks are not what they were."""
+def _complete(folder: Folder, lock: Lock, anew: bool) -> Json | None:
+    """Give C its final name, unless it has it, and clean up. None if its blocks are not as they were written."""
     content = read_json(folder.pending_certificate)
     if is_url(folder.target):
-        return _go_on_in_store(folder, content, lock, anew)
+        return _complete_in_store(folder, content, lock, anew)
     if not holds(folder.target, content):
         if anew and os.path.lexists(folder.target):
-            return None  # what was there before C is still there
+            return None  # the file or folder from before the job still has C's name
         if not holds(folder.draft, content):
-            folder.store.remove(folder.pending_certificate)  # a run that goes on looks at each block
+            folder.store.remove(folder.pending_certificate)  # the next run checks each block
             return None
         Lock.check(folder.path, lock.token)
         described(content["spec"]).refuse(content["output"]["name"], content["output"]["overwrite"])
@@ -88,12 +94,12 @@ def _go_on(folder: Folder, lock: Lock, anew: bool) -> Json | None:
 
 
 def _begun(folder: Folder) -> bool:
-    """Whether a job has left anything, a lock perhaps."""
+    """Whether a job has left any files, for example a lock."""
     return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
 
 
-def _go_on_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Json | None:
-    """Do the same in an object store, where blocks are in their place already; their tags tell what they are."""
+def _complete_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Json | None:
+    """As `_complete`, in an object store. Blocks already have their final names, and are checked by their tags."""
     target = reopen_output(folder.target, folder.draft, content["output"]["overwrite"])
     if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
         folder.store.remove(folder.pending_certificate)
@@ -103,14 +109,14 @@ def _go_on_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Js
         target.output.commit()
     except InputError:
         if anew:
-            return None  # another array has come meanwhile, and may be replaced
+            return None  # another program has created an array in the meantime, which may be replaced
         raise
     _clean(folder, content, lock)
     return content
 
 
 def same_call(folder: Folder, content: Json, spec: Spec) -> bool:
-    """Whether C was made by just this call, apart from an operand that C has replaced."""
+    """Whether C is the result of the same call. An operand that C has replaced is not compared."""
     before, now = dict(content["spec"]), spec.json()
     for name in spec.reads(folder.target):
         if before[name] is None or not lies_in(before[name].get("path", ""), folder.target):
@@ -120,22 +126,22 @@ def same_call(folder: Folder, content: Json, spec: Spec) -> bool:
 
 
 def refuse_twice(folder: Folder, spec: Spec) -> None:
-    """Refuse a call which reads C and has already made the C that is there: sent again, it would be applied twice."""
+    """Refuse a call that reads C, if C is already its result: a second call would apply the product twice."""
     names = " and ".join(spec.reads(folder.target))
     raise InputError(
-        f"{folder.target}: is already the result of this very call, which reads {names} from there; nothing was done. "
+        f"{folder.target}: is already the result of the same call, which reads {names} from there; nothing was done. "
         f"To apply it once more, call with --overwrite (overwrite=True)"
     )
 
 
 def _clean(folder: Folder, content: Json, lock: Lock) -> None:
-    """Leave the certificate beside a C that has its name, and remove the rest of the job."""
+    """Write the certificate next to C, which has its final name, and remove all other files of the job."""
     Lock.check(folder.path, lock.token)
     spec = content["spec"]
-    # An unchecked product leaves none, unless it was added to a C: sent again, it would not be known to have ended.
+    # An unchecked product has no certificate, unless it was added to a C: a repeated call must find that it has ended.
     if spec["check"] != "none" or spec["beta"] != 0:
         write_json(folder.certificate, content, os.path.join(folder.work, "certificate.draft"))
-    elif folder.store.exists(folder.certificate):  # of the C that has been replaced
+    elif folder.store.exists(folder.certificate):  # the certificate of the C that was replaced
         folder.store.discard(folder.certificate, folder.work)
         folder.store.sync(os.path.dirname(folder.certificate))
     folder.clear()

@@ -1,4 +1,4 @@
-"""The client's side of a job: it sends the waves, collects what their tasks say, and has rejected blocks made again."""
+"""The client's loop of a job: it sends waves, collects the records of their tasks, and sends rejected blocks again."""
 
 from __future__ import annotations
 
@@ -42,21 +42,21 @@ __all__ = ["Computation", "tell_failure"]
 
 logger = logging.getLogger("distmm.job")
 
-# Seconds between two looks at the cluster, each of which costs a round trip and a line in the scheduler's log.
+# Seconds between two queries to the scheduler. Each costs a round trip and a line in the scheduler's log.
 LOOK_SECONDS = 0.5
 
-# Seconds that blocks which are complete get to reach the disk when the job stops.
+# Seconds to wait for the writes of computed blocks when the job stops.
 GRACE_SECONDS = 60.0
 
-# Seconds without any worker after which the job stops: a nanny needs a few to start another one.
+# Seconds without any worker after which the job stops. A nanny restarts a worker within a few seconds.
 LONELY_SECONDS = 60.0
 
-# Times that a block is made before the product is given up as wrong.
+# Number of attempts to compute a block before the job fails.
 ATTEMPTS = 3
 
 
 class Computation:
-    """Brings all `missing` blocks of C to the disk.
+    """Computes and writes the missing blocks of C.
 
     Parameters
     ----------
@@ -66,24 +66,24 @@ class Computation:
     writer : Writer
     stop : Stop
     progress : callable
-        Called with how far the job is, twice a second.
+        Called twice a second with the progress of the job.
     kept : Entries, optional
-        Counts what a threshold keeps, and ends a job that keeps too much.
+        Counts the elements that a threshold keeps, and ends a job that keeps too many.
     note : str
         An incident before the first task, for the report.
 
     Attributes
     ----------
     seen : Seen
-        What all blocks were made from, those of earlier runs too.
+        The checksums of the inputs of all blocks, including those of earlier runs.
     written : int
-        Blocks that this run has brought to the disk.
+        Number of blocks that this run has written.
     residual : float or None
-        The largest one of these.
+        The largest residual of these blocks.
     rejected : list of dict
-        Records of blocks that were not right.
+        Records of blocks that failed their check.
     faulty : FaultyWorkers
-        Who made blocks wrong that others made right.
+        Counts wrong blocks by worker.
     """
 
     def __init__(
@@ -125,11 +125,13 @@ class Computation:
         Raises
         ------
         Stopped
-            If the job is to stop, or the cluster is lost; finished blocks are on the disk.
+            If a stop was requested, or the cluster is lost. Finished blocks are on the disk.
         WrongResultError
-            If a block is wrong however often it is made.
+            If a block is wrong in all attempts.
+        DeviceMemoryError
+            If the memory of a worker is full.
         InputError, OSError
-            What workers met on the disk.
+            For errors of files and disks on workers.
         """
         missing = set(missing)
         unit = self.spec.result.unit
@@ -137,7 +139,7 @@ class Computation:
         self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
         topic = None if self._reads_users_tasks else self.writer.topic
         if topic is not None:
-            # A weak reference, for Dask's client keeps the handler for ever, even if it unsubscribes.
+            # A weak reference, because Dask's client keeps the handler even after `unsubscribe_topic`.
             note_made = WeakMethod(self.waves.note_made)
             self.client.subscribe_topic(topic, lambda event: (note := note_made()) and note(tuple(event[1])))
         try:
@@ -146,18 +148,18 @@ class Computation:
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
             raise
-        except MemoryError as error:  # of NumPy, or where Dask receives blocks
+        except MemoryError as error:  # raised by NumPy, or by Dask when it receives blocks
             full = DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
             tell_failure(self.client, self.job, full)
             raise full from error
         finally:
             if topic is not None and self.client.status == "running":
                 self.client.unsubscribe_topic(topic)
-            # The loop and this object refer to each other: operands would stay in memory until garbage is collected.
+            # Breaks a reference cycle, which would keep operands in memory until the next garbage collection.
             del self.waves
 
     def _graphs(self, missing: set[Unit]) -> Iterator[Graph]:
-        """Waves with their missing blocks, without those that are complete."""
+        """Yield functions that send each wave with its missing blocks. Complete waves are left out."""
         result = self.spec.result
         for waves in result.together(self.plan):
             units = missing & {result.unit(i, j) for _, i, j in self.plan.blocking.c_indices(waves[0])}
@@ -166,10 +168,10 @@ class Computation:
 
     @property
     def _reads_users_tasks(self) -> bool:
-        """Whether blocks of an operand are made by tasks of the user's graph, whose keys are the same for every wave.
+        """Whether blocks of an operand come from tasks of the user's graph, whose keys are the same in every wave.
 
-        They keep their results for as long as a wave that is known needs them. So a wave has to be complete before the
-        next one is sent, and what workers tell of blocks that are made is of no use.
+        Dask keeps their results as long as any wave on the scheduler needs them. So a wave has to be complete before
+        the next one is sent, and workers' reports of computed blocks are not used.
         """
         operands = self.spec.a, self.spec.b, self.spec.c0
         return any(x is not None and isinstance(x.source, da.Array) and not x.resident for x in operands)
@@ -177,14 +179,14 @@ class Computation:
     def _send(
         self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer
     ) -> tuple[list[Future], float]:
-        """Send the graph of some blocks of a wave, or of some block rows of the waves of their rows, to the scheduler.
+        """Send the graph of some blocks of a wave, or of some block rows of a group of waves, to the scheduler.
 
-        Each wave loads matrices under new names: with the same ones, the blocks of A and B of this wave would stay in
+        Each wave loads matrices under new names. With the same names, the blocks of A and B of this wave would stay in
         memory for the next one.
 
-        The next wave may be sent when less than half of this one, and a block a worker, is still to be made. Earlier,
-        two waves would share the memory that is planned for one. Later, workers would have nothing to do. Blocks that
-        have only to be written are in the plan's memory.
+        The next wave is sent when at most half of the blocks of this one, and at most one block for each worker, remain
+        to be computed. If it were sent earlier, two waves would use the memory that is planned for one. If it were sent
+        later, workers would be idle. The plan counts the memory of blocks that are only being written.
         """
         product, chains, writing = f"distmm-matmul-{uuid.uuid4().hex}", [], []
         for wave in waves:
@@ -215,21 +217,21 @@ class Computation:
             b = spec.b.blocked((blocking.k, blocking.n), device, self.client, noted=True)
             c_chunks = blocking.m, blocking.n
             c0 = None if spec.c0 is None else spec.c0.blocked(c_chunks, "cpu", self.client, noted=True)
-        # On GPUs a block of C stays where it was made, for the task that judges and writes it.
+        # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
         epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
         choice = product_graph.kernel_choice(plan)
         chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
         return Names(a.name, b.name, product, None if c0 is None else c0.name), chains
 
     def _take(self, future: Future) -> None:
-        """Take what writing tasks say: that of `future`, and those which have ended meanwhile."""
+        """Process the records of ended tasks: that of `future`, and those of all others that have ended."""
         certified: list[Unit] = []
         try:
             for record in _results(self.client, [future, *self.waves.others()]):
                 if "changed" not in record:
                     self.seen.add(record)
                 if not record["written"]:
-                    self._make_again(record)
+                    self._compute_again(record)
                     continue
                 self.written += 1
                 if (before := self._rejected(record)) is not None:
@@ -241,20 +243,20 @@ class Computation:
                 certified.extend((record["i"], column) for column in columns)
                 self.kept.take(record)
         except (DistmmError, OSError) as error:
-            tell_failure(self.client, self.job, error)  # now: the tasks under way get some time to end
+            tell_failure(self.client, self.job, error)  # at once, because running tasks get some time to end
             raise
         finally:
             if certified and self.writer.tolerance is not None:
                 self._event("certified", blocks=certified)
 
-    def _make_again(self, record: Json) -> None:
-        """Have a block that was rejected made again, on another worker if there is one."""
+    def _compute_again(self, record: Json) -> None:
+        """Send a rejected block again, to another worker if there is one."""
         i, j, result = record["i"], record["j"], self.spec.result
         if "too_many" in record:
             self.kept.refuse(record)
         self._event("certificate-failure", blocks=[(i, j)])
         if "changed" in record:
-            logger.warning("%s. It is made again", _changed(record))
+            logger.warning("%s. It is computed again", _changed(record))
         before = self._rejected(record)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
@@ -272,17 +274,17 @@ class Computation:
         self.waves.send(*self._send(waves, {result.unit(i, j)}, plan, writer))
 
     def _rejected(self, record: Json) -> Json | None:
-        """Return the record of a unit's attempt before: of a block, or of the first wrong block of a block row."""
+        """Return the record of a unit's previous attempt. For a block row, that of its first wrong block."""
         unit = self.spec.result.unit
         mine = unit(record["i"], record["j"])
         return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
 
     def _event(self, event: str, **facts: Any) -> None:
-        """Tell telemetry what the scheduler cannot see (`distmm.telemetry.events.JOB_TOPIC`)."""
+        """Send telemetry an event that the scheduler does not see (`distmm.telemetry.events.JOB_TOPIC`)."""
         self.client.log_event(JOB_TOPIC, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:
-        """Stop if that is asked for; report the progress from time to time."""
+        """Raise Stopped if a stop was requested. Query the scheduler every `LOOK_SECONDS`."""
         if self.stop.reason is not None:
             raise Stopped(self.stop.reason)
         if time.monotonic() - self._looked > LOOK_SECONDS:
@@ -290,7 +292,7 @@ class Computation:
             self._looked = time.monotonic()
 
     def _look(self) -> None:
-        """Report the progress; notice that the cluster is gone."""
+        """Report the progress. Raise Stopped if the scheduler, or all workers, are lost."""
         job = self.job
 
         def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
@@ -311,30 +313,30 @@ class Computation:
 
 
 def tell_failure(client: Client, job: str, error: DistmmError | OSError) -> None:
-    """Tell telemetry that a job has failed; what the scheduler has seen itself does not count twice.
+    """Report to telemetry that a job has failed. An error that telemetry has already seen is not counted twice.
 
     A job that was stopped, or has lost its scheduler, has not failed.
     """
     if isinstance(error, (Stopped, ConnectionError)) or client.status != "running":
         return
-    with suppress(OSError, TimeoutError):  # the scheduler has gone meanwhile
+    with suppress(OSError, TimeoutError):  # the scheduler was lost in the meantime
         client.log_event(JOB_TOPIC, {"event": "failed", "job": job, "error": str(error)})
 
 
 def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
-    """Yield the results of tasks that have ended, up to the first that has failed, whose error is raised.
+    """Yield the results of ended tasks. The error of the first failed task is raised.
 
-    They come in one message: a message for each takes as long as a small task.
+    Results are fetched in one message. A message for each result would take as long as a small task.
     """
-    there = list(takewhile(lambda future: future.status == "finished", futures))
-    if there:
-        yield from client.gather(there)
-    for future in futures[len(there) :]:
+    finished = list(takewhile(lambda future: future.status == "finished", futures))
+    if finished:
+        yield from client.gather(finished)
+    for future in futures[len(finished) :]:
         yield future.result()
 
 
 def _changed(record: Json) -> str:
-    """Say what has changed in memory, and where."""
+    """Return a text on a block that has changed in the memory of a worker."""
     where = record["changed"]
     return (
         f"C[{record['i']}, {record['j']}] is not written: {where['block']} changed in the memory of worker "
@@ -343,7 +345,7 @@ def _changed(record: Json) -> str:
 
 
 def _wrong(record: Json, before: Json | None) -> str:
-    """Say what is known of a block that stays wrong; `before` is the record of an attempt with the same bits."""
+    """Return the message for a block that is wrong in all attempts. `before` is an attempt with the same bits."""
     residual = record["residual"]
     if "changed" in record:
         return f"{_changed(record)}, after {record['attempt'] + 1} attempts: check the memory of that worker's host"

@@ -1,4 +1,4 @@
-"""How many elements a threshold keeps: a job that keeps too much ends before the disk is full."""
+"""The limit on the elements that a threshold keeps: the job ends before the disk is full."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from distmm.planning.plan import Plan
 
 __all__ = ["MOST", "Entries"]
 
-# Part of the free disk that the finished block rows may take by default: the result is made from them, beside them.
+# Share of the free disk that finished block rows may take by default. The result needs as much again.
 MOST = 0.4
 
 
 @dataclass
 class Entries:
-    """Counts elements as block rows are finished.
+    """Counts the kept elements of finished block rows.
 
     Attributes
     ----------
     plan : Plan
     most : float
-        Elements that may be kept; infinity where there is no threshold.
+        Number of elements that may be kept. Infinity without a threshold.
     count, seen : int
-        Elements that are kept so far, of how many of C.
+        Number of elements kept so far, and number of elements of C examined so far.
     """
 
     plan: Plan
@@ -39,27 +39,29 @@ class Entries:
         Raises
         ------
         DoesNotFitError
-            If that is too much.
+            If more than `most` elements are kept.
         """
         if self.most == math.inf:
             return
         self._count(record, record["count"])
         if self.count > self.most:
             raise self._error(
-                f"and at most {int(self.most):,} may be kept: raise the threshold, or go on with a higher limit"
+                f"and at most {int(self.most):,} may be kept: choose a stricter threshold, or continue with a higher "
+                f"limit"
             )
 
     def refuse(self, record: Json) -> None:
-        """End a job one of whose block rows has more elements than a worker may hold.
+        """End the job because a block row has more elements than fit into the planned memory of a worker.
 
         Raises
         ------
         DoesNotFitError
+            Always.
         """
         self._count(record, record["too_many"])
         raise self._error(
-            f"and block row {record['i']} alone {record['too_many']:,}, more than a worker may hold: raise the "
-            f"threshold, or compute all of C with distmm.multiply"
+            f"and block row {record['i']} alone {record['too_many']:,}, more than fit into a worker's memory: choose "
+            f"a stricter threshold, or compute all of C with distmm.multiply"
         )
 
     def _count(self, record: Json, count: int) -> None:

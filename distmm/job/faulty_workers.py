@@ -1,11 +1,11 @@
-"""A worker that is wrong again and again: it is taken out of the cluster, and named.
+"""Removes a worker from the cluster that computes wrong blocks repeatedly, and reports its name and host.
 
-A block that is rejected is made again on another worker. If that one makes it right, the first one was wrong: its
-memory, its processor, its GPU or its network. (A wrong kernel makes the same bits twice, and ends the job.) The fault
-may also be in a sketch, or in a block of A or B, which another worker made or sent: that spoils blocks of one row, or
-of one column. So it takes several blocks of one worker, not all in one row or column, to say that it is this worker.
+A rejected block is computed again on another worker. If that worker's block is right, the first worker has a fault: in
+its memory, processor, GPU or network. (A wrong kernel computes the same bits twice, which ends the job.) But the fault
+may also be in a sketch, or in a block of A or B, that came from a third worker. Such a fault affects blocks of one row
+or one column. So a worker counts as faulty only after several wrong blocks that are not all in one row or column.
 
-A block of A, B or C that has changed in a worker's memory after it was loaded or judged names the worker at once.
+If a block of A, B or C has changed in a worker's memory after it was loaded or checked, that worker is known at once.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from distmm.job.folder import Json
 
 __all__ = ["MOST", "FaultyWorkers"]
 
-# Blocks of a worker that others have to put right, or that have changed in its memory, before it is taken out.
+# A worker is removed after this number of blocks that were wrong, or that changed in its memory.
 MOST = 3
 
 logger = logging.getLogger("distmm.job")
 
 
 class FaultyWorkers:
-    """Counts blocks that a worker made wrong and another one right.
+    """Counts the blocks that were wrong on one worker and right on another.
 
     Parameters
     ----------
@@ -35,20 +35,24 @@ class FaultyWorkers:
     Attributes
     ----------
     retired : list of dict
-        Workers that were taken out in this run: name, host, and number of wrong blocks.
+        Workers that were removed in this run: name, host, and number of wrong blocks.
     """
 
     def __init__(self, client: Client) -> None:
         self.client = client
         self.retired: list[Json] = []
         self._wrong: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)  # blocks by worker and host
-        self._kept: set[tuple[str, str]] = set()  # workers that could not be taken out
-        self._changed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+        self._kept: set[tuple[str, str]] = set()  # workers that could not be removed
+        self._changed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # names of blocks by worker and host
 
     def put_right(self, before: Json, now: Json) -> None:
-        """Take the records of a block that was rejected and is written now; retire the first worker if it is time.
+        """Take both records of a block that was rejected and is now right. Remove the first worker if it is faulty.
 
-        A block that could not be compared, of NaN for example, tells nothing of the worker that made it.
+        Parameters
+        ----------
+        before, now : dict
+            Records of the rejected attempt, and of the attempt that was written. A rejected block that could not be
+            compared, for example because of NaN, does not count against its worker.
         """
         if (found := before.get("changed")) is not None:
             worker = found["worker"], found["host"]
@@ -68,29 +72,32 @@ class FaultyWorkers:
             self._retire(worker, len(self._wrong[worker]))
 
     def _retire(self, worker: tuple[str, str], wrong: int) -> None:
-        """Take a worker out of the cluster after so many blocks, if it is time and it is there."""
+        """Remove a worker from the cluster if it has at least `MOST` wrong blocks."""
         if wrong < MOST or any(one["worker"] == worker[0] for one in self.retired) or worker in self._kept:
             return
         if not self.client.run_on_scheduler(_remove, name=worker[0]):
             self._kept.add(worker)
             logger.warning(
-                "Worker %s of %s made %d blocks wrong; it is the last one, or has gone already", *worker, wrong
+                "Worker %s of %s computed %d wrong blocks; it is kept, because it is the last worker, or has already "
+                "left the cluster",
+                *worker,
+                wrong,
             )
             return
         self.retired.append({"worker": worker[0], "host": worker[1], "wrong": wrong})
         logger.warning(
-            "Worker %s of %s is taken out of the cluster: it made %d blocks wrong that other workers made right. "
-            "Check its memory and its GPU before it is used again",
+            "Worker %s of %s is removed from the cluster: it computed %d wrong blocks that other workers computed "
+            "right. Check its memory and its GPU before you use it again",
             *worker,
             wrong,
         )
 
 
 async def _remove(name: str, dask_scheduler: Scheduler) -> bool:
-    """Close a worker, unless it is the last one.
+    """Close a worker, unless it is the last one. Return whether it was closed.
 
-    What it holds is not copied to others, as Dask's own ``retire_workers`` does: it may be wrong, too. The scheduler
-    has it made again, as for a worker that died.
+    Its results are not copied to other workers, as Dask's ``retire_workers`` does, because they may be wrong, too. The
+    scheduler computes them again, as for a worker that died.
     """
     found = [ws.address for ws in dask_scheduler.workers.values() if str(ws.name) == name]
     if not found or len(dask_scheduler.workers) == 1:

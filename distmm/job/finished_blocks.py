@@ -1,4 +1,4 @@
-"""Blocks that earlier runs have finished: those which a run that goes on keeps, and those which it makes again."""
+"""Blocks that earlier runs have finished: a resumed run keeps them, or computes them again."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class FinishedBlocks:
     plan: Plan
 
     def unchanged(self, stamps: dict[str, str]) -> dict[str, str]:
-        """Raise `InputError` if they were made from other inputs than are there; return the inputs' stamps now."""
+        """Raise `InputError` if the inputs have changed since the blocks were computed. Return the inputs' stamps."""
         markers = self.folder.markers().values()
         return unchanged(self.client, self.spec, self.plan.blocking, self.plan.cluster.device, stamps, markers)
 
     def drop_misread(self, stamps: dict[str, str]) -> int:
-        """Have those made again whose input was read wrong once; return their number."""
+        """Drop the blocks for which an input was read wrong, and return their number."""
         markers = self.folder.markers().values()
         wrong = misread(self.client, self.spec, self.plan.blocking, self.plan.cluster.device, stamps, markers)
         for marker in wrong:
@@ -41,14 +41,14 @@ class FinishedBlocks:
         return len(wrong)
 
     def trusted(self, target: Target | RowFolder) -> dict[tuple[int, int], Json]:
-        """Return the markers of those that are still what was written, and remove the other markers."""
+        """Return the markers of the blocks that are as they were written, and remove the other markers."""
         folder, blocking = self.folder, self.plan.blocking
         markers, strays = folder.read_markers()
         for path in strays:
             folder.store.remove(path)
         result = self.spec.result
         blocks = {result.unit(i, j) for _, i, j in blocking.c_indices()}
-        # A chunk that is missing reads as zeros.
+        # Found here, because a missing chunk would be read as zeros.
         bad = (markers.keys() - blocks) | (markers.keys() & target.missing(markers))
         there = [marker for at, marker in markers.items() if at not in bad]
         if there:
@@ -58,6 +58,6 @@ class FinishedBlocks:
         return {at: marker for at, marker in markers.items() if at not in bad}
 
     def _drop(self, i: int, j: int) -> None:
-        """Remove the marker of a block, which is so made again."""
+        """Remove the marker of a block, so that it is computed again."""
         self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [(i, j)]})
         self.folder.store.remove(self.folder.marker(i, j))

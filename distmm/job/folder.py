@@ -1,23 +1,23 @@
-"""Names and files beside C while it is made: ``C.zarr.job/`` with manifest, lock, draft, and a marker a finished block.
+"""The files of a job next to C: ``C.zarr.job/`` has manifest, lock, draft, and a marker for each finished block.
 
-    C.zarr.job/manifest.json          what is computed, from what, how it is cut; one entry for each run
-    C.zarr.job/lock.3                 who works on it (see `distmm.job.lock`)
-    C.zarr.job/OWNER/ID/C.zarr              C as far as it is written
-    C.zarr.job/OWNER/ID/rows/2.values       where C is reduced: one array of block row 2
-    C.zarr.job/OWNER/ID/done/2.5.json       block C[2, 5] (or block row 2, as 2.0) is written, on the disk, and right
-    C.zarr.job/OWNER/ID/certificate.json    C is complete, and gets its name
-    C.zarr.certificate.json           what is left when C has its name
-    C.zarr.report.html                who worked when in the last run, at which rate
+    C.zarr.job/manifest.json                specification, inputs, blocks; one entry for each run
+    C.zarr.job/lock.3                       the lock (see `distmm.job.lock`)
+    C.zarr.job/OWNER/ID/C.zarr              the draft of C
+    C.zarr.job/OWNER/ID/rows/2.values       if C is reduced: one array of block row 2
+    C.zarr.job/OWNER/ID/done/2.5.json       marker: block C[2, 5] (block row 2: 2.0) is right, written and on the disk
+    C.zarr.job/OWNER/ID/certificate.json    the certificate of a complete C that does not have its final name yet
+    C.zarr.certificate.json                 the certificate of a C with its final name
+    C.zarr.report.html                      the report of the last run: rates, and the work of each worker over time
 
-ID is random and made when a job is begun. The manifest, each marker and the certificate contain it. OWNER is the token
-of the lock under which the job is worked on, or was last. Who takes the job over renames its folder, so a process that
-was suspended meanwhile finds no folder to write to (`distmm.storage.records`).
+ID is chosen at random when a job begins. The manifest, each marker and the certificate contain it. OWNER is the token
+of the lock of the current run, or of the last one. A process that takes over the job renames this folder, so that a
+suspended process cannot write to it any more (`distmm.storage.records`).
 
-All files are JSON, so reading them cannot run code. Each file appears under its name only when it is whole and on the
-disk.
+The files of the job itself are JSON, so reading them cannot run code. Each file gets its name when it is complete and
+on the disk.
 
-In an object store the names are the same, without OWNER, and the files are objects. Only the draft is none: blocks are
-put under C's own name, and ``ID/C.zarr`` has the metadata that make an array of them (`distmm.storage.zarr_objects`).
+In an object store the names are the same, without OWNER, and the files are objects. There is no draft: blocks are put
+under C's final name, and ``ID/C.zarr`` has only the metadata of the array (`distmm.storage.zarr_objects`).
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Folder:
     Attributes
     ----------
     target : str
-        Absolute path of the file or folder that C will be.
+        Absolute path, or URL, of C.
     id : str
-        Of the job; empty as long as it is not known, where only names that all jobs of an output share are asked for.
+        Id of the job. Empty if it is not known; then only the names that all jobs of an output share are available.
     owner : str
-        Folder, inside that of the output, of the owner who works on the job or was the last to do so.
+        The owner's subfolder of the current run, or of the last one.
     """
 
     target: str
@@ -60,11 +60,11 @@ class Folder:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the folder of an output, as the user names it."""
+        """Return the folder of an output, by the user's name of the output."""
         return cls(locate(path)[0])
 
     def of_job(self, id: str) -> Self:  # noqa: A002
-        """Return the names of one job on this output, as its owner has them, or as they are found."""
+        """Return the names of a job of this output. Without an owner, the job's folder is searched."""
         found = self.owner or is_url(self.target)
         return replace(self, id=id, owner=self.owner if found else _owner(self.path, id) or "")
 
@@ -74,7 +74,7 @@ class Folder:
 
     @property
     def _stem(self) -> str:
-        # Beside the outermost Zarr group: inside it Zarr would take the job for a damaged member.
+        # Next to the outermost Zarr group: inside it, Zarr would read the job's folder as a damaged member.
         parts = self.target.split(os.sep)
         first = 3 if is_url(self.target) else 0  # a bucket may have any name
         zarrs = (n for n, part in enumerate(parts) if n >= first and part.lower().endswith(".zarr"))
@@ -83,68 +83,68 @@ class Folder:
 
     @property
     def store(self) -> Records:
-        """Where all of this is kept."""
+        """Store of all these files: a disk, or an object store."""
         return records(self.target)
 
     @property
     def path(self) -> str:
-        """The folder itself."""
+        """Path of the folder that all jobs of the output share."""
         return f"{self._stem}.job"
 
     @property
     def certificate(self) -> str:
-        """Where the certificate stands at last."""
+        """Path of the certificate of a C with its final name."""
         return f"{self._stem}.certificate.json"
 
     @property
     def report(self) -> str:
-        """Where the report of the last run stands."""
+        """Path of the report of the last run."""
         return f"{self._stem}.report.html"
 
     @property
     def work(self) -> str:
-        """The folder in which this job alone writes."""
+        """Path of this job's own folder."""
         if not self.id:
             raise ValueError(f"{self.path}: the id of the job is not known yet")
         return os.path.join(self.path, self.owner, self.id)
 
     @property
     def pending_certificate(self) -> str:
-        """Where it waits for C to get its name."""
+        """Path of the certificate until C has its final name."""
         return os.path.join(self.work, "certificate.json")
 
     @property
     def manifest(self) -> str:
-        """The manifest."""
+        """Path of the manifest."""
         return os.path.join(self.path, "manifest.json")
 
     @property
     def draft(self) -> str:
-        """Where C is written."""
+        """Path of the draft of C."""
         return os.path.join(self.work, os.path.basename(self.target))
 
     @property
     def block_rows(self) -> str:
-        """The folder of finished block rows, where C is reduced."""
+        """Path of the folder of finished block rows, if C is reduced."""
         return os.path.join(self.work, "rows")
 
     @property
     def done(self) -> str:
-        """The folder of the markers."""
+        """Path of the folder of the markers."""
         return os.path.join(self.work, "done")
 
     def exists(self) -> bool:
-        """Whether a job has been begun: without a manifest there is nothing to go on with."""
+        """Whether there is an unfinished job: it has a manifest."""
         return self.store.exists(self.manifest)
 
     def make(self) -> None:
-        """Make the folders of a new job, under the lock, on the disk."""
+        """Create and sync the folders of a new job. The caller has the lock."""
         self.store.make_folder(self.work)
         self.store.make_folder(self.done)
         self.store.sync(self.path)
 
     def clear(self) -> None:
-        """Remove all that jobs have left but the lock, under it; the manifest first, so that half of a job is none."""
+        """Remove all files of jobs except the lock, which the caller has. The manifest, which makes a job, is first."""
         owner = os.path.join(self.path, self.owner)
         if self.exists():
             self.store.discard(self.manifest, owner)
@@ -155,29 +155,29 @@ class Folder:
             self.store.discard(os.path.join(self.path, name), owner)
 
     def marker(self, i: int, j: int) -> str:
-        """Path of the marker of one block."""
+        """Return the path of the marker of a block."""
         return os.path.join(self.done, f"{i}.{j}.json")
 
     def markers(self) -> dict[tuple[int, int], Json]:
-        """Read the markers of all finished blocks; those of no job, where none has been begun."""
+        """Read the markers of all finished blocks. Empty without a job."""
         return self.read_markers()[0] if self.id else {}
 
     def read_markers(self) -> tuple[dict[tuple[int, int], Json], list[str]]:
-        """Read the markers of all finished blocks, and name the files that are no markers of this job."""
+        """Return the markers of all finished blocks, and the paths of files that are not markers of this job."""
         markers, strays = {}, []
         for name, found in self.store.read_all(self.done):
             at = re.fullmatch(r"(\d+)\.(\d+)\.json", name)
             if at is None:
-                continue  # a draft that a kill has left
+                continue  # a draft of a process that was killed
             path, block = os.path.join(self.done, name), (int(at[1]), int(at[2]))
-            if isinstance(found, Exception):  # the disk, and not what is on it
+            if isinstance(found, Exception):  # an error of the disk, and not of the contents
                 raise _unreadable(path, found) from found
             try:
                 content = _parsed(path, found, MARKER)
             except InputError:
                 content = {}
             if content.pop("job", None) == self.id and (content["i"], content["j"]) == block:
-                # Each parsed file has strings of its own: for 40,000 markers their names alone would take 30 MB.
+                # Parsing makes new strings for each file. The keys of 40,000 markers would take 30 MB.
                 markers[block] = {sys.intern(key): value for key, value in content.items()}
             else:
                 strays.append(path)
@@ -185,9 +185,9 @@ class Folder:
 
 
 def _owner(folder: str, job: str) -> str | None:
-    """Return the owner's folder, inside `folder`, in which a job is; None if it is in none.
+    """Return the owner's subfolder of `folder` that contains a job. None if there is none.
 
-    An owner who was killed while it took over may have left it in its predecessor's folder, inside its own.
+    If an owner was killed while it took over, the job may be in the former owner's subfolder, inside the new owner's.
     """
     with suppress(FileNotFoundError):
         names = os.listdir(folder)
@@ -200,23 +200,27 @@ def _owner(folder: str, job: str) -> str | None:
 
 
 def write_json(path: str, content: Json, draft: str | None = None) -> None:
-    """Write a file that is either whole and on the disk, or not there; `draft` is where it is written until then."""
+    """Write a file, which gets its name when it is complete and on the disk. Until then it is named `draft`."""
     records(path).write(path, json.dumps(content, indent=1).encode(), draft)
 
 
 def read_json(path: str, form: Json | None = None) -> Json:
-    """Read what `write_json` has written.
+    """Read a file that `write_json` has written.
 
     Parameters
     ----------
     path : str
     form : dict, optional
-        What it must look like (`distmm.job.json_forms`).
+        The required form (`distmm.job.json_forms`).
+
+    Returns
+    -------
+    dict
 
     Raises
     ------
     InputError
-        If it cannot be read, is no JSON object, or has not that form.
+        If it cannot be read, is not a JSON object, or does not have that form.
     """
     try:
         content = records(path).read(path)
@@ -231,12 +235,15 @@ def _parsed(path: str, content: bytes, form: Json | None) -> Json:
     except ValueError as error:
         raise _unreadable(path, error) from error
     if not isinstance(parsed, dict):
-        raise InputError(f"{path}: holds no JSON object; it was not written by distmm")
+        raise InputError(
+            f"{path}: does not contain a JSON object, so distmm did not write it; remove it, or start over with "
+            f"--overwrite"
+        )
     bad = next(wrong(parsed, form or {}), None)
     if bad is not None:
-        raise InputError(f"{path}: is damaged, or of another version: {bad}; make C anew with --overwrite")
+        raise InputError(f"{path}: is damaged, or of another version: {bad}; compute C again with --overwrite")
     return parsed
 
 
 def _unreadable(path: str, error: Exception) -> InputError:
-    return InputError(f"{path}: cannot be read: {error}; is the disk there, and the file whole?")
+    return InputError(f"{path}: cannot be read: {error}; check that the disk is mounted and the file is complete")

@@ -1,15 +1,15 @@
-"""Whether A, B and the C that is added were the same each time that a job read them.
+"""Checks that A, B and C0 were the same each time that a job read them.
 
-A worker computes a checksum of each block of A and B that it has loaded. The marker of C[i, j] has those of A[i, :] and
-of B[:, j], folded over the panels. All blocks of a row of C must agree about A, and all blocks of a column about B,
-over all waves and runs.
+A worker computes a checksum of each block of A and B that it has loaded. The marker of C[i, j] has the checksums of
+A[i, :] and of B[:, j], folded over the panels. All blocks of a row of C must have the same checksum of A, and all
+blocks of a column the same checksum of B, over all waves and runs.
 
-A *stamp* of a file says without reading it whether it may have changed: it changes with any write, and with other
-things such as a copy. Stamps are compared when a run begins and when it ends. Where one has changed, what the finished
-blocks were made from is read again, and the checksums decide (`unchanged`).
+The *stamp* of a file is computed without reading the file. It changes with any write, but also for example with a copy.
+Stamps are compared when a run begins and when it ends. If a stamp has changed, the inputs of the finished blocks are
+read again, and their checksums are compared (`unchanged`).
 
-Where markers disagree although the stamp is what it was when the job began, the file was read wrong once. It is read
-again, and the blocks that do not agree with it are made again (`misread`).
+If markers disagree, but the stamp is the same as when the job began, the file was read wrong once. It is read again,
+and the blocks whose markers disagree with it are computed again (`misread`).
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ Region = tuple[slice, slice]
 
 
 class Seen:
-    """The sums of each row of blocks of A and column of blocks of B, as the markers of C's blocks have them."""
+    """The checksum of each row of blocks of A, and of each column of blocks of B, in the markers of C's blocks."""
 
     def __init__(self, records: Iterable[Json] = ()) -> None:
-        self.first: dict[tuple[str, int], Json] = {}  # of A and a row, or B and a column
+        self.first: dict[tuple[str, int], Json] = {}  # first marker of each row of A, and of each column of B
         for record in records:
             self.add(record)
 
     def add(self, record: Json) -> None:
-        """Take the marker of one more block.
+        """Add the marker of a block.
 
         Raises
         ------
         InputError
-            If another block has been made from something else.
+            If another marker has a different checksum of the same row of A, or column of B.
         """
         for name, index, part in (("A", record["i"], "rows"), ("B", record["j"], "columns")):
             first = self.first.setdefault((name, index), record)
@@ -58,16 +58,16 @@ class Seen:
                 raise InputError(
                     f"{name} has changed while it was multiplied: its {part} for C[{first['i']}, {first['j']}] were "
                     f"not those for C[{record['i']}, {record['j']}]. If {name} is a file that was only read wrong "
-                    f"once, go on with distmm resume: it reads {name} again, and makes the blocks anew that do not "
-                    f"agree with it, as long as nobody has written to {name} since the job began. If it was written, "
-                    f"begin anew with --overwrite (overwrite=True). A Dask array whose tasks do not give the same bits "
-                    f"each time has to be persisted or stored before"
+                    f"once, continue with distmm resume: it reads {name} again, and computes the blocks again that do "
+                    f"not agree with it, provided that {name} was not written since the job began. If it was written, "
+                    f"start over with --overwrite (overwrite=True). A Dask array whose tasks do not give the same bits "
+                    f"each time has to be persisted or stored first"
                 )
 
 
 @dataclass(frozen=True)
 class _ReadAgain:
-    """Sums up blocks of an operand as they are now. Runs on workers."""
+    """Reads blocks of an operand, and returns their folded checksum. Runs on workers."""
 
     operand: Operand
     order: Order
@@ -83,7 +83,7 @@ class _ReadAgain:
 
 
 def orders(spec: Spec, device: str) -> dict[str, Order]:
-    """How checksums of A, B and C0 are made, so that no block need be copied for it. C0 is in host memory always."""
+    """Return how checksums of A, B and C0 are computed without copying blocks. C0 is always in host memory."""
 
     def columns_first(operand: Operand) -> bool:
         source = operand.source
@@ -95,7 +95,7 @@ def orders(spec: Spec, device: str) -> dict[str, Order]:
 
 
 def stamps(spec: Spec) -> dict[str, str]:
-    """Stamps of the inputs that are files."""
+    """Return the stamps of the inputs that are files."""
     sources = {name: operand.source for name, operand in _operands(spec).items()}
     found = {name: source.stamp() for name, source in sources.items() if isinstance(source, Matrix)}
     return {name: stamp for name, stamp in found.items() if stamp is not None}
@@ -104,43 +104,53 @@ def stamps(spec: Spec) -> dict[str, str]:
 def unchanged(
     client: Client, spec: Spec, blocking: Blocking, device: str, before: dict[str, str], records: Iterable[Json]
 ) -> dict[str, str]:
-    """Compare inputs with what they were; return their stamps.
+    """Check that inputs have not changed since the finished blocks were computed. Return the inputs' stamps.
 
     Parameters
     ----------
     client : distributed.Client
-        Whose workers read again what may have changed.
-    spec, blocking, device
-        Of the job.
+        Its workers read inputs again whose stamps have changed.
+    spec : Spec
+    blocking : Blocking
+    device : {"cpu", "cuda"}
     before : dict
         Stamps at the beginning of the last run, or of this one.
     records : iterable of dict
-        Markers of the blocks that are finished.
+        Markers of the finished blocks.
+
+    Returns
+    -------
+    dict
+        Stamps by the names of the inputs.
 
     Raises
     ------
     InputError
-        If finished blocks were made from something else than what is there now.
+        If an input has changed since a finished block was computed from it, or is being written.
     """
     records, now = list(records), stamps(spec)
     seen = Seen(records)
     for name in (name for name in now if before.get(name, now[name]) != now[name]):
         _compare(client, name, spec, blocking, orders(spec, device)[name], seen, records)
     if stamps(spec) != now:
-        raise InputError("A, B or C is being written now: wait until it is complete")
+        raise InputError("another program is writing A, B or C: wait until it has ended, and call again")
     return now
 
 
 def misread(
     client: Client, spec: Spec, blocking: Blocking, device: str, before: dict[str, str], records: Iterable[Json]
 ) -> list[Json]:
-    """Return the markers of blocks that were made from something else than A and B, which have not been written since.
+    """Return the markers of blocks for which A or B was read wrong, although the file has not changed.
 
-    A file whose stamp is what it was cannot have become another one: that a row of its blocks was read in two ways is
-    an error of the disk or the network. It is read once more. Where that agrees with none of the markers, it cannot be
-    told which are right, and none is returned.
+    A file with the same stamp has not changed. If it has different checksums in different markers, disk or network made
+    an error. The file is read once more, and the markers that disagree with this read are returned. If all markers
+    disagree with it, none is returned, because the right one is unknown.
 
-    Parameters are those of `unchanged`.
+    The parameters are those of `unchanged`.
+
+    Returns
+    -------
+    list of dict
     """
     rows: defaultdict[tuple[str, int], dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
@@ -166,9 +176,9 @@ def misread(
 def _read_again(
     client: Client, name: str, spec: Spec, blocking: Blocking, order: Order, indices: Sequence[int]
 ) -> list[str]:
-    """Checksums of rows of blocks of A, or of columns of blocks of B, as they are now."""
+    """Read rows of blocks of A, or columns of blocks of B, and return their checksums."""
     m, k, n = map(slices, (blocking.m, blocking.k, blocking.n))
-    # A block row is made from all columns of B.
+    # A block row is computed from all columns of B.
     groups = [[at] if name == "A" else spec.result.columns(at, len(n)) for at in indices]
     lines = [at for group in groups for at in group]
     regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]
@@ -180,7 +190,7 @@ def _read_again(
 def _compare(
     client: Client, name: str, spec: Spec, blocking: Blocking, order: Order, seen: Seen, records: list[Json]
 ) -> None:
-    """Read again what the finished blocks were made from."""
+    """Read an input of the finished blocks again, and compare its checksums with their markers."""
     operand = _operands(spec)[name]
     if name == "C0":
         m, n = slices(blocking.m), slices(blocking.n)
@@ -193,8 +203,8 @@ def _compare(
     for one, now in zip(used, found, strict=True):
         if one["inputs"][name] != now:
             raise InputError(
-                f"{operand.source.path} has changed since C[{one['i']}, {one['j']}] was made from it: bring back what "
-                f"was there, or begin anew with --overwrite (overwrite=True), which discards the finished blocks"
+                f"{operand.source.path} has changed since C[{one['i']}, {one['j']}] was made from it: restore the "
+                f"original, or start over with --overwrite (overwrite=True), which discards the finished blocks"
             )
 
 

@@ -1,4 +1,4 @@
-"""One run of a job: lock, manifest, missing blocks, certificate, and C's name."""
+"""One run of a job: lock, manifest, missing blocks, certificate, and C's final name."""
 
 from __future__ import annotations
 
@@ -64,21 +64,21 @@ Progress = Callable[[Figures], None]
 
 @dataclass(frozen=True)
 class Job:
-    """One output and what it shall be.
+    """A job: its output, its specification, and the user's options.
 
     Attributes
     ----------
     folder : Folder
     out : str
-        C, as the user names it.
+        The user's name of C.
     spec : Spec
     asked : dict
-        The files of A, B and C0 as they were when the call began.
+        Description of the files of A, B and C0 when the call began.
     overwrite : bool
     blocks, seed, plan, most
-        As the user has given them; `most` is of a threshold, and may be another one when the job goes on.
+        The user's arguments. `most` is the limit of a threshold. A resumed job may have another limit.
     note : str
-        Why this is not the first plan of the call.
+        The reason for a second plan in the same call.
     """
 
     folder: Folder
@@ -96,14 +96,14 @@ class Job:
         self, client: Client | None, device: cluster.Device, stop: Stop, announce: Announce | None, progress: Progress,
         anew: bool,
     ) -> Summary:  # fmt: skip
-        """Take the lock and do what is missing."""
+        """Plan, take the lock, and compute the missing blocks. After a full memory, repeat with a smaller plan."""
         folder = self.folder
-        with ExitStack() as held:
+        with ExitStack() as stack:
             if folder.exists() and not anew:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
-            client = cluster.usable(client) or held.enter_context(clusters.local(device))
-            held.enter_context(client.as_current())
-            held.enter_context(unless_silent(client))  # waves look after themselves; the rest waits for workers, too
+            client = cluster.usable(client) or stack.enter_context(clusters.local(device))
+            stack.enter_context(client.as_current())
+            stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
             job, plan = self, None
             for attempt in itertools.count():
                 begun = read_manifest(folder) if folder.exists() and not anew else None
@@ -119,47 +119,49 @@ class Job:
         self, client: Client, plan: Plan, begun: Json | None, stop: Stop, announce: Announce | None,
         progress: Progress, anew: bool,
     ) -> Summary:  # fmt: skip
-        """Do what is missing by a plan; the manifest is that of a job that has `begun`."""
+        """Compute the missing blocks by a plan. `begun` is the manifest of an unfinished job."""
         folder = self.folder
         plan.validate()
         plan.validate_run()
         if begun is None:
             reserve_output(folder.target, self.spec.result.nbytes(self.spec.problem.shape), self.overwrite)
         job = self if begun is None else replace(self, folder=folder.of_job(begun["id"]))
-        with ExitStack() as held:
+        with ExitStack() as stack:
             lock: Lock | None = None
             try:
-                lock = held.enter_context(locked(folder.path))
+                lock = stack.enter_context(locked(folder.path))
                 job = replace(job, folder=job.folder.owned(lock.token))
-                self._refuse_meanwhile(begun, anew)
+                self._refuse_changes_since(begun, anew)
                 manifest = job._begin(plan, client, begun)
                 job = replace(job, folder=job.folder.of_job(manifest["id"]))
                 with runs.recorded_end(job.folder, manifest, lock, stop):
-                    return job._go_on(client, plan, manifest, lock, stop, announce, progress)
+                    return job._compute_and_finish(client, plan, manifest, lock, stop, announce, progress)
             except (InputError, OSError) as error:
                 if lock is not None:
-                    lock.refuse_if_lost()  # which is why files are gone, or changed
+                    lock.refuse_if_lost()  # another job may be the reason why files are missing or changed
                 if isinstance(error, OSError):
                     raise job._explained(error, len(self._units(plan))) from error
                 raise
 
-    def _refuse_meanwhile(self, begun: Json | None, anew: bool) -> None:
-        """Raise `InputError`, under the lock, if something has changed since this call looked without it."""
+    def _refuse_changes_since(self, begun: Json | None, anew: bool) -> None:
+        """Raise `InputError` if job or inputs changed before this call had the lock."""
         folder = self.folder
         if not anew:
             now = read_manifest(folder) if folder.exists() else None
             if (begun and begun["id"]) != (now and now["id"]):
-                raise InputError(f"{folder.path}: another call has begun or ended this job meanwhile: call again")
+                raise InputError(f"{folder.path}: another call has just begun or ended this job: call again")
             if now is not None:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
                 if folder.store.exists(folder.of_job(now["id"]).pending_certificate):
-                    raise InputError(f"{folder.path}: another call has completed this job meanwhile: call again")
+                    raise InputError(f"{folder.path}: another call has just completed this job: call again")
         changed = list(differences(self.asked, self.spec.files(again=True)))
         if changed:
-            raise InputError(f"{'; '.join(changed)}, since this call began: call again, once nobody writes there")
+            raise InputError(
+                f"inputs changed during this call ({'; '.join(changed)}): call again when they are complete"
+            )
 
     def _plan(self, client: Client, device: cluster.Device, manifest: Json | None, deadline: float | None) -> Plan:
-        """Plan for the cluster that is there; a job that goes on keeps its blocks, and with them its bits."""
+        """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
         asked = planning.request(self.spec, device, self.blocks, manifest, self.plan, deadline)
         plan = planning.plan(self.spec, asked, client)
         if manifest is None:
@@ -168,12 +170,12 @@ class Job:
         if plan.cluster.device != before:
             raise InputError(
                 f"{self.folder.path}: this job was begun on {before}, the workers here compute on "
-                f"{plan.cluster.device}, whose bits differ: use the same kind, or begin anew with --overwrite"
+                f"{plan.cluster.device}, whose bits differ: use the same kind, or start over with --overwrite"
             )
         return plan
 
     def _begin(self, plan: Plan, client: Client, begun: Json | None) -> Json:
-        """Write the manifest and the empty draft of a new job, or note one more run of an old one."""
+        """Write the manifest and the empty draft of a new job, or add a run to the manifest of an unfinished job."""
         folder = self.folder
         if begun is not None:
             manifest = begun
@@ -187,7 +189,7 @@ class Job:
                 folder.make()
                 target = self.spec.result.create(self.out, folder, plan, self.overwrite)
             except BaseException:
-                with suppress(OSError):  # of a job that has not begun nothing is left; the next one clears up too
+                with suppress(OSError):  # the next job removes it, too
                     folder.store.discard(folder.work, os.path.dirname(folder.work))
                 raise
             manifest = new_manifest(
@@ -198,11 +200,11 @@ class Job:
         write_manifest(folder, manifest)
         return manifest
 
-    def _go_on(
+    def _compute_and_finish(
         self, client: Client, plan: Plan, manifest: Json, lock: Lock, stop: Stop, announce: Announce | None,
         progress: Progress,
     ) -> Summary:  # fmt: skip
-        """Make the missing blocks, and end the job."""
+        """Compute the missing blocks, and end the job."""
         target = self.spec.result.reopen(self.out, self.folder, self.overwrite)
         refuse_another_draft(self.folder, manifest, target)
         target.detach()
@@ -211,13 +213,13 @@ class Job:
             return self._finish(client, plan, manifest, lock, target, made)
         except (DistmmError, OSError) as error:
             tell_failure(client, lock.token, error)
-            if isinstance(error, WrongResultError):  # others may have taken over the output before
+            if isinstance(error, WrongResultError):  # after other errors another job may have taken over the output
                 job_report.of_failure(client, self.folder, lock.token, manifest["runs"])
             raise
 
     @property
     def _tolerance(self) -> Tolerance | None:
-        """By how much each block may differ from its sketches; None where they are not compared."""
+        """Tolerance of each block in the comparison with sketches. None if there is no such comparison."""
         spec = self.spec
         if spec.check != "freivalds":
             return None
@@ -227,7 +229,7 @@ class Job:
         self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, stop: Stop,
         announce: Announce | None, progress: Progress,
     ) -> Made:  # fmt: skip
-        """Make the missing blocks."""
+        """Compute the missing blocks."""
         folder, spec = self.folder, self.spec
         blocks = self._units(plan)
         cluster.install(client)
@@ -256,14 +258,14 @@ class Job:
             computation.run(missing)
             finished.unchanged(manifest["stamps"])
         except DistmmError as error:
-            if isinstance(error, Stopped) and stop.deadline is not None and self._stands_still(manifest):
-                error = self._standstill(error, plan)
+            if isinstance(error, Stopped) and stop.deadline is not None and self._without_progress(manifest):
+                error = self._no_progress(error, plan)
             raise self._explained(error, len(blocks)) from error
         except BaseException as error:
             if stop.at_once:
                 reason = f"{stop.reason}, twice"
             elif client.status != "running" and not isinstance(error, (KeyboardInterrupt, SystemExit)):
-                # Whatever was waited for has ended in an error of its own kind: cancelled futures, a closed comm.
+                # A lost scheduler causes various errors: cancelled futures, closed connections.
                 reason = f"the scheduler is lost ({type(error).__name__}: {error})"
             else:
                 raise
@@ -279,27 +281,27 @@ class Job:
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
 
-    def _stands_still(self, manifest: Json) -> bool:
-        """Whether neither this run nor the one before it has finished anything of C."""
+    def _without_progress(self, manifest: Json) -> bool:
+        """Whether neither this run nor the one before it has finished a block of C."""
         return [run.get("kept") for run in manifest["runs"][-2:]] == [len(self.folder.markers())] * 2
 
-    def _standstill(self, stopped: Stopped, plan: Plan) -> InputError:
-        """Return the error for a second run in a row that met its deadline and has finished no block of C.
+    def _no_progress(self, stopped: Stopped, plan: Plan) -> InputError:
+        """Return the error for a second consecutive run that reached its deadline without a finished block of C.
 
-        A batch system would begin such a run again and again. The exit code 2 of this error ends that.
+        A batch system would repeat such a run forever. The exit code 2 of this error prevents that.
         """
         return InputError(
             f"{stopped}, and neither this run nor the one before it has finished any of the {self.spec.result.name} of "
-            f"C: a third one would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "
-            f"(--deadline, run.walltime), use more workers, or begin anew with smaller blocks (--overwrite, --blocks; "
+            f"C: a third run would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "
+            f"(--deadline, run.walltime), use more workers, or start over with smaller blocks (--overwrite, --blocks; "
             f"now {'x'.join(map(str, plan.block_shape))})"
         )
 
     def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:
-        """Remove what lies where blocks are to go, and has no marker.
+        """Remove blocks without a marker from the output.
 
-        An object store has no names that could be changed at the end. So there it is also the C that is replaced, and
-        before it its certificate and its name.
+        Object stores have no rename, so blocks are written to C's final name. There this also removes the C that is
+        replaced: first its certificate, then its metadata, then its chunks.
         """
         folder = self.folder
         Lock.check(folder.path, lock.token)
@@ -308,11 +310,11 @@ class Job:
         target.make_room(done)
 
     def _units(self, plan: Plan) -> set[tuple[int, int]]:
-        """All that gets a marker: blocks of C, or block rows."""
+        """Return all units of the result: blocks of C, or block rows."""
         return {self.spec.result.unit(i, j) for _, i, j in plan.blocking.c_indices()}
 
     def _most(self, manifest: Json) -> float:
-        """Elements that a threshold may keep: as many as the user allows, or a part of the free disk holds."""
+        """Return how many elements a threshold may keep: the user's limit, or as many as fit on the free disk."""
         reduction = self.spec.reduction
         if not isinstance(reduction, Threshold):
             return math.inf
@@ -323,28 +325,28 @@ class Job:
         return int(free * MOST) // bytes_of_entry(reduction.dtype(self.spec.dtype))
 
     def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
-        """Add to an error what is kept, and how to go on."""
+        """Return an error whose message also says what is kept, and how to continue."""
         what = f"{self.spec.result.name} of C"
         try:
             done = f"{len(self.folder.markers())} of {total} {what} are finished and kept"
-        except (OSError, InputError):  # a mount that is gone; the markers are on it
+        except (OSError, InputError):  # the mount with the markers is lost
             done = f"the finished {what} are kept"
-        kept = f"{done} in {self.folder.path}; go on with: distmm resume {self.out}"
+        kept = f"{done} in {self.folder.path}; continue with: distmm resume {self.out}"
         if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
             return type(error)(f"{error}; {kept}")
         if isinstance(error, DoesNotFitError) and isinstance(self.spec.reduction, Threshold):
-            return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # the error says what to do
+            return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # `error` has the remedy
         if not isinstance(error, OSError):
-            return InputError(f"{error}; {kept}, once the cause is gone")
-        # Not from a file: Dask's word for a connection that is gone.
+            return InputError(f"{error}; {kept}, after the cause is removed")
+        # Dask's errors of lost connections have no errno.
         if error.errno is None or isinstance(error, ConnectionError):
             return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
-        return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, once the cause is gone")
+        return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, after the cause is removed")
 
     def _finish(
         self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, made: Made
     ) -> Summary:
-        """Certify C, if all of it is there, and give it its name."""
+        """Check that C is complete, write its certificate, and give C its final name."""
         units, sample = self._units(plan), None
         try:
             markers = complete_markers(self.folder, manifest, target, units)
@@ -357,11 +359,12 @@ class Job:
             self._check_fully(lock)
         manifest["runs"][-1]["ended"] = time.time()
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
-        self.spec.result.refuse(self.out, self.overwrite)  # something else may be there by now
+        self.spec.result.refuse(self.out, self.overwrite)  # other files may have been created in the meantime
         finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
 
     def _check_fully(self, lock: Lock) -> None:
+        """Compare all elements of C with a float64 product. A wrong C ends the job."""
         spec, folder = self.spec, self.folder
         verdict = verify(
             spec.a.source, spec.b.source, open_matrix(folder.draft), check="full", transa=spec.a.transposed,
@@ -371,7 +374,7 @@ class Job:
             self._set_aside(verdict, lock)
 
     def _check_sample(self, client: Client, manifest: Json, markers: list[Json], lock: Lock) -> Verdict | None:
-        """Compute some rows of a reduced product again; a wrong one ends the job without a result."""
+        """Compute sampled rows of a reduced product again. A wrong row ends the job without a result."""
         if self.spec.check == "none":
             return None
         content = {"blocks": manifest["blocks"], "done": markers}
@@ -381,7 +384,7 @@ class Job:
         return verdict
 
     def _set_aside(self, verdict: Verdict, lock: Lock) -> NoReturn:
-        """End a job whose result is not right: it keeps it under another name."""
+        """End a job whose result is not right, and keep the result under another name."""
         folder = self.folder
         Lock.check(folder.path, lock.token)
         kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
@@ -390,11 +393,6 @@ class Job:
         raise error(f"{verdict.message}; the result is kept as {kept}")
 
     def _facts(self, manifest: Json) -> Json:
-        """Return what the group of a reduced product says of itself."""
-        spec, output = manifest["spec"], manifest["output"]
-        return {
-            "reduction": spec["reduction"],
-            "shape": output["shape"],
-            "dtype": output["dtype"],
-            "job": manifest["id"],
-        }
+        """Return the attribute ``distmm`` of the group of a reduced product."""
+        output = {name: manifest["output"][name] for name in ("shape", "dtype")}
+        return {"reduction": manifest["spec"]["reduction"], **output, "job": manifest["id"]}

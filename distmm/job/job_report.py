@@ -1,6 +1,6 @@
-"""The report of a run, a page that telemetry makes of what it has seen: beside C, complete or not.
+"""The report of a run next to C: an HTML page of telemetry's records. Runs that fail have one, too.
 
-Where the scheduler is lost there is nobody to ask; where the disk is full the job says so itself.
+There is no report if the scheduler is lost, or if the report cannot be written. The job's own error explains both.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ __all__ = ["of_failure", "of_run"]
 
 
 def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) -> None:
-    """Write what was seen of a run beside C, unless another process has taken over the job."""
+    """Write the report of a run next to C, unless another process has taken over the job."""
     if made.stop.at_once:
         return
     try:
         Lock.check(folder.path, made.job)
-    except (InputError, OSError):  # the error of the run itself says so
+    except (InputError, OSError):  # the run itself fails with the same error
         return
     retired = [
-        ("taken out", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
+        ("removed", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
         for one in made.faulty.retired
     ]
     rows = [
-        ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and made again"),
+        ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and computed again"),
         *retired,
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
-        ("in full", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
+        ("certificate", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
     ]
     _write(client, folder, made.job, rows, manifest["runs"], os.path.join(folder.work, "report.draft"))
 
 
 def of_failure(client: Client, folder: Folder, job: str, runs: list[Json]) -> None:
-    """Write what was seen of a job whose result is wrong as a whole beside it: the files of the job are gone."""
+    """Write the report of a job whose whole result is wrong. The other files of the job have been removed."""
     _write(client, folder, job, [], runs)
 
 
@@ -66,5 +66,6 @@ def _write(
         if record is None:
             return
         text = report.html(record, title=folder.target, certificate=rows, runs=table(runs, time.time()))
-        if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):  # or another has taken over
+        # If another job has taken over, the draft's folder does not exist.
+        if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):
             folder.store.write(folder.report, text.encode(), draft)

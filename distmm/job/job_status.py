@@ -1,4 +1,4 @@
-"""How far a job is. Only the files beside C are read, so any machine that sees them can tell."""
+"""The progress of a job. It is read from the files next to C, so any machine with access to them can show it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ __all__ = ["Status", "status"]
 
 @dataclass(frozen=True)
 class Status:
-    """How far a job is.
+    """The progress of a job.
 
     Attributes
     ----------
     path : str
-        Of C.
+        Path of C.
     state : {"running", "stopped", "complete"}
-        A job whose process is gone is stopped.
+        A job whose process has died is stopped.
     done, total : int
-        Blocks of C.
+        Number of finished blocks of C (or block rows), and of all blocks.
     runs, rejected : int
-        Times that the job was begun or resumed; blocks that failed their test and were made again.
+        Number of runs, and number of blocks that failed their check and were computed again.
     owner : str or None
         Process and host of a running job.
     seconds_left : float or None
-        At the pace of this run's last blocks; None where it is not running, or has finished no block yet.
+        Predicted from the rate of this run's last blocks. None if the job is not running, or has finished no block yet.
     certificate : str or None
-        Of a complete one.
+        Path of the certificate of a complete job.
     report : str or None
-        Of the last run that ended.
+        Path of the report of the last run that ended.
     """
 
     path: str
@@ -60,7 +60,7 @@ class Status:
         rows = [
             ("state", self.state if self.owner is None else f"{self.state}, {self.owner}"),
             ("blocks", f"{self.done} of {self.total} ({100 * self.done / max(1, self.total):.0f} %)"),
-            ("runs", f"{self.runs}, {self.rejected} blocks made again"),
+            ("runs", f"{self.runs}, {self.rejected} blocks computed again"),
         ]
         if self.seconds_left is not None:
             rows.append(("left", f"about {units.duration(self.seconds_left)}"))
@@ -69,12 +69,12 @@ class Status:
         if self.report is not None:
             rows.append(("report", self.report))
         if self.state == "stopped":
-            rows.append(("go on with", f"distmm resume {self.path}"))
+            rows.append(("continue with", f"distmm resume {self.path}"))
         return rows
 
 
 def status(out: str | os.PathLike[str]) -> Status:
-    """Say how far the job of an output is, from the files beside it.
+    """Return the progress of a job, from the files next to its output.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def status(out: str | os.PathLike[str]) -> Status:
     Returns
     -------
     Status
-        State, finished blocks and time left; no cluster is asked.
+        State, finished blocks and time left. It needs no cluster.
 
     Raises
     ------
@@ -120,7 +120,8 @@ def status(out: str | os.PathLike[str]) -> Status:
         counts = done, done, len(content["runs"]), content["rejected"]
         return Status(folder.target, "complete", *counts, certificate=folder.certificate, report=_report(folder))
     raise InputError(
-        f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}) of it"
+        f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}); check "
+        f"the name, or begin with distmm multiply"
     )
 
 

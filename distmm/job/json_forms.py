@@ -1,4 +1,4 @@
-"""The form of each JSON file beside C, and a check of it: a damaged file ends in a message, not in a traceback."""
+"""The required form of each JSON file next to C, and a check of it, so that a damaged file gives a clear error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SPEC = {
 OUTPUT = {"name": str, "shape": [int], "dtype": str, "overwrite": bool}
 RUN = {"started": (int, float), "device": str}
 MARKER = {"i": int, "j": int, "crc32c": int, "inputs": {"A": str, "B": str}}
-ROW = {"count": int, "sums": dict}  # what the marker of a block row has, too
+ROW = {"count": int, "sums": dict}  # further keys in the marker of a block row
 COMMON = {"format": int, "spec": SPEC, "output": OUTPUT, "blocks": [int], "layers": int, "plan": str, "seed": int,
           "rejected": int, "runs": [RUN]}  # fmt: skip
 MANIFEST = COMMON
@@ -23,14 +23,20 @@ CERTIFICATE = {**COMMON, "largest_residual": (int, float, None), "done": [MARKER
 
 
 def wrong(content: Any, form: Any, place: str = "") -> Iterator[str]:
-    """Name each part that does not have its form.
+    """Yield a text for each part of `content` that does not have its form.
 
-    A form is a type, a tuple of types (None may be one of them), a list that holds the form of its items, or a dict
-    that holds the form of each entry.
+    Parameters
+    ----------
+    content : Any
+    form : type, tuple, list or dict
+        A type; a tuple of types, which may include None; a list with the form of its items; or a dict with the form of
+        each entry.
+    place : str
+        Name of this part, for the text.
     """
     if isinstance(form, dict):
         if not isinstance(content, dict):
-            yield f"{place or 'it'} is no table"
+            yield f"{place or 'it'} is not an object"
             return
         for name, part in form.items():
             if name not in content:
@@ -39,7 +45,7 @@ def wrong(content: Any, form: Any, place: str = "") -> Iterator[str]:
                 yield from wrong(content[name], part, f"{place}{name}.")
     elif isinstance(form, list):
         if not isinstance(content, list):
-            yield f"{place.rstrip('.')} is no list"
+            yield f"{place.rstrip('.')} is not a list"
             return
         for n, item in enumerate(content):
             yield from wrong(item, form[0], f"{place}{n}.")

@@ -1,35 +1,34 @@
-"""A lock for the output of a job, for machines that share only a file system, or an object store.
+"""A lock for the output of a job, for machines that share only a file system or an object store.
 
-A dead job holds it for at most a minute.
+The lock of a dead job expires after at most a minute.
 
-The lock is the file ``lock.N`` with the largest N. It is created with ``O_EXCL``: of several processes one succeeds, on
-NFS too. Its owner touches the file every `BEAT_SECONDS`. A lock is *stale* if
+The lock is the file ``lock.N`` with the largest N. It is created with ``O_EXCL``, so that only one of several processes
+succeeds, on NFS too. Its owner touches the file every `BEAT_SECONDS`. A lock is *stale* if
 
 - its owner ran on this machine (same host name, boot and process namespace) and that process has ended, or
 - its owner ran on another machine, and has not touched the file for `STALE_SECONDS` by the file system's clock.
 
-To take over a stale ``lock.N``, a process creates ``lock.N+1`` and then removes ``lock.N``. Numbers begin at 0 again
-after a lock was released. Each file holds a random token that is never used again, the id of the run. If a job was only
-suspended while another one took over, its client and its workers find another token, and stop. Workers check the token
-before they write a block and before they mark it. The client checks it before C gets its name.
+To take over a stale ``lock.N``, a process creates ``lock.N+1`` and then removes ``lock.N``. Numbers start from 0 again
+after a lock was released. Each lock file has a random token, which is never used again. It is the id of the run. If
+another process takes over from a suspended job, the client and the workers of the suspended job find another token when
+they wake up, and stop. Workers check the token before they write a block and before they write its marker. The client
+checks it before C gets its name.
 
-A process may be suspended between such a look and the write that follows. So on a disk the token is also the name of a
-folder through which its owner makes every change, and which is renamed by whoever takes over
-(`distmm.storage.records`): of the former owner, client or worker, each later open, link, rename and removal fails.
-What was open already belongs to no name any more (chunks of Zarr arrays, block rows, JSON: they get their name when
-they are whole), or was locked (``.npy``, HDF5: `distmm.storage.flat`). This holds for a client and its workers on any
-machine whose view of the folder is that of the others. It does not where
+A process may be suspended between this check and the following write. So on a disk the token is also the name of the
+owner's subfolder (`distmm.storage.records`). The owner makes every change through it. The next owner renames it, so
+that every later open, link, rename and removal by the former owner's client and workers fails. Files that were already
+open have no final name yet (chunks of Zarr arrays, block rows, JSON), or are locked (``.npy``, HDF5:
+`distmm.storage.flat`). This works on all machines that see the same folder contents at the same time. Exceptions:
 
-- a network file system shows a machine names for some seconds after another one has changed them (NFS: ``acdirmax``, up
-  to a minute): a process that wakes up within this time may still write. A lock is stale after a minute only, so it has
-  to wake up just then;
-- the file system has no locks of byte ranges: a process that was suspended in the middle of a write to a ``.npy`` or
-  HDF5 file ends that write, of a block that was right, when it wakes up;
-- the thread that keeps a lock fresh was suspended between its look and its touch, and the number has been used again:
-  it touches the new lock once, which is younger by that.
+- A network file system may show old names for some seconds (NFS: ``acdirmax``, up to a minute). A process that wakes up
+  within this time may still write. A lock is stale only after a minute, so the process has to wake up just then.
+- If the file system has no locks of byte ranges, a process that was suspended during a write to a ``.npy`` or HDF5 file
+  completes that write when it wakes up. The block that it writes was checked before.
+- If the thread that touches the lock was suspended between its check and its touch, and the same number was used again,
+  it touches the new lock once. That lock then looks younger.
 
-In an object store ``lock.N`` is an object, made by a put that fails where there is one. Its owner puts an empty
-``lock.N.beat`` instead of touching it, and the store's clock says how old the later one of the two is.
+In an object store ``lock.N`` is an object, which is created by a conditional put. Its owner puts an empty
+``lock.N.beat`` instead of touching it. The age of the lock is that of the younger object, by the store's clock.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ STALE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class LockHolder:
-    """Who holds a lock: `number` of the file, host and process, and whether it is stale."""
+    """The owner of a lock: number of the lock file, host, process, token, age in seconds, and whether it is stale."""
 
     number: int
     host: str
@@ -68,7 +67,7 @@ class LockHolder:
 
 
 def holder(folder: str) -> LockHolder | None:
-    """Tell who holds the lock of a job; None if nobody does."""
+    """Return the owner of a job's lock. None if there is no lock."""
     numbers = _numbers(folder)
     if not numbers:
         return None
@@ -76,14 +75,14 @@ def holder(folder: str) -> LockHolder | None:
     try:
         age = records(path).age(path)
         content = _content(path)
-    except FileNotFoundError:  # released meanwhile
+    except FileNotFoundError:  # released in the meantime
         return None
     except IsADirectoryError:
         content = {}
     if type(content.get("pid", 0)) is not int:
-        content = {}  # not a lock of distmm: it counts as held until `STALE_SECONDS` after it was last touched
+        content = {}  # not a lock of distmm: it counts as locked until `STALE_SECONDS` after its last change
     pid, token = content.get("pid", 0), str(content.get("token", ""))
-    # The file is empty if its owner has not filled it yet, or has died before it did.
+    # The file is empty if its owner has not written it yet, or died before.
     stale = age > STALE_SECONDS
     if content.get("machine") == machine():
         stale = content.get("born") != start_time(pid) or (pid == os.getpid() and token not in Lock.held)
@@ -91,13 +90,13 @@ def holder(folder: str) -> LockHolder | None:
 
 
 class Lock:
-    """The lock of one job folder, held from `take` to `release`; a thread keeps it fresh.
+    """The lock of one job folder, from `take` to `release`. A thread touches it regularly.
 
     Attributes
     ----------
     held : set of str
-        Tokens of the locks that this process holds. A lock file of this process with another token was left behind,
-        because its mount was gone when the lock was released.
+        Tokens of the locks that this process has. A lock file of this process with another token is a leftover: its
+        mount was lost when the lock was released.
     """
 
     held: ClassVar[set[str]] = set()
@@ -115,13 +114,13 @@ class Lock:
         Raises
         ------
         InputError
-            If another job holds it.
+            If another job has it.
         """
         found = holder(folder)
         if found is not None and not found.stale:
             raise InputError(
                 f"{folder}: another job works on this output: process {found.pid} on {found.host}, last seen "
-                f"{found.age:.0f} s ago; wait for it, or stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
+                f"{found.age:.0f} s ago; wait for it, or stop it (a dead job is ignored after {STALE_SECONDS:.0f} s)"
             )
         number, token, store = 0 if found is None else found.number + 1, uuid.uuid4().hex, records(folder)
         content = {
@@ -136,9 +135,9 @@ class Lock:
                 store.remove_folder(owner)
                 raise
         except FileExistsError:
-            raise InputError(f"{folder}: another job has taken this output at this moment; wait for it") from None
-        except FileNotFoundError:  # that job had nothing to do, or has ended, and has removed the folder
-            raise InputError(f"{folder}: another job has left this output at this moment; call again") from None
+            raise InputError(f"{folder}: another job has just locked this output; wait for it") from None
+        except FileNotFoundError:  # another job has ended and removed the folder
+            raise InputError(f"{folder}: another job has just unlocked this output; call again") from None
         try:
             for old in _numbers(folder):
                 if old < number:
@@ -153,13 +152,13 @@ class Lock:
 
     @staticmethod
     def check(folder: str, token: str) -> None:
-        """Raise if another job has taken over the lock with this token. Called before anything is written."""
+        """Raise InputError if another job has taken over the lock with this token. Called before each write."""
         numbers = _numbers(folder)
         if not numbers or not _is(_path(folder, max(numbers)), token):
             raise _lost(folder)
 
     def refuse_if_lost(self) -> None:
-        """Raise `InputError` if another job has taken over, which may have ended since; not if the disk is gone."""
+        """Raise `InputError` if another job has taken over, even if it has ended since. A lost disk raises nothing."""
         try:
             Lock.check(self.folder, self.token)
         except FileNotFoundError:
@@ -169,7 +168,7 @@ class Lock:
             return
 
     def release(self) -> None:
-        """Release the lock; another job may take it at once."""
+        """Release the lock. Another job may then take it at once."""
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
@@ -178,36 +177,37 @@ class Lock:
             records(self.folder),
             os.path.join(self.folder, self.token),
         )
-        # The folder is gone if another job has taken over. If the disk is gone or read-only, another call has already
-        # raised an error. A lock file that stays is stale, because its token is no longer in `held`.
+        # If another job has taken over, the folder does not exist. If the disk is lost or read-only, another call has
+        # already raised an error. A leftover lock file is stale, because its token is no longer in `held`.
         with suppress(OSError):
             if _is(path, self.token):
                 store.discard(path, owner)
-        store.remove_folder(owner)  # unless there is work in it
+        store.remove_folder(owner)  # fails silently if there is work in it
 
     def _keep_fresh(self) -> None:
+        """Touch the lock every `BEAT_SECONDS`."""
         while not self._released.wait(BEAT_SECONDS):
             path = _path(self.folder, self.number)
             try:
                 if _is(path, self.token):
                     records(path).touch(path)
             except OSError:
-                continue  # the mount may come back; if it does not, writing a block fails and says so
+                continue  # the mount may come back; otherwise the next write of a block fails with an error
 
 
 @contextmanager
 def locked(folder: str) -> Iterator[Lock]:
-    """Hold the lock of a job's folder. The folder is created if needed, and removed afterwards if it is empty.
+    """Take the lock of a job's folder for a ``with`` block. Create the folder, and remove it afterwards if it is empty.
 
     Raises
     ------
     InputError
-        If the folder cannot be made, or another job holds the lock.
+        If the folder cannot be created, or another job has the lock.
     """
     try:
         records(folder).make_folder(folder)
     except OSError as error:
-        raise InputError(f"{folder}: cannot be made: {error}; choose another place for C") from error
+        raise InputError(f"{folder}: cannot be created: {error}; choose another place for C") from error
     lock = Lock.take(folder)
     try:
         yield lock
@@ -217,11 +217,11 @@ def locked(folder: str) -> Iterator[Lock]:
 
 
 def _lost(folder: str) -> InputError:
-    return InputError(f"{folder}: another job has taken over this output; this one stops and writes no more")
+    return InputError(f"{folder}: another job has taken over this output; this job stops without further writes")
 
 
 def _device(folder: str) -> int | None:
-    """Return the device of the folder that a job's folder is in; None if that is none of a disk, or is gone."""
+    """Return the device number of the parent of a job's folder. None if the parent is not on a disk, or is lost."""
     try:
         return os.stat(os.path.dirname(os.path.abspath(folder))).st_dev
     except OSError:
@@ -229,7 +229,7 @@ def _device(folder: str) -> int | None:
 
 
 def _content(path: str) -> dict[str, Any]:
-    """Read a lock file; return an empty dictionary for a file that is empty or no lock."""
+    """Read a lock file. Return an empty dictionary for an empty file, and for a file that is not a lock."""
     try:
         content = json.loads(records(path).read(path))
     except ValueError:

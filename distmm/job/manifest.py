@@ -1,4 +1,4 @@
-"""The manifest of a job: what it makes, from what, in which blocks, and each of its runs."""
+"""The manifest of a job: specification, output, blocks, and each of its runs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from distmm.worker import gpu
 
 __all__ = ["FORMAT", "completed", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
 
-# Of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no checksums of the inputs;
-# in format 2 the job's files were not in a folder of the lock's owner.
+# Version of the format of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no
+# checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner.
 FORMAT = 3
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
 
 def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, seed: int | None, draft: Json) -> Json:
-    """Return the manifest of a job that has no runs yet. `draft` describes the file or folder that blocks go to."""
+    """Return the manifest of a job that has no runs yet. `draft` is the description of the draft of C."""
     file, dataset = locate(out)
     return {
         "format": FORMAT,
@@ -60,7 +60,7 @@ def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, se
 
 
 def run_of(plan: Plan, client: Client) -> Json:
-    """Describe the run that begins: when, where, by which versions, and each host with its devices."""
+    """Describe a run that begins: time, host, versions, plan, and the host and device of each worker."""
     return {
         "started": time.time(),
         "host": socket.gethostname(),
@@ -81,28 +81,34 @@ def write_manifest(folder: Folder, manifest: Json) -> None:
 
 
 def read_manifest(folder: Folder) -> Json:
-    """Read the manifest of a job; raise `InputError` for one of another format, or that is not as it was written."""
+    """Read the manifest of a job.
+
+    Raises
+    ------
+    InputError
+        For another format, and for a manifest that was changed after distmm had written it.
+    """
     manifest = read_json(folder.manifest)
     if manifest.get("format") != FORMAT:
         raise InputError(
-            f"{folder.manifest}: has format {manifest.get('format')}, this distmm knows {FORMAT}: finish the job with "
-            f"the version that began it, or begin anew with --overwrite"
+            f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: "
+            f"finish the job with the version that began it, or start over with --overwrite"
         )
     manifest = read_json(folder.manifest, MANIFEST)
-    # The id becomes the name of a folder. Anybody can compute the hash, so the id's form is checked too: it must not
-    # name a folder elsewhere.
+    # The id becomes part of a path. The hash is no protection against a forged manifest, so the form of the id is
+    # checked, too: it must not lead to another folder.
     if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
         raise InputError(
-            f"{folder.manifest}: has been changed since distmm wrote it: bring back what was there, or begin anew with "
+            f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
             f"--overwrite"
         )
     return manifest
 
 
 def completed(folder: Folder, anew: bool) -> Folder | None:
-    """Return the names of a job that has all its blocks and its certificate, and was not ended; None if there is none.
+    """Return the names of a job that is complete (it has a pending certificate), but has not ended. None if none.
 
-    With `anew` a manifest that cannot be read is no job.
+    With `anew`, a manifest that cannot be read counts as none.
     """
     if not folder.exists():
         return None
@@ -116,12 +122,18 @@ def completed(folder: Folder, anew: bool) -> Folder | None:
 
 
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | None, plan: str | None) -> None:
-    """Refuse to go on with a job whose inputs or options have changed."""
+    """Refuse to resume a job whose inputs or options have changed.
+
+    Raises
+    ------
+    InputError
+        With the old and the new values.
+    """
     manifest = read_manifest(folder)
     changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
     if blocks is not None and list(blocks) != manifest["blocks"]:
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
-    # Grid, waves and lookahead may change with the cluster. The bits of C depend on block edges and on how k is split.
+    # Grid, waves and lookahead may change. The bits of C depend only on block edges, and on how k is split into layers.
     shape = None if plan is None else parse(plan, spec.problem)
     kept = [*manifest["blocks"], manifest["layers"]]
     if shape and (
@@ -130,8 +142,8 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
         changed.append(f"plan was {manifest['plan']}, is {shape}")
     if changed:
         raise InputError(
-            f"{folder.path}: holds an unfinished job that differs: {'; '.join(changed)}; give what was given then, or "
-            f"begin anew with --overwrite (overwrite=True), which discards its finished blocks"
+            f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments as "
+            f"before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
         )
 
 
@@ -141,5 +153,5 @@ def _digest(manifest: Json) -> str:
 
 
 def _device(kind: str) -> str:
-    """Name of this worker's host and device. Runs on workers."""
+    """Return this worker's host and device. Runs on workers."""
     return f"{socket.gethostname()}: {gpu.device_name() if kind == 'cuda' else 'CPU'}"

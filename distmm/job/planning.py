@@ -1,4 +1,4 @@
-"""What the plan of a job takes into account: A and B are read step by step, and C goes to the disk in waves."""
+"""The plan of a job: A and B are read from files step by step, and C is written to disk wave by wave."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
 __all__ = ["bytes_of_parts", "plan", "planned", "request"]
 
-# Part of the free memory that is left for blocks on the wire and on their way to the disk, which the plan does not
-# count: 0.13 measured on CPU workers with large blocks.
+# Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
+# does not count. 0.13 was measured on CPU workers with large blocks.
 SPARE = 0.2
 
-# Parts of the memory that are tried for what a reduction keeps of blocks and rows: the first one that is enough. A plan
-# with less memory has smaller waves, of which less is kept.
+# Shares of the memory that are tried for reduced blocks and rows. The first one that is enough is used. A plan with
+# less memory has smaller waves, with fewer reduced blocks.
 ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
-# Bytes/s at which blocks of A and B are read from files that are in memory. A thread of a CPU worker makes their
-# sketches too: 3.8 and 3 ms for 8 MB were measured. The threads of a GPU worker read pieces into pinned memory:
-# 10 GB/s a block, two blocks at a time. Where workers read more slowly, plans count with that (`distmm.job.read_rate`).
+# Rate in bytes/s at which blocks of A and B are read from files in the page cache. On CPU workers a thread also makes
+# the sketches: reading 8 MB took 3.8 ms, and its sketches 3 ms. The threads of a GPU worker read pieces into pinned
+# memory: 10 GB/s for a block, two blocks at a time. Lower measured rates replace these (`distmm.job.read_rate`).
 LOADS = {"cpu": 1.2e9, "cuda": 1e10}
 
-# Bytes of host memory that a GPU's blocks take, if there is a choice: up to six blocks of C are on their way at a time,
-# and one of 2 GB takes a thread a second to write.
+# Bytes of host memory for the blocks of a GPU, if the planner has a choice. Up to six blocks of C are being written at
+# a time, and a thread writes 2 GB in a second.
 GPU_HOST_MEMORY = 12 * 2**30
 
 
@@ -50,9 +50,25 @@ def request(
     text: str | None,
     run_seconds: float | None = None,
 ) -> PlanRequest:
-    """Ask for the plan of a job, of which a run may be stopped after `run_seconds`.
+    """Return the planning request of a job.
 
-    Where k is split into layers, the bits of C depend on that, and a job that goes on keeps the whole plan.
+    Parameters
+    ----------
+    spec : Spec
+    device : {"auto", "cpu", "gpu"}
+    blocks : tuple of int, optional
+        Block edges (m, k, n).
+    manifest : dict, optional
+        Of a job that is resumed. It keeps its blocks. If k is split into layers, it keeps its whole plan, because the
+        bits of C depend on the split.
+    text : str, optional
+        The text of a plan.
+    run_seconds : float, optional
+        Seconds after which a run may be stopped.
+
+    Returns
+    -------
+    PlanRequest
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
@@ -62,7 +78,7 @@ def request(
 
 
 def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
-    """Plan a job: one that takes long in short waves, so that a run that ends early loses little of its work."""
+    """Plan a job. A long job has short waves, so that a run that ends early loses little work."""
     made = planned(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
@@ -70,7 +86,7 @@ def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
 
 
 def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
-    """Plan a job; where C is reduced, with room for the parts of its blocks in host memory."""
+    """Plan a job. If C is reduced, reserve host memory for the reduced blocks."""
     if spec.reduction is None:
         return plan_for(asked, client)
     made = plan_for(replace(asked, kept=0), client)
@@ -86,9 +102,9 @@ def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
 
 
 def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
-    """Bytes of what the blocks of a wave leave, of what their rows have so far, and of rows that are put together now.
+    """Return the bytes of the reduced blocks of a wave, of their merged rows, and of the rows that are being merged.
 
-    A task that does so has the new part of its row, and may have the arrays that it writes.
+    A task that merges a row has the row's new part, and possibly the arrays that it writes.
     """
     of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
     largest, cluster = max(plan.waves, key=lambda wave: wave.c_blocks), plan.cluster
@@ -96,12 +112,12 @@ def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:
-    """Ask the workers how fast they read an operand; None for arrays of the program."""
+    """Measure how fast the workers read an operand. None for arrays of this process."""
     return read_rate(client, operand.source, device) if isinstance(operand.source, Matrix) else None
 
 
 def _load(choice: KernelChoice) -> None:
-    """Import what tasks of a job need, and have BLAS take its buffers. Runs on workers."""
+    """Import the modules that tasks of a job need, and have BLAS allocate its buffers. Runs on workers."""
     from distmm.job import wave_graph  # noqa: F401
 
     if "no kernel" not in kernel_facts(choice):

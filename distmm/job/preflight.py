@@ -1,4 +1,4 @@
-"""Checks of a job that need no cluster, for example before a batch system is asked for machines."""
+"""Checks of a job that need no cluster, for example before a batch job is submitted."""
 
 from __future__ import annotations
 
@@ -39,28 +39,28 @@ def preflight(
     machines: Hardware | None = None,
     run_seconds: float | None = None,
 ) -> Iterator[str]:
-    """Refuse now what `distmm.multiply` would refuse when the job begins; nothing is written.
+    """Check a call of `distmm.multiply` before the job is submitted. Nothing is written.
 
-    What lies behind a URL is not looked at: others may have the right to read it.
+    URLs are not opened, because this machine may not have access to them.
 
     Parameters
     ----------
     a, b, out, transa, transb, precision, kernel, blocks, plan, overwrite, check
-        As in `distmm.multiply`; paths that mean the same here and there.
+        As in `distmm.multiply`. Paths must be valid on this machine, too.
     machines : Hardware, optional
-        The workers that will be asked for; where they are not known, nobody can say whether the product fits.
+        The workers that will be requested. Without them the fit in memory is not checked.
     run_seconds : float, optional
-        How long a run takes before it is stopped.
+        Seconds after which a run is stopped.
 
     Yields
     ------
     str
-        What was not checked, and why.
+        A check that was skipped, and why.
 
     Raises
     ------
     InputError, DoesNotFitError
-        As `distmm.multiply` would; also for a C that is complete already, and one that another process works on.
+        As in `distmm.multiply`. Also if C is already complete, or if another process works on it.
     """
     remote = [f"{name} ({path})" for name, path in (("A", a), ("B", b), ("C", out)) if "://" in path]
     if remote:
@@ -80,8 +80,8 @@ def preflight(
             manifest = read_manifest(folder)
         elif finished(folder, spec) is not None:
             raise InputError(
-                f"{folder.target}: is complete, and the result of this very product: nothing is left to do; overwrite "
-                f"(product.overwrite = true) computes it again"
+                f"{folder.target}: is already the complete result of the same product: there is nothing to do; "
+                f"overwrite (product.overwrite = true) computes it again"
             )
     if folder is not None and manifest is None:
         Output.reserve(folder.target, spec.result.nbytes(spec.problem.shape), overwrite)
@@ -96,7 +96,7 @@ def preflight(
 
 
 def _refuse_folder(folder: Folder) -> None:
-    """Refuse an output whose folder is missing or read-only, or that another process works on."""
+    """Refuse an output if its folder is missing or read-only, or if another process works on it."""
     parent = os.path.dirname(folder.target)
     if not os.path.isdir(parent):
         raise InputError(f"{folder.target}: there is no folder {parent}; make it first (mkdir -p {parent})")
@@ -107,5 +107,5 @@ def _refuse_folder(folder: Folder) -> None:
     if owner is not None and not owner.stale:
         raise InputError(
             f"{folder.path}: another job works on this output: process {owner.pid} on {owner.host}; wait for it, or "
-            f"stop it (a dead one is gone after {STALE_SECONDS:.0f} s)"
+            f"stop it (a dead job is ignored after {STALE_SECONDS:.0f} s)"
         )

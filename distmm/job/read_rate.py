@@ -1,7 +1,7 @@
-"""How fast workers read A and B from their files.
+"""Measures how fast workers read A and B from their files.
 
-Plans assume files that are in the memory of the hosts (`distmm.job.planning.LOADS`). Disks and networks are slower, and
-some programs unpack chunks slowly. Files that are in memory while the plan is made need not be when they are read.
+Plans assume files in the page cache (`distmm.job.planning.LOADS`). Disks and networks are slower, and so is the
+decompression of some chunks. A file that is in the page cache during the measurement may not be there during the job.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from distmm.worker.tasks import load
 
 __all__ = ["read_rate"]
 
-# Bytes that are read in one go, at least; a chunk if it is larger. A disk with 100 MB/s takes 40 ms.
+# Bytes of a piece, or a chunk if that is larger. A disk with 100 MB/s reads a piece in 40 ms.
 PIECE_BYTES = 1 << 22
 
-# Time after which a thread begins no other piece, and pieces that it reads at most.
+# A thread begins no further piece after this time, or after this number of pieces.
 ENOUGH_SECONDS, MOST_PIECES = 0.2, 16
 
-# Workers that read at the same time, at most: enough to see what they share.
+# Largest number of workers that read concurrently. It is enough to measure the rate of a shared disk.
 MOST_WORKERS = 16
 
 
 def read_rate(client: Client, matrix: Matrix, device: Literal["cpu", "cuda"]) -> float | None:
-    """Return the bytes/s at which each worker reads blocks of a matrix to `device` while the others read too.
+    """Return the rate in bytes/s at which each worker reads blocks of a matrix to `device` while all workers read.
 
-    Asked once for each set of workers; None where they cannot tell, also later.
+    It is measured once for each set of workers. None if the measurement fails; it is then not repeated.
     """
     workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
     slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
@@ -42,14 +42,14 @@ def read_rate(client: Client, matrix: Matrix, device: Literal["cpu", "cuda"]) ->
 
 
 def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float:
-    """Let workers read, and return the lowest of their rates."""
+    """Have workers read concurrently, and return the lowest of their rates."""
     ranks = {address: rank for rank, address in enumerate(workers)}
     rates: dict[str, float] = client.run(_read, ranks, matrix, device, workers=workers)
     return min(rates.values())
 
 
 def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"], dask_worker: Worker) -> float:
-    """Return bytes/s of all threads of this worker. Each of them reads other parts of the matrix. Runs on workers."""
+    """Return the bytes/s of all threads of this worker, which read different parts. Runs on workers."""
     threads = dask_worker.state.nthreads
     first = ranks[dask_worker.address] * threads
     with ThreadPoolExecutor(threads) as pool:
@@ -58,7 +58,7 @@ def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"],
 
 
 def _read_in_turn(matrix: Matrix, device: Literal["cpu", "cuda"], readers: int, reader: int) -> tuple[int, float]:
-    """Read pieces, as far apart as there are readers; return their bytes, and seconds."""
+    """Read the pieces of one reader, and return their bytes and the seconds."""
     size, begun = 0, time.perf_counter()
     for index in pieces(matrix, readers, reader):
         size += load(matrix, index, device).nbytes
@@ -68,9 +68,9 @@ def _read_in_turn(matrix: Matrix, device: Literal["cpu", "cuda"], readers: int, 
 
 
 def pieces(matrix: Matrix, readers: int, reader: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the parts of a matrix that one of several readers reads: whole chunks, and none that another one reads.
+    """Yield the pieces of a matrix for one of several readers. Pieces are whole chunks, and each has one reader.
 
-    Where there are fewer parts than readers, some readers read the same ones.
+    If there are fewer pieces than readers, some readers read the same piece.
     """
     (rows, columns), item = matrix.shape, matrix.dtype.itemsize
     height, width = matrix.chunks or (1, columns)

@@ -1,4 +1,4 @@
-"""The calls of users who want a part of C on disk: `topk` and `threshold`. `resume` goes on with them."""
+"""The public functions `topk` and `threshold`, which write a part of C to disk. `resume` continues such jobs."""
 
 from __future__ import annotations
 
@@ -49,32 +49,32 @@ def topk(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write the k best elements of each row of ``op(A) @ op(B)``, and their columns, to disk; C is held nowhere.
+    """Write the k best elements of each row of ``op(A) @ op(B)``, and their columns, to disk. C is never stored.
 
-    A *block row* is one row of blocks of C. Each of its blocks is checked and reduced where it was made. The block row
-    is written when all of them are right, with a marker. After a stop or a kill the same call, or `distmm.resume`,
-    makes the block rows that have no marker. In the end they become one Zarr group, which gets its name when it is
-    complete.
+    A *block row* is one row of blocks of C. The worker that computes a block checks and reduces it. When all blocks of
+    a block row are right, the block row is written, and gets a marker. After a stop or a kill the same call, or
+    `distmm.resume`, computes the block rows that have no marker. At the end all block rows are joined to one Zarr
+    group, which gets its name when it is complete.
 
     Parameters
     ----------
     a, b : str, path, or array
-        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`; no Dask arrays. Where `b` is None
-        it is A, transposed: the product is ``A @ A.T``, or ``A.T @ A`` with `transa`. Both elements of each pair are
-        computed and kept, (i, j) and (j, i).
+        Matrices of shape (m, d) and (d, n) of real numbers, as in `distmm.multiply`, but not Dask arrays. If `b` is
+        None, the product is ``A @ A.T``, or ``A.T @ A`` with `transa`. Both elements (i, j) and (j, i) are then
+        computed and kept.
     k : int
-        How many, from 1 to n.
+        Number of elements of each row, from 1 to n.
     out : str or path
-        Zarr group with the arrays ``values`` and ``indices``, both of shape (m, k): ``indices`` are columns of C, in
+        Zarr group with the arrays ``values`` and ``indices``, both of shape (m, k). ``indices`` has columns of C, in
         int64. Values of bfloat16 products are written as float32.
     metric : {"inner", "cosine", "euclidean"}, optional
-        As in `distmm.nearest`, for the rows of A and the columns of B: with `transb`, the rows of B. By default the
-        elements of C, in NumPy's order, as in `distmm.topk`.
+        As in `distmm.nearest`, for the rows of A and the columns of B (with `transb`, the rows of `b`). By default the
+        largest elements of C are kept, in NumPy's order, as in `distmm.topk`.
     client, transa, transb, precision, kernel, device, blocks, plan, overwrite
         As in `distmm.multiply`.
     check : {"freivalds", "none"}, optional
-        "freivalds": each block of C is compared with sketches of A and B before it is reduced. In the end 32 rows,
-        chosen at random, are computed again over all columns, and compared with the result.
+        "freivalds": compare each block of C with sketches of A and B before it is reduced. At the end, compute 32
+        random rows again over all columns, and compare them with the result.
     seed, stop, announce, progress
         As in `distmm.multiply`.
 
@@ -86,11 +86,11 @@ def topk(
     Raises
     ------
     InputError, DoesNotFitError
-        As `distmm.multiply`; for complex numbers, a `k` that is not from 1 to n, and a metric of integers.
+        As in `distmm.multiply`. Also for complex numbers, a `k` that is not from 1 to n, and a metric for integers.
     Stopped
-        As `distmm.multiply`.
+        As in `distmm.multiply`.
     WrongResultError
-        If a block stays wrong on several workers, or a row that is computed again is not that of the result.
+        If a block is wrong on several workers, or a row that is computed again differs from the result.
 
     Examples
     --------
@@ -129,25 +129,25 @@ def threshold(
     announce: Announce | None = None,
     progress: Progress | None = None,
 ) -> Summary:
-    """Write the elements of ``op(A) @ op(B)`` that are at least `t` to disk, in coordinates; C is held nowhere.
+    """Write the elements of ``op(A) @ op(B)`` that are at least `t`, and their coordinates, to disk. C is never stored.
 
-    It runs, stops and goes on as `topk` does.
+    The job runs, stops and is resumed in the same way as that of `topk`.
 
     Parameters
     ----------
     a, b : str, path, or array
         As in `topk`.
     t : scalar
-        The threshold, in the type of the values; NaN is not kept.
+        The threshold, in the type of the values. NaN is not kept.
     out : str or path
-        Zarr group with the arrays ``rows``, ``columns`` (int64) and ``values``, one element for each element that is
-        kept, by ascending row, and in a row by ascending column:
+        Zarr group with the arrays ``rows``, ``columns`` (int64) and ``values``, with one entry for each kept element,
+        sorted by row, then by column:
         ``scipy.sparse.coo_array((values, (rows, columns)), shape=group.attrs["distmm"]["shape"])``.
     metric : {"inner", "cosine", "euclidean"}, optional
-        As in `distmm.threshold`: of "euclidean", distances of at most `t` are kept.
+        As in `distmm.threshold`. With "euclidean", distances of at most `t` are kept.
     most : int, optional
-        Keep at most so many elements; by default as many as take 40 % of the free disk, for the result is made from
-        the block rows, beside them. A job that ends there goes on with a higher limit.
+        Number of elements that may be kept. By default as many as take 40 % of the free disk: block rows and result are
+        on the disk at the same time. A job that ends at this limit can be continued with a higher limit.
     client, transa, transb, precision, kernel, device, blocks, plan, overwrite, check, seed, stop, announce, progress
         As in `topk`.
 
@@ -159,13 +159,13 @@ def threshold(
     Raises
     ------
     InputError
-        As `topk`, and for a `t` that is no real number, or a negative distance.
+        As in `topk`. Also for a `t` that is not a real number, and for a negative distance.
     DoesNotFitError
-        If more than `most` elements are kept, or so many of a block row that they would take more memory than is
-        planned (half a block of C, or 64 MB); says how many were counted by then, in how many of all elements. Finished
-        block rows are kept.
+        If more than `most` elements are kept, or if those of a block row would take more memory than planned (half a
+        block of C, or 64 MB). The error says how many elements were kept, and how many were examined. Finished block
+        rows are kept.
     Stopped, WrongResultError
-        As `topk`.
+        As in `topk`.
 
     Examples
     --------
@@ -188,10 +188,10 @@ def _reduced(
     check: Literal["freivalds", "none"] | None, seed: int | None, stop: Stop | None, announce: Announce | None,
     progress: Progress | None,
 ) -> Summary:  # fmt: skip
-    """Begin a job whose product is reduced, or go on with it."""
+    """Begin or continue a job whose product is reduced."""
     if b is None:
         if transb:
-            raise InputError("transb is True, and there is no B: leave transb out, or give B")
+            raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)

@@ -1,4 +1,4 @@
-"""What a job keeps of each row of a product whose blocks it does not keep: the best k, or what reaches a threshold."""
+"""The reductions of jobs: the best k elements of each row of C, or the elements above a threshold."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from distmm.worker import tasks
 
 __all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_json"]
 
-Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # by name: type, and shape of one line
+Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # type of each array, and shape of one line, by name
 
-# Bytes that a threshold may keep of a small block, and of a row of small blocks, in any case. A job holds in memory
-# what is kept of one row of waves, and not of all of C.
+# Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept
+# elements of one row of waves in memory, and not those of all of C.
 ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
 
-# A row of blocks keeps at most so many times what one block may keep: half of the bytes of a large block.
+# A row of blocks may keep this multiple of what one block may keep. For large blocks that is half a block's bytes.
 ROW = 2
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -38,7 +38,7 @@ class TopK:
     ----------
     k : int
     metric : {"inner", "cosine", "euclidean"} or None
-        None: the largest elements, in NumPy's order.
+        As in `distmm.nearest`. None: the largest elements, in NumPy's order.
     """
 
     k: int
@@ -56,32 +56,33 @@ class TopK:
         return c if self.metric is None else tasks.score_dtype(self.metric, c)
 
     def arrays(self, c: np.dtype[Any]) -> Arrays:
-        """Name what is on the disk."""
+        """Return the type, and the shape of one line, of each array on the disk, by name."""
         return {"values": (_stored(self.dtype(c)), (self.k,)), "indices": (np.dtype(np.int64), (self.k,))}
 
     def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a k and a metric that the product does not allow.
+        """Refuse a k or a metric that the product does not allow.
 
         Raises
         ------
         InputError
+            With the value, and the values that are allowed.
         """
         if self.metric is not None:
             check_metric(self.metric, a, b)
         checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
-        """Return what is done to the blocks, of type `c`."""
+        """Return the reduction of blocks of type `c`, for the tasks on workers."""
         return tasks.Largest(self.k, self.dtype(c), self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
-        """Bytes that a block of C leaves at most, and a row of blocks."""
+        """Return the largest number of bytes of a reduced block of C, and of a reduced row of blocks."""
         height, _, width = plan.block_shape
         line = np.dtype(np.int64).itemsize + self.dtype(c).itemsize
         return height * min(self.k, width) * line, height * self.k * line
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Bytes of the finished block rows and of the result, which are on the disk together for a while."""
+        """Return the bytes of block rows and result, which are on the disk at the same time at the end."""
         return 2 * rows * sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.arrays(c).values())
 
     def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -119,35 +120,36 @@ class Threshold:
         return c if self.metric is None else tasks.score_dtype(self.metric, c)
 
     def arrays(self, c: np.dtype[Any]) -> Arrays:
-        """Name what is on the disk."""
+        """Return the type, and the shape of one line, of each array on the disk, by name."""
         index = np.dtype(np.int64)
         return {"rows": (index, ()), "columns": (index, ()), "values": (_stored(self.dtype(c)), ())}
 
     def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a threshold that is no real number, and a metric that the product does not allow.
+        """Refuse a threshold that is not a real number, and a metric that the product does not allow.
 
         Raises
         ------
         InputError
+            With the value.
         """
         check_threshold(self.t, None, self.metric)
         if self.metric is not None:
             check_metric(self.metric, a, b)
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
-        """Return what is done to the blocks, of type `c`."""
+        """Return the reduction of blocks of type `c`, for the tasks on workers."""
         of_block, of_row = (nbytes // bytes_of_entry(self.dtype(c)) for nbytes in self.bytes_of_parts(c, plan))
         return tasks.Threshold(self.t, of_block, of_row, self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
-        """Bytes that a block of C leaves at most, and a row of blocks."""
+        """Return the largest number of bytes of a reduced block of C, and of a reduced row of blocks."""
         each = bytes_of_entry(self.dtype(c))
         of_block = most_of_block(plan, self.dtype(c), ALWAYS) * each
         all_of_row = plan.block_shape[0] * plan.problem.n * each
         return of_block, min(all_of_row, max(ROW * of_block, ALWAYS_OF_ROW))
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Bytes that are needed for sure: how much is kept is known at the end."""
+        """Return 0: the number of kept elements is not known before."""
         return 0
 
     def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -164,12 +166,12 @@ Reduction = TopK | Threshold
 
 
 def from_json(content: Any) -> Reduction | None:
-    """Return what `json` has described; None for a job that keeps all of C.
+    """Return the reduction that `json` has described. None for a job that keeps all of C.
 
     Raises
     ------
     InputError
-        For anything else.
+        For content of another form.
     """
     match content:
         case None:
@@ -178,20 +180,21 @@ def from_json(content: Any) -> Reduction | None:
             return TopK(k, metric)  # type: ignore[arg-type]
         case {"kind": "threshold", "t": int() | float() as t, "metric": None | str() as metric}:
             return Threshold(t, metric)  # type: ignore[arg-type]
-    raise InputError(f"{str(content)[:60]} is no reduction that this distmm knows")
+    raise InputError(f"{str(content)[:60]} is not a reduction that this version of distmm supports")
 
 
 def element_type(name: str) -> np.dtype[Any]:
-    """Return the type of elements that has this name."""
+    """Return the dtype with this name. NumPy itself does not know bfloat16."""
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Type on the disk: float32 holds each bfloat16, and every program reads it."""
+    """Return the type on the disk. bfloat16 is written as float32, which is exact, and which every program reads."""
     return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
 
 
 def _typed(arrays: Arrays, results: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
+    """Return results by name, in their types on the disk."""
     return {
         name: np.ascontiguousarray(values, dtype.newbyteorder("<"))
         for (name, (dtype, _)), values in zip(arrays.items(), results, strict=True)

@@ -1,7 +1,7 @@
-"""What a job leaves on the disk, and in which units: all blocks of C, or block rows of a reduction of C.
+"""The two kinds of results of a job: all blocks of C, or block rows of a reduction of C.
 
-A *unit* is what has a marker: a block ``(i, j)``, or the block row ``(i, 0)``. All that differs between the two kinds
-of jobs is here; the loop, locks, markers, manifest, commit and certificate are the same.
+A *unit* is the part of a result that gets a marker: a block ``(i, j)``, or a block row ``(i, 0)``. This file has all
+differences between the two kinds of jobs. Both have the same loop, locks, markers, manifest, commit and certificate.
 """
 
 from __future__ import annotations
@@ -54,34 +54,34 @@ class Result(Protocol):
 
     @property
     def writer(self) -> Callable[..., Writer]:
-        """Class of what workers need to write units."""
+        """Class of the object that writes units on workers."""
 
     def unit(self, i: int, j: int) -> Unit:
         """Return the unit that a block of C belongs to."""
 
     def columns(self, j: int, count: int) -> Sequence[int]:
-        """Return which of `count` columns of blocks a unit ``(i, j)`` is made from."""
+        """Return the columns of blocks, out of `count`, that a unit ``(i, j)`` is computed from."""
 
     def together(self, plan: Plan) -> list[tuple[Wave, ...]]:
-        """Return the waves that are sent as one graph: a unit is made by one of these."""
+        """Return groups of waves that are sent as one graph. All blocks of a unit are in the same group."""
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Bytes that are needed on the disk for sure."""
+        """Return the bytes that the result takes on the disk at least."""
 
     def refuse(self, out: str, overwrite: bool) -> None:
-        """Refuse an output that would damage something else."""
+        """Refuse an output that would damage other data."""
 
     def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> Target | RowFolder:
-        """Make what units are written to."""
+        """Create the file or folder that units are written to."""
 
     def reopen(self, out: str, folder: Folder, overwrite: bool) -> Target | RowFolder:
-        """Open it again."""
+        """Open that file or folder again."""
 
     def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
-        """Return the check of units that are written; it runs on workers."""
+        """Return a function that checks written units by their markers. It runs on workers."""
 
     def in_place(self, path: str, content: Json) -> Check | None:
-        """Return the check of the result at `path` by its certificate; None if something else is there."""
+        """Return a function that checks units of the result at `path`. None if `path` is not such a result."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class _Block:
     edges: tuple[tuple[int, ...], tuple[int, ...]]
 
     def __call__(self, marker: Json) -> str | None:
-        """Return what is wrong with one block; None if nothing is."""
+        """Return what is wrong with one block. None if it is as it was written."""
         rows, columns = (slices(edges)[marker[at]] for edges, at in zip(self.edges, "ij", strict=True))
         try:
             found = checksum(self.matrix[rows, columns])
@@ -104,7 +104,7 @@ class _Block:
 
 @dataclass(frozen=True)
 class Blocks:
-    """All of C, a matrix of type `dtype`."""
+    """All blocks of C, a matrix of type `dtype`."""
 
     dtype: np.dtype[Any]
 
@@ -170,8 +170,8 @@ class BlockRows:
     def refuse(self, out: str, overwrite: bool) -> None:
         if is_url(out):
             raise InputError(
-                f"{out}: a reduced product goes to a local or mounted folder, not to an object store; write it to a "
-                f"folder, and copy it"
+                f"{out}: distmm writes reduced products only to local or mounted folders, not to object stores; write "
+                f"to a folder, and copy the result"
             )
         path, _ = locate(out)
         stem, suffix = os.path.splitext(path)
@@ -197,12 +197,12 @@ class BlockRows:
 
 
 def result_of(reduction: Reduction | None, dtype: np.dtype[Any]) -> Result:
-    """Return what a job leaves of a product of type `dtype`."""
+    """Return the kind of result of a job with this reduction, for a product of type `dtype`."""
     return Blocks(dtype) if reduction is None else BlockRows(reduction, dtype)
 
 
 def described(spec: Json) -> Result:
-    """Return what a job leaves whose description, in the manifest or the certificate, is given."""
+    """Return the kind of result of a job, by its specification in the manifest or the certificate."""
     return result_of(from_json(spec.get("reduction")), element_type(spec["dtype"]))
 
 
@@ -212,17 +212,17 @@ def is_reduced(path: str) -> bool:
 
 
 def _facts(path: str) -> Json:
-    """Return what distmm has written into the attributes of a group; nothing if it has not."""
+    """Return distmm's attribute of a Zarr group. Empty if there is none."""
     try:
         group = open_zarr(path)
-    except Exception:  # damaged metadata surface as any of a dozen kinds
+    except Exception:  # Zarr raises a dozen types of errors for damaged metadata
         return {}
     facts = group.attrs.get("distmm") if isinstance(group, zarr.Group) else None
     return facts if isinstance(facts, dict) else {}
 
 
 def _refuse_other_group(path: str) -> None:
-    """Refuse to replace anything but a reduced product of distmm, with nothing else in its folder."""
+    """Refuse to replace anything but a reduced product of distmm without other files in its folder."""
     remedy = "it is not replaced: choose another name, or remove it yourself"
     facts = {} if os.path.islink(path) or not os.path.isdir(path) else _facts(path)
     try:
@@ -230,8 +230,8 @@ def _refuse_other_group(path: str) -> None:
     except InputError:
         reduction = None
     if reduction is None:
-        raise InputError(f"{path}: is no reduced product that distmm has written, and {remedy}")
+        raise InputError(f"{path}: is not a reduced product that distmm has written, and {remedy}")
     known = {"zarr.json", *reduction.arrays(np.dtype(np.float64))}
     others = sorted(set(os.listdir(path)) - known)
     if others:
-        raise InputError(f"{path}: holds {others[0]}, which is no part of a reduced product, and {remedy}")
+        raise InputError(f"{path}: contains {others[0]}, which is not part of a reduced product, and {remedy}")

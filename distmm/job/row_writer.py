@@ -1,8 +1,8 @@
-"""What a worker does with a finished block of C where C is not kept: judge it, reduce it; and write whole block rows.
+"""The tasks of a job that reduces C: they check and reduce finished blocks, and write block rows.
 
-The block is judged as a whole, by the same sketches as a block that is written, where it lies: on its GPU, or in host
-memory. Meanwhile it is reduced there, and only the part that it leaves goes to host memory. A block row is written when
-all of its blocks are right; until then its parts are in the memory of workers.
+The whole block is checked by the same sketches as in other jobs, on its GPU or in host memory. At the same time it is
+reduced there, and only the reduced block, a *part*, is copied to host memory. A block row is written when all of its
+blocks are right. Until then its parts are in the memory of workers.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from distmm.worker.worker_slots import slot_released
 
 __all__ = ["RowWriter", "gather"]
 
-Made = tuple[list[Json], Any]  # records of blocks, and their part; None for the part of blocks that are not right
+Made = tuple[list[Json], Any]  # records of blocks, and their merged part, which is None if a block is wrong
 
 
 @dataclass(frozen=True)
 class RowWriter(Writer):
-    """What a worker needs to judge and reduce blocks of C, and to write and mark block rows, in the folder `target`."""
+    """Checks and reduces blocks of C on a worker, and writes block rows and their markers to the folder `target`."""
 
     target: RowFolder  # type: ignore[assignment]
 
     @property
     def needs_norms(self) -> bool:
-        """Whether blocks of A and B are measured, too."""
+        """Whether the norms of rows of A and columns of B are computed, too."""
         return self.target.reduction.needs_norms
 
     @property
     def reduction(self) -> tasks.Reduction:
-        """What is done to a block."""
+        """The reduction of a block."""
         return self.target.reduction.on_worker(self.target.dtype, self.plan)
 
     def part(
@@ -60,12 +60,14 @@ class RowWriter(Writer):
         added: None,
         weights: dict[int, sketch.Weights] | None,
     ) -> Made:
-        """Judge and reduce one block; the parameters are those of `write`.
+        """Check and reduce one block. The parameters are those of `write`.
 
         Returns
         -------
-        list of dict, part
-            What is known of the block, and what it leaves.
+        records : list of dict
+            The record of the block.
+        part : Any
+            The reduced block. None if the block is wrong.
         """
         norms = left[2]
         of_block = None if norms is None else (norms[0][:, 0], norms[1 + position][:, 0])
@@ -73,7 +75,7 @@ class RowWriter(Writer):
         return [record], part if record["right"] else None
 
     def kept(self, where: Placement, block: Any, norms: Any) -> tuple[Any, int]:
-        """Return what a block leaves, and a checksum of the block."""
+        """Return the reduced block, and a checksum of the block."""
         rows, columns = self.region(where.i, where.j)
         reduce = tasks.BlockReduction(self.reduction, rows.start, columns.start)
         if gpu.namespace(block) is np:
@@ -88,21 +90,21 @@ class RowWriter(Writer):
         return on_host(part), checksum_of_input(block)
 
     def previous(self, i: int, j: int) -> Json | None:
-        """Return the record of a block in the attempt before, if it was rejected then."""
+        """Return the record of a block in the previous attempt, if it was rejected then."""
         return None if self.before is None else next((x for x in self.before["bad"] if x["j"] == j), None)
 
     def store(self, i: int, records: list[Json], part: Any) -> Json:
-        """Write and mark a block row, if all of its blocks are right; return its record."""
+        """Write a block row and its marker, if all of its blocks are right. Return its record."""
         records = sorted(records, key=lambda record: record["j"])
         bad = [record for record in records if not record["right"]]
         changed = next((record["changed"] for record in bad if "changed" in record), None)
-        if changed is not None:  # what the blocks were made from differs then
+        if changed is not None:  # before the comparison of inputs, which then differ
             return {**bad[0], "changed": changed, "bad": bad, "written": False}
         of_a = {record["inputs"]["A"] for record in records}
         if len(of_a) > 1:
             raise InputError(
                 f"A has changed while it was multiplied: blocks of row {i} of C were made from different rows of it. "
-                f"If A was only read wrong once, go on with distmm resume; if it was written, begin anew with "
+                f"If A was only read wrong once, continue with distmm resume; if A was written, start over with "
                 f"--overwrite"
             )
         inputs = {"A": of_a.pop(), "B": folded([record["inputs"]["B"] for record in records])}
@@ -116,7 +118,7 @@ class RowWriter(Writer):
         }  # fmt: skip
         if self.tolerance is not None:
             common |= {"residual": max(residuals, default=None), "how": how[0] if how else "sketch"}
-        if isinstance(part[0], int) and part[1] is None:  # of a threshold: too many to be held
+        if isinstance(part[0], int) and part[1] is None:  # of a threshold: a count of too many elements
             return {**common, "too_many": part[0], "written": False}
         rows, _ = self.region(i, 0)
         arrays = self.target.reduction.on_disk(self.reduction.finish(part), rows.start, self.target.dtype)
@@ -127,7 +129,7 @@ class RowWriter(Writer):
         return {**record, "again": again, "written": True}
 
     def _written(self, i: int, arrays: dict[str, np.ndarray], common: Json) -> Json:
-        """Write and mark a block row; return its record."""
+        """Write a block row and its marker. Return its record."""
         sums = self.target.write(i, arrays)
         count = len(next(iter(arrays.values())))
         record = {**common, "count": count, "sums": sums, "crc32c": sum_of(sums), "time": time.time()}
@@ -138,16 +140,16 @@ class RowWriter(Writer):
 
 
 def reduce(where: Placement, writer: RowWriter, block: Any, *about: Any) -> Made:
-    """Judge and reduce a block while the worker's products go on. The task of a block of C; runs on workers."""
+    """Check and reduce a block while the worker's products continue. The task of a block of C. Runs on workers."""
     cluster = writer.plan.cluster
     with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
         return writer.part(where, block, *about)
 
 
 def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made | Json:
-    """Put the parts of blocks of one row together; the `last` task of a row writes it, and returns its record.
+    """Merge the parts of blocks of one row. The `last` task of a row writes the block row, and returns its record.
 
-    Parts come in the order of blocks, so that the block row has the same bits whoever was first.
+    Parts are merged in the order of blocks, so that the bits of a block row do not depend on which task ends first.
     """
     records = list(itertools.chain.from_iterable(each for each, _ in made))
     parts = [part for _, part in made]
@@ -156,7 +158,7 @@ def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made 
         part = tasks.merge(writer.reduction, parts, None, False, writer.plan.cluster.device)
     if not last:
         return records, part
-    # The task keeps its slot: as many rows are put together at a time as the plan has counted, and writing is short.
+    # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
     worker = get_worker()
     worker.log_event(writer.topic, worker.get_current_task())
     return writer.store(i, records, part)

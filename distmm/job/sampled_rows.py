@@ -1,9 +1,9 @@
-"""Some rows of a reduced product, chosen at random, compared with A and all of B.
+"""Compares random rows of a reduced product with A and all of B.
 
-A row that is chosen is computed again over all columns, in float64 (integers: exactly), without the kernels and without
-the reduction of the job. What the result has of it must be equal within the tolerance for rounding, and no column that
-the result leaves out may belong into it by more than that. So a row that was checked is right. Of the other rows it
-says that a fault in many of them is found, and one in few of them probably not.
+Each sampled row is computed again over all columns, in float64 (integers: exactly), without the kernels and without the
+reduction of the job. The values in the result must be equal within the tolerance for rounding. No column that the
+result omits may belong into it by more than that tolerance. A fault in a sampled row is detected. A fault in many rows
+is probably detected, because one of them is sampled. A fault in a few rows is probably missed.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ if TYPE_CHECKING:
 
 __all__ = ["ROWS", "check_sample"]
 
-# Rows that are computed again: a fault in one row of ten is missed once in thirty times. More cost more arithmetic, but
-# hardly more time: that is the reading of B.
+# Number of sampled rows. A fault in one of ten rows is missed once in thirty times. More rows take more arithmetic, but
+# little more time, because most of the time is spent on reading B.
 ROWS = 32
 
-# Columns of B that a task takes: whole chunks, so that each is read once. A row of a file without chunks is read in
-# pieces of 64 kB. Of chunks that are wider than the second number a task takes a part: it has five arrays of 32 rows.
+# Columns of B in a task, at least and at most. They are whole chunks, so that each chunk is read once. Without chunks,
+# a row is read in pieces of 64 kB. Wider chunks are divided, because a task has five arrays of 32 rows.
 COLUMNS = 1 << 13, 1 << 17
 
-# Bytes of B, in the working type, that a task takes at a time; it reads a chunk at least.
+# Bytes of B, in the type of the check, that a task reads at a time, or one chunk.
 PIECE = 64 << 20
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a task found in some columns: the worst of it.
+    """The worst error that a task found in some columns.
 
     Attributes
     ----------
     ratio : float
-        Largest error over its limit.
+        Largest error divided by its limit.
     message : str
-        What is wrong, where it is more than 1.
+        Description of the error, for a ratio above 1.
     unknown : int
-        Elements that cannot be compared: inf or NaN.
+        Number of elements that cannot be compared: inf or NaN.
     """
 
     ratio: float = 0.0
@@ -73,10 +73,10 @@ class _Columns:
     Attributes
     ----------
     rows : tuple of int
-    left : array ``(r, k)``
-        The sampled rows of A, in the working type.
+    left : array of shape (r, k)
+        The sampled rows of A, in the type of the check.
     given : tuple of pairs of arrays
-        For each sampled row, the columns that the result has, and their values.
+        The columns and values in the result, for each sampled row.
     b : Operand
     reduction : Reduction
     tolerance : Tolerance
@@ -103,7 +103,7 @@ class _Columns:
         return found
 
     def elements(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Return what the result should have of each element, in its order, and by how much that may differ."""
+        """Return the score of each element, by which larger is better, and the largest error of a right score."""
         truth, spread, of_columns = self.sums(columns)
         tolerance = self.tolerance
         if tolerance.exact:
@@ -113,12 +113,12 @@ class _Columns:
         of_rows = (self.left**2).sum(axis=1)
         if metric == "cosine":
             lengths = np.outer(_lengths(of_rows), _lengths(of_columns))
-            # Two norms, and the divisions by them, are rounded once each.
+            # Both norms, and both divisions by them, are rounded.
             truth, limit = truth / lengths, limit / lengths
             limit = limit + SIGMAS * 4 * tolerance.u_out * np.abs(truth)
         elif metric == "euclidean":
             squares = of_rows[:, None] + of_columns
-            # Minus the square of the distance: the nearest are the largest. The score is rounded in C's type.
+            # The score is minus the squared distance, so that the nearest is the largest. It is rounded to C's type.
             truth, limit = 2 * truth - squares, 2 * limit + SIGMAS * 4 * tolerance.u_out * squares
         return truth, limit
 
@@ -141,17 +141,17 @@ class _Columns:
     def _listed(
         self, row: int, own: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
     ) -> Found:
-        """Compare the values that the result has."""
+        """Compare the values in the result."""
         if not own.size:
             return Found()
         expected, given = truth[own - first], _in_order(values, self.reduction, self.tolerance)
         found, at = self._worst(expected != given, expected, given, limit[own - first])
-        return replace(found, message=f"row {row} has {values[at]} for column {own[at]}, which is not that of A and B")
+        return replace(found, message=f"row {row} has {values[at]} for column {own[at]}, which is not the value of C")
 
     def _left_out(
         self, row: int, left_out: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
     ) -> Found:
-        """Look for columns that the result should have: better than its last one, or at the threshold."""
+        """Look for omitted columns that are better than the last one in the result, or reach the threshold."""
         if not left_out.any():
             return Found()
         if isinstance(self.reduction, TopK):
@@ -165,11 +165,11 @@ class _Columns:
                 belongs = truth >= least
         at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
         found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
-        what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which belongs into it"
+        what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which should be in it"
         return replace(found, message=what)
 
     def _worst(self, off: np.ndarray, one: np.ndarray, other: np.ndarray, limit: np.ndarray) -> tuple[Found, int]:
-        """Return the largest ratio of a difference to its limit, of those elements that are `off`, and where it is."""
+        """Return the largest ratio of a difference to its limit, among the elements `off`, and its position."""
         known = np.isfinite(one) & np.isfinite(other)
         if self.tolerance.exact:
             ratio = np.where(off, np.inf, 0.0)
@@ -183,7 +183,7 @@ class _Columns:
 
 
 def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) -> np.ndarray:
-    """Values of the result in the order of `_Columns.elements`: the largest is the best."""
+    """Return the scores (`_Columns.elements`) of values in the result."""
     if tolerance.exact:
         return values
     wide = values.astype(np.float64)
@@ -191,26 +191,30 @@ def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) ->
 
 
 def _lengths(squares: np.ndarray) -> np.ndarray:
-    """Norms to divide by: what is zero has the cosine 0 with all others."""
+    """Return the norms to divide by. 1 for zero vectors, whose cosine with all others is 0."""
     lengths = np.sqrt(squares)
     lengths[lengths == 0] = 1
     return np.asarray(lengths)
 
 
 def check_sample(client: Client | None, spec: Spec, path: str, content: Json, seed: int) -> Verdict:
-    """Compare some rows of a reduced product with A and all of B, which is read once.
+    """Compare random rows of a reduced product with A and all of B, which is read once.
 
     Parameters
     ----------
     client : distributed.Client or None
-        Whose workers read B; None, or where B is an array of this process: this process does.
+        Its workers read B. None: this process reads B. If B is an array of this process, this process also reads it.
     spec : Spec
     path : str
-        Of the result, or its draft.
+        Path of the result, or of its draft.
     content : dict
-        Its certificate: block rows with checksums (``"done"``) and blocks.
+        The certificate, or its entries ``"done"`` (markers of the block rows) and ``"blocks"``.
     seed : int
-        Of the choice of rows.
+        Seed of the choice of rows.
+
+    Returns
+    -------
+    Verdict
     """
     (m, k), n = spec.a.shape, spec.b.shape[1]
     assert spec.reduction is not None
@@ -228,7 +232,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
     if client is None or not isinstance(spec.b.source, Matrix):
         found = [check(region) for region in regions]
     else:
-        # The rows of A may be larger than what Dask takes for a mistake in a graph. They are sent once.
+        # The rows of A are sent once. They may exceed the size from which Dask warns of large graphs.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
             sent = client.submit(_sent, check, pure=False)
         found = client.gather(client.map(_compared, regions, check=sent, pure=False, batch_size=1000))
@@ -237,7 +241,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
         whole |= each
     about = f"{len(chosen)} of {m} rows, chosen at random and computed again over all columns"
     if whole.ratio > 1:
-        return Verdict("wrong", whole.ratio, f"the result is not that of A and B: of {about}, {whole.message}")
+        return Verdict("wrong", whole.ratio, f"the result is not that of A and B: among {about}, {whole.message}")
     if whole.unknown:
         what = f"{whole.unknown} elements of {about}, are inf or NaN and cannot be compared; the others are right"
         return Verdict("cannot tell", whole.ratio, what)
@@ -245,7 +249,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
 
 
 def _cut(size: int, chunk: int, least: int) -> list[slice]:
-    """Cut rows or columns into parts of whole chunks, of about `least`, or of one chunk."""
+    """Cut rows or columns into parts of whole chunks, of at most `least` rows or columns, but at least one chunk."""
     edge = max(1, chunk) * max(1, least // max(1, chunk))
     return [slice(start, min(size, start + edge)) for start in range(0, size, edge)]
 
@@ -261,7 +265,7 @@ def _compared(columns: slice, check: _Columns) -> Found:
 def _given(
     spec: Spec, path: str, content: Json, chosen: np.ndarray, n: int
 ) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str | None]:
-    """Return columns and values of sampled rows, and what is wrong with them as they are: columns that are none."""
+    """Return columns and values of the sampled rows in the result, and a message if they are invalid (`_misformed`)."""
     assert spec.reduction is not None
     result, given = InResult.of(path, content), []
     markers = {marker["i"]: marker for marker in content["done"]}
@@ -284,11 +288,11 @@ def _given(
 
 
 def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction: Reduction) -> str | None:
-    """Say what is wrong with a row whatever A and B are; None if nothing is."""
+    """Return a message for a row that is wrong for any A and B. None if it is valid."""
     if own.size and not 0 <= own.min() <= own.max() < n:
-        return f"row {row} names columns that the product has not"
+        return f"row {row} has columns that are not in the product"
     if len(np.unique(own)) != len(own):
-        return f"row {row} names a column twice"
+        return f"row {row} has a column twice"
     if isinstance(reduction, TopK):
         falls = values[1:] < values[:-1] if reduction.metric == "euclidean" else values[1:] > values[:-1]
         return f"row {row} is not in the order of its values" if falls.any() else None

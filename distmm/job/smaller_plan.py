@@ -1,7 +1,7 @@
-"""A job for which the memory of a worker was full goes on with a plan that takes less.
+"""Plans with less memory, for a job that continues after the memory of a worker was full.
 
-The task that found no room was tried again, alone, before it failed (`distmm.worker.gpu.retrying`). So the plan's
-figure was too low, or something else has taken the memory.
+The task that ran out of memory was retried alone before it failed (`distmm.worker.gpu.retrying`). So the plan's figure
+was too low, or another program has taken memory.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from distmm.planning.plan import Plan
 
 __all__ = ["MOST", "SHARE", "smaller_plan"]
 
-# Smaller plans that a call tries, one after the other.
+# Number of smaller plans that a call tries.
 MOST = 2
 
-# Part of the peak of a plan for which memory was full that the next plan may have.
+# The peak of the next plan, as a share of the peak of the plan for which memory was full.
 SHARE = 0.7
 
 logger = logging.getLogger("distmm.job")
@@ -33,29 +33,35 @@ def smaller_plan(
     client: Client, spec: Spec, manifest: Json, device: cluster.Device, full: Plan, error: DeviceMemoryError,
     before: int,
 ) -> tuple[Plan, str]:  # fmt: skip
-    """Return a plan with a lower peak than one for which memory was full, and what log and report say of that.
+    """Return a plan with a lower memory peak, and a note on it for log and report.
 
-    The blocks stay, so that finished ones are kept. Fewer of them are under way: in smaller waves, with less lookahead,
-    or with fewer panels a task.
+    The block edges stay the same, so that finished blocks can be kept. The plan has smaller waves, less lookahead, or
+    fewer panels in a task.
 
     Parameters
     ----------
     client : distributed.Client
     spec : Spec
     manifest : dict
-        Of the job.
+        The job's manifest.
     device : {"auto", "gpu", "cpu"}
-        As the user has asked for it.
+        The user's choice.
     full : Plan
+        The plan for which memory was full.
     error : DeviceMemoryError
-        Says what found no room.
+        The error of the task that ran out of memory.
     before : int
-        Smaller plans that this call has tried already.
+        Number of smaller plans that this call has already tried.
+
+    Returns
+    -------
+    plan : Plan
+    note : str
 
     Raises
     ------
     DeviceMemoryError
-        If there is none, or the call has tried as many as it may.
+        If there is no such plan, or `before` is `MOST`.
     """
     peak = f"{full.peak.worker / 1e9:.3g} GB a worker"
     made = _with_less(client, spec, manifest, device, full) if before < MOST else None
@@ -66,11 +72,11 @@ def smaller_plan(
             else f"no plan with blocks {_edges(full)} has a lower peak"
         )
         raise DeviceMemoryError(
-            f"{error}. The plan was {full}, with a peak of {peak}, and {why}: begin anew with smaller blocks "
-            f"(--overwrite, --blocks; now {_edges(full)}), use more workers, or free what other programs hold there"
+            f"{error}. The plan was {full}, with a peak of {peak}, and {why}: start over with smaller blocks "
+            f"(--overwrite, --blocks; now {_edges(full)}), use more workers, or free memory of other programs there"
         ) from error
     note = (
-        f"the memory of a worker was full with plan {full} (peak {peak}): the job goes on with plan {made} (peak "
+        f"the memory of a worker was full with plan {full} (peak {peak}): the job continues with plan {made} (peak "
         f"{made.peak.worker / 1e9:.3g} GB)"
     )
     logger.warning("%s. %s", error, note)
@@ -78,14 +84,14 @@ def smaller_plan(
 
 
 def _with_less(client: Client, spec: Spec, manifest: Json, device: cluster.Device, full: Plan) -> Plan | None:
-    """Plan with less memory; None where no plan has a lower peak."""
-    if manifest["layers"] > 1:  # the bits of C depend on how k is split, and so the whole plan stays
+    """Plan with less memory. None if no plan has a lower peak."""
+    if manifest["layers"] > 1:  # the bits of C depend on how k is split, so the plan cannot change
         return None
     asked = planning.request(spec, device, None, manifest, None)
     made = planning.planned(spec, replace(asked, most=int(full.peak.worker * SHARE)), client)
     if made.peak.worker >= full.peak.worker:
         return None
-    # Where no plan keeps to the share, the one that comes nearest is taken.
+    # If no plan has so low a peak, the plan with the lowest peak is used.
     return replace(made, cluster=replace(made.cluster, memory=max(made.cluster.memory, made.peak.worker)))
 
 

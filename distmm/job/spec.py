@@ -1,4 +1,4 @@
-"""What a job computes, and from what: as Python objects for a run, and as JSON in the manifest."""
+"""The specification of a job: its operands and options, as Python objects in a run, and as JSON in the manifest."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from distmm.storage.object_store import within
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
 
-# Peer-to-peer rechunking moves a whole operand at once, outside any plan, and its tasks cannot be made anew for a wave.
+# Peer-to-peer rechunking moves a whole operand at once, which the plan does not count, and cannot be repeated for each
+# wave.
 RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
@@ -35,20 +36,21 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Spec:
-    """``C = alpha op(A) @ op(B) + beta C0``, of type `dtype`.
+    """The product ``C = alpha op(A) @ op(B) + beta C0``.
 
     Attributes
     ----------
     a, b : Operand
         Matrices on disk, or arrays.
     c0 : Operand or None
-        Present where beta is not 0.
+        None if beta is 0.
+    alpha, beta : scalars
     dtype : numpy.dtype
-        Of C.
+        Type of C.
     precision, kernel, check, reproducible
         As in `distmm.multiply`.
     reduction : TopK or Threshold or None
-        What is kept of each row of C; None: all of C.
+        The reduction of each row of C. None: all of C is written.
     """
 
     a: Operand
@@ -81,13 +83,19 @@ class Spec:
         reduction: Reduction | None = None,
         reproducible: bool = False,
     ) -> Spec:
-        """Open the matrices that are given as paths, and check shapes, types and scalars."""
+        """Open the matrices that are given as paths, and check shapes, types and scalars.
+
+        Raises
+        ------
+        InputError
+            With the value, and what to give instead.
+        """
         left, right = _operand(a, "A", transa), _operand(b, "B", transb)
         check_pair(left, right)
         added = _operand(c0, "C", False) if beta != 0 else None
         shape = (left.shape[0], right.shape[1])
         if added is not None and added.shape != shape:
-            raise InputError(f"C has shape {added.shape}, the product {shape}: beta needs a C of the product's shape")
+            raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
         if check not in CHECKS:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
         types = {x.name: x.dtype for x in (left, right, added) if x is not None}
@@ -95,7 +103,7 @@ class Spec:
         kept = np.dtype(dtype) if dtype is not None else natural
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
-                f"C is to be {kept}, but the product is {natural}, which {kept} cannot hold: choose another type"
+                f"C should be {kept}, but the product is {natural}, which {kept} cannot represent: choose another dtype"
             )
         check_held(kept, alpha=alpha, beta=beta)
         if reduction is not None:
@@ -105,22 +113,22 @@ class Spec:
 
     @property
     def result(self) -> Result:
-        """What the job leaves on the disk."""
+        """The kind of result that the job writes."""
         return result_of(self.reduction, self.dtype)
 
     @property
     def problem(self) -> Problem:
-        """The product, in the type in which it is computed: never narrower than its operands."""
+        """The product, in the type of the computation, which is never narrower than its operands or C."""
         wide = np.result_type(self.a.dtype, self.b.dtype, self.dtype)
         return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
 
     @property
     def inputs(self) -> list[Matrix]:
-        """A and B as far as they are on disk. They must outlive C, which may replace C0."""
+        """Those of A and B that are on disk."""
         return [x.source for x in (self.a, self.b) if isinstance(x.source, Matrix)]
 
     def json(self) -> Json:
-        """Describe it for the manifest. A job goes on only if all of this is what it was."""
+        """Describe it for the manifest. A job can be resumed only if this description is the same."""
         return {
             "A": _facts(self.a),
             "B": _facts(self.b),
@@ -132,16 +140,16 @@ class Spec:
             "kernel": self.kernel,
             "check": self.check,
             "reduction": None if self.reduction is None else self.reduction.json(),
-            **({"reproducible": True} if self.reproducible else {}),  # manifests of before do not have it
+            **({"reproducible": True} if self.reproducible else {}),  # older manifests do not have this key
         }
 
     def files(self, again: bool = False) -> Json:
-        """Describe A, B and C0 as far as they are files: as they were when opened, or opened `again`.
+        """Describe the files of A, B and C0, as they were when they were opened, or as they are now (`again`).
 
         Raises
         ------
         InputError
-            If one is gone.
+            If a file is missing.
         """
         stored = {name: x for name, x in self._operands.items() if isinstance(x.source, Matrix)}
         if again:
@@ -149,7 +157,7 @@ class Spec:
         return {name: _facts(x) for name, x in stored.items()}
 
     def reads(self, path: str) -> list[str]:
-        """Name the operands that lie in the file or folder `path`."""
+        """Return the names of the operands that are in the file or folder `path`."""
         sources = {name: x.source for name, x in self._operands.items() if isinstance(x.source, Matrix)}
         return [name for name, source in sources.items() if lies_in(source.path, path)]
 
@@ -160,20 +168,20 @@ class Spec:
 
     @classmethod
     def from_json(cls, content: Json) -> Spec:
-        """Open the matrices of a manifest again.
+        """Return the specification in a manifest, and open its matrices.
 
         Raises
         ------
         InputError
-            For matrices that are gone, or that were arrays of a Python program.
+            For matrices that are missing, or that were arrays of a Python program.
         """
         sources = {}
         for name in ("A", "B", "C0"):
             one = content[name]
             if one is not None and "path" not in one:
                 raise InputError(
-                    f"{name} of this job was an array in a Python program, not a file: go on by making "
-                    f"the same call there again"
+                    f"{name} of this job was an array in a Python program, not a file: to continue, make the same call "
+                    f"in that program again"
                 )
             sources[name] = None if one is None else one["path"]
         return cls.of(
@@ -186,29 +194,29 @@ class Spec:
 
 
 def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -> None:
-    """Refuse what cannot be reduced."""
+    """Refuse operands and checks that a reduced product does not allow."""
     for x in (a, b):
         if x.dtype.kind == "c":
-            raise InputError(f"{x.name} is {x.dtype}, and complex numbers have no order: nothing can be chosen by it")
+            raise InputError(f"{x.name} is {x.dtype}, and complex numbers have no order: give real numbers")
         if isinstance(x.source, da.Array):
             raise InputError(
-                f"{x.name} is a Dask array, and a block row of a reduced product reads all of B: store {x.name} "
+                f"{x.name} is a Dask array, and each block row of a reduced product reads all of B: store {x.name} "
                 f"(x.to_zarr), and give its path"
             )
     if check == "full":
-        raise InputError("a full check compares all elements of C, which a reduction does not keep: use freivalds")
+        raise InputError("a full check needs all elements of C, which a reduction does not keep: use check freivalds")
     reduction.check(a, b)
 
 
 def lies_in(matrix: str, path: str) -> bool:
-    """Whether a matrix, whose path names the dataset too for HDF5, is the file or folder `path`, or lies in a URL."""
+    """Whether the path of a matrix is the file or folder `path`, a dataset of that HDF5 file, or inside that URL."""
     if is_url(matrix) and is_url(path):
         return within(matrix, path)
     return matrix == path or matrix.startswith(f"{path}:")
 
 
 def differences(before: Json, now: Json) -> Iterator[str]:
-    """Name what differs between two descriptions, with both values."""
+    """Yield a text for each difference between two descriptions, with both values."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
@@ -218,6 +226,7 @@ def differences(before: Json, now: Json) -> Iterator[str]:
 
 
 def _operand(source: Any, name: str, transposed: bool) -> Operand:
+    """Open and check an operand. Dask arrays get equal chunks, as the blocks of jobs are equal."""
     if isinstance(source, (str, os.PathLike)):
         source = open_matrix(source)
     operand = wrap(source, name, transposed)
@@ -231,6 +240,7 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
 
 
 def _facts(operand: Operand) -> Json:
+    """Describe an operand for the manifest."""
     source = operand.source
     if isinstance(source, Matrix):
         facts = source.fingerprint()
@@ -240,8 +250,10 @@ def _facts(operand: Operand) -> Json:
 
 
 def _number(value: complex) -> Any:
+    """Return a scalar as JSON."""
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
 def _scalar(value: Any) -> complex:
+    """Return the scalar that `_number` has converted."""
     return complex(*value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
-"""Requests to stop before the end: a deadline, SIGTERM, SIGINT. The exit code is 75, and finished blocks are kept.
+"""Requests to stop a job early: a deadline, SIGTERM or SIGINT. The exit code is 75, and finished blocks are kept.
 
-A deadline and the first signal stop the job cleanly: it sends no new work, and blocks of C that are complete reach the
-disk. A second signal ends the job at once. Further signals change nothing.
+A deadline and the first signal stop the job cleanly: it sends no new work, and writes the blocks of C that are already
+computed. A second signal ends the job at once. Further signals are ignored.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from distmm.errors import DistmmError, Stopped
 
 __all__ = ["Stop"]
 
-# Python drops an exception that is raised in `__del__` or a callback of the garbage collector. A second signal that was
-# lost so is sent again after this time, which such code does not take.
+# Python drops an exception that is raised in `__del__` or in a callback of the garbage collector. If the second signal
+# was lost this way, it is sent again after this time. Such code ends sooner.
 RAISE_AGAIN_SECONDS = 0.05
 
 
 class Stop:
-    """Asks a job to stop cleanly, for a reason that it can say.
+    """A request to stop a job cleanly, with a reason.
 
     Parameters
     ----------
     deadline : float, optional
-        Seconds from now until the job begins to stop.
+        Seconds from now after which the job stops.
     """
 
     def __init__(self, deadline: float | None = None) -> None:
@@ -41,44 +41,44 @@ class Stop:
 
     @property
     def deadline(self) -> float | None:
-        """Seconds from the beginning to the deadline; None without one."""
+        """Seconds from the creation of this object to the deadline. None without a deadline."""
         return self._deadline
 
     @property
     def reason(self) -> str | None:
-        """Why to stop; None to go on."""
+        """Reason to stop. None if the job should continue."""
         if self._asked is None and self._deadline is not None and time.monotonic() - self._started >= self._deadline:
-            self._asked = f"the deadline of {self._deadline:g} s has come"
+            self._asked = f"the deadline of {self._deadline:g} s has passed"
         return self._asked
 
     def ask(self, reason: str) -> None:
-        """Ask to stop.
+        """Request a stop.
 
         Parameters
         ----------
         reason : str
-            What the message of `distmm.Stopped` will say; the first one counts.
+            Reason for the message of `distmm.Stopped`. The reason of the first request is used.
         """
         self._asked = self._asked or reason
 
     @property
     def at_once(self) -> bool:
-        """Whether a second signal has come: what is being written is no longer waited for."""
+        """Whether a second signal was received. The job then does not wait for writes."""
         return len(self._signals) > 1
 
     @contextmanager
     def on_signals(self) -> Iterator[None]:
-        """Stop cleanly at the first SIGTERM or SIGINT, and at once at the second one; for command lines.
+        """Stop cleanly at the first SIGTERM or SIGINT, and at once at the second. For command lines.
 
-        Batch systems send SIGTERM, perhaps several times, and SIGKILL some seconds later. So the second signal
-        interrupts every wait. Further signals change nothing, also while the program ends: its exit code says that the
-        job can be resumed.
+        Batch systems send SIGTERM, possibly several times, and SIGKILL some seconds later. So the second signal
+        interrupts every wait. Further signals are ignored, also while the program ends, so that its exit code says that
+        the job can be resumed.
 
         Raises
         ------
         Stopped
-            In place of the `KeyboardInterrupt` of the second signal, or of the error that it causes: in the middle of
-            a wait for a lock that is a RuntimeError ("release unlocked lock").
+            Instead of the `KeyboardInterrupt` of the second signal, or of an error that it causes: during a wait for a
+            lock that is a RuntimeError ("release unlocked lock").
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -92,7 +92,7 @@ class Stop:
                 raise KeyboardInterrupt
 
         def unraisable(error: sys.UnraisableHookArgs) -> None:
-            """Send the second signal again, where Python dropped its exception: in `__del__`, for example."""
+            """Send the second signal again if Python has dropped its exception, for example in `__del__`."""
             if not (self.at_once and error.exc_type is KeyboardInterrupt):
                 report(error)
                 return
@@ -110,7 +110,7 @@ class Stop:
         except BaseException:
             if not self.at_once:
                 raise
-            raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: run it again to go on") from None
+            raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: call again to continue") from None
         finally:
             sys.unraisablehook = report
             for number, handler in before.items():

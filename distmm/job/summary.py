@@ -1,4 +1,4 @@
-"""The summary of a finished job: what `multiply` and `resume` return."""
+"""The summary of a finished job, which `multiply` and `resume` return."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Made", "Summary"]
 
 @dataclass(frozen=True)
 class Made:
-    """What one run has done for C. `Summary` explains each figure."""
+    """The figures of one run. `Summary` explains each of them."""
 
     kept: int
     recomputed: int = 0
@@ -30,36 +30,36 @@ class Made:
 
 @dataclass(frozen=True)
 class Summary:
-    """What a finished product was, took and is worth.
+    """The result of a job: C, the figures of the run, and the check.
 
     Attributes
     ----------
     path : str
-        Where C is.
+        Path of C.
     shape, dtype
-        Of C.
+        Shape and type of C.
     plan : Plan or None
-        None where C was complete already.
+        None if C was already complete.
     seconds : float
-        Of this run, from the first task to the last block on disk.
+        Duration of this run, from the first task to the last block on disk.
     flops : float
-        Operations of this run.
+        Number of floating-point operations of this run.
     bytes_moved : int
-        Bytes that workers received from one another meanwhile.
+        Bytes that workers received from one another in this run.
     blocks, kept : int
-        Blocks of C in all, and those that an earlier run had finished; where C is reduced, block rows.
+        Number of blocks of C, and number of those that an earlier run had finished. Block rows if C is reduced.
     recomputed : int
-        Blocks that failed their test in this run and were made again.
+        Number of blocks that failed their check in this run and were computed again.
     residual : float or None
-        Largest error of a block over its tolerance for rounding: at most 1. None where nothing was checked.
+        Largest error of a block divided by its tolerance for rounding: at most 1. None if blocks were not checked.
     certificate : str or None
-        Where the certificate is; None where nothing was checked, unless the product was added to a C.
+        Path of the certificate. None if blocks were not checked, unless the product was added to a C.
     report : str or None
-        Where the report of this run is; None where it had nothing to do.
+        Path of the report of this run. None if nothing had to be computed.
     missing : dict
-        By path of an input: what of it was not there when the job began, and was read as the fill value.
+        By path of an input: which of its chunks were missing when the job began, and were read as the fill value.
     entries : int or None
-        Elements of C that are kept, where C is reduced; None where all of it is kept.
+        Number of elements that are kept. None if C is not reduced.
     """
 
     path: str
@@ -88,7 +88,7 @@ class Summary:
         planned = "" if self.plan is None else f", {units.size(self.plan.bytes_moved)} planned for all of C"
         m, n = self.shape
         kept = "" if self.entries is None else f"{self.entries:,} elements of "
-        again = f", {self.recomputed} made again" if self.recomputed else ""
+        again = f", {self.recomputed} computed again" if self.recomputed else ""
         return [
             ("time", f"{units.duration(self.seconds)}, reading and writing included"),
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),

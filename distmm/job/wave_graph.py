@@ -1,17 +1,17 @@
-"""The graph of one wave of a job: chains, the sketches of their certificate, and a task that writes each block.
-
-Where C is reduced, W[i,j] judges and reduces C[i,j], and `RowLayer` puts the parts of each row together.
+"""The graph of one wave of a job: chains, sketches for the check, and a task that writes each block.
 
 The chains are those of `distmm.graph.product_graph.ProductLayer`. This layer adds the tasks below. Each runs on the
-worker that holds its block::
+worker that has its block::
 
     w[j]     weights from B[0,j]          at the home of B[0,j]; one task for all j with the same home
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
-    W[i,j]   judge C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
+    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
 
-Results of Y and S also have checksums of the blocks that were read. Only the results of W go to the client: some
-hundred bytes a block.
+If C is reduced, W[i,j] checks and reduces C[i,j], and `RowLayer` merges the reduced blocks of each row.
+
+Results of Y and S also have checksums of the blocks that were read. Only the results of W are sent to the client: some
+hundred bytes for each block.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ __all__ = ["Names", "RowLayer", "WritingLayer"]
 
 Key = tuple[Any, ...]
 
-# Sketches of blocks of B; their checksums; where a reduction asks for them, the squared norms of their columns; and for
-# each block that has changed in memory, where.
+# Of blocks of B: sketches; checksums; if a reduction needs them, the squared norms of columns; and for each block that
+# has changed in memory, the worker.
 Right = tuple[list[sketch.Sketch], list[int], list[np.ndarray], dict[int, Json]]
 
 
@@ -55,11 +55,11 @@ def _of_b(
     weights: dict[int, sketch.Weights] | None,
     measure: bool = False,
 ) -> Right:
-    """Return checksums of the blocks of a panel of B at one home and, if blocks of C are judged, their sketches."""
+    """Return checksums, and sketches if blocks of C are checked, of the blocks of a panel of B with the same home."""
     sums = [checksum_of_input(block, *order) for block in blocks]
     norms = [tasks.squared_norms(block.T) for block in blocks] if measure else []
     made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
-    # After all that was made of them: a bit that flips later spoils the product alone, which the sketches then find.
+    # Tested after the sketches are made. A bit that flips later only changes the product, which the sketches detect.
     named = {j: changed(f"B[{where.i}, {j}]", block) for j, block in zip(columns, blocks, strict=True)}
     return made, sums, norms, {j: one for j, one in named.items() if one is not None}
 
@@ -74,7 +74,7 @@ def _of_a(
     seed: tuple[int, int],
     measure: bool = False,
 ) -> Left:
-    """Add the checksums of a panel to those before and, if blocks of C are judged, the sketch of its block of A."""
+    """Add the checksums of a panel to those before, and the sketch of its block of A if blocks of C are checked."""
     sketches, sums, norms, spoilt = before or (None, None, None, {})
     new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b, _, _ in right)
     sums = fold(sums, new)
@@ -92,7 +92,7 @@ def _of_a(
 
 @dataclass(frozen=True)
 class Names:
-    """Names of the keys that a wave's tasks read: A, B and C, and the C that was there before."""
+    """Names in the keys that a wave's tasks read: blocks of A, B and C, and of C0 if it is added."""
 
     a: str
     b: str
@@ -101,7 +101,7 @@ class Names:
 
     @property
     def arrays(self) -> set[str]:
-        """All of them."""
+        """All names that are given."""
         return {name for name in (self.a, self.b, self.c, self.c0) if name is not None}
 
 
@@ -127,7 +127,7 @@ class WritingLayer(ParametricLayer):
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
-        """Block columns whose blocks of B have the same home: one task sketches them, since more tasks cost more."""
+        """Block columns whose blocks of B have the same home. One task sketches them, to save tasks."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
             homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
@@ -199,7 +199,7 @@ class WritingLayer(ParametricLayer):
             yield PlacedTask(
                 self.key(i, j),
                 reduce if isinstance(self.writer, RowWriter) else write,
-                self._place(i, j, 0),  # the priority of the wave's first step, since a written block frees memory
+                self._place(i, j, 0),  # with the priority of the wave's first step: a written block frees memory
                 self.writer,
                 TaskRef((self.names.c, i, j)),
                 TaskRef((f"{self.name}-a", i, last)),
@@ -210,15 +210,16 @@ class WritingLayer(ParametricLayer):
 
 
 class RowLayer(ParametricLayer):
-    """Tasks that put the parts of each row of blocks together, wave by wave, and write the block row at last.
+    """Tasks that merge the reduced blocks of each row, wave by wave. The last one writes the block row.
 
     Parameters
     ----------
     name : str
     writer : RowWriter
     rows : tuple of int
+        Rows of blocks.
     made : tuple of (str, range)
-        For each wave, name of its `WritingLayer`, and its columns of blocks.
+        The name of the `WritingLayer` of each wave, and its columns of blocks.
     """
 
     def __init__(self, name: str, writer: RowWriter, rows: tuple[int, ...], made: tuple[tuple[str, range], ...]):

@@ -133,27 +133,29 @@ class Hdf5Matrix(Matrix):
         with _open(self.file) as opened:
             found = _dataset(opened, self.dataset)
             if found is None:
-                raise OSError(f"there is no dataset {self.dataset} any more")
+                raise OSError(f"the dataset {self.dataset} was removed")
             return np.asarray(read(found, rows, cols), dtype=self.dtype)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
     """Refuse to replace a file that has other contents than one matrix with the name of the new one."""
-    held: dict[str, bool] = {}  # every name, and whether it is a matrix or a group
+    contents: dict[str, bool] = {}  # every name, and whether it is a matrix or a group
     try:
         with _open(path) as file:
 
             def visit(name: str, link: Any) -> None:
                 item = file[name] if isinstance(link, h5py.HardLink) else None
-                held[f"/{name}"] = isinstance(item, h5py.Group) or (isinstance(item, h5py.Dataset) and item.ndim == 2)
+                contents[f"/{name}"] = isinstance(item, h5py.Group) or (
+                    isinstance(item, h5py.Dataset) and item.ndim == 2
+                )
 
             file.visititems_links(visit)
             names = list(datasets(file))
     except OSError as error:
         raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
-    if len(names) != 1 or not all(held.values()) or (dataset or names[0]).lstrip("/") != names[0].lstrip("/"):
+    if len(names) != 1 or not all(contents.values()) or (dataset or names[0]).lstrip("/") != names[0].lstrip("/"):
         raise InputError(
-            f"{path}: has {', '.join(held) or 'no matrix'}, and the whole file would be lost; choose another file"
+            f"{path}: has {', '.join(contents) or 'no matrix'}, and the whole file would be lost; choose another file"
         )
 
 

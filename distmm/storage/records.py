@@ -114,7 +114,7 @@ class Disk:
         fsync(os.path.dirname(path))
 
     def create(self, path: str, content: bytes) -> None:
-        # O_EXCL holds on NFS too.
+        # O_EXCL also works on NFS.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
             with os.fdopen(descriptor, "wb") as file:

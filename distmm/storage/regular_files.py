@@ -1,4 +1,4 @@
-"""Refuses paths that are not regular files: a read from a pipe may wait forever, and one from a device may change it."""
+"""Refuses paths that are not regular files: a pipe may never end, and reading a device may have side effects."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ BYTES = np.ones((2, 2), "i1")
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: distmm.gemm(1000, BYTES, BYTES), "alpha is 1000, and the product int8, which cannot hold it"),
+        (lambda: distmm.gemm(1000, BYTES, BYTES), "alpha is 1000, and the product int8, which cannot represent it"),
         (lambda: distmm.gemm(-1, BYTES.astype("u1"), BYTES.astype("u1")), "alpha is -1, and the product uint8"),
         (lambda: distmm.gemm(2, BYTES, BYTES, 300, BYTES), "beta is 300, and the product int8"),
         (lambda: distmm.gram(BYTES, alpha=128), "alpha is 128, and the product int8"),

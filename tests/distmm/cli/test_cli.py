@@ -69,7 +69,7 @@ def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: li
 def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[str]) -> None:
     command = ["multiply", "A.npy", "B.npy", "-o", "C.zarr", *where]
     result = run(*command, "--deadline", "0s")
-    assert (result.exit_code, "the deadline of 0 s has come; 0 of" in result.output) == (75, True), result.output
+    assert (result.exit_code, "the deadline of 0 s has passed; 0 of" in result.output) == (75, True), result.output
     assert run(*command).exit_code == 0
     assert run("status", "C.zarr").output.count("complete") == 1
     again = run(*command)
@@ -102,7 +102,7 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
 def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[str]) -> None:
     command = ["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where]
     stopped = run(*command, "--deadline", "0s")
-    assert (stopped.exit_code, "the deadline of 0 s has come; 0 of" in stopped.output) == (75, True), stopped.output
+    assert (stopped.exit_code, "the deadline of 0 s has passed; 0 of" in stopped.output) == (75, True), stopped.output
     result = run(*command)
     assert (result.exit_code, "Plan" in result.output, "block rows" in result.output) == (0, True, True), result.output
     c = np.load("P.npy")

@@ -111,5 +111,5 @@ def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
             worker.kill()
     assert (process.returncode, "Traceback" in err) == (75, False), err
     assert "stopped: the scheduler " in err
-    assert "go on with: distmm resume C.zarr" in err
+    assert "continue with: distmm resume C.zarr" in err
     assert job.status(tmp_path / "C.zarr").state == "stopped"

@@ -89,7 +89,7 @@ def mend(
     inputs: str = "in",
 ) -> np.ndarray:
     """A job that fails by `cause` half-way says so, keeps what it has, and ends after the `cure`; return C."""
-    kept = rf"(?s){message}.*kept in {out}\.job; go on with: distmm resume {out}, once the cause is gone"
+    kept = rf"(?s){message}.*kept in {out}\.job; continue with: distmm resume {out}, after the cause is removed"
     try:
         with pytest.raises(InputError, match=kept.replace(f"in {out}", f"in .*{out}")):
             multiply(client, out, inputs, stop=Meanwhile(cause, out))

@@ -296,11 +296,17 @@ def test_a_c_that_cannot_be_compared_any_more_is_not_called_right(
     verdict = job.recheck("C.npy")
     assert (verdict.outcome, verdict.ok, bool(verdict)) == ("cannot tell", False, False)
     assert re.search(
-        f"C is what the job wrote and judged block by block then, and cannot be compared.*{message}", verdict.message
+        f"C is what the job wrote, which checked each block, but it cannot be compared.*{message}", verdict.message
     )
     with pytest.raises(UndecidedError):
         verdict.raise_if_wrong()
     assert open_matrix("C.npy").shape == (M, N)
+
+
+def test_a_c_that_was_not_checked_is_not_called_checked(client: Client, spoilt: Any) -> None:
+    np.save("C.npy", np.ones((M, N), "f4"))
+    run(client, beta=2, check="none")
+    assert "C is what the job wrote, which did not check it, but" in job.recheck("C.npy").message
 
 
 def test_a_boolean_c_is_only_known_to_be_what_was_written(client: Client, spoilt: Any) -> None:
@@ -309,7 +315,7 @@ def test_a_boolean_c_is_only_known_to_be_what_was_written(client: Client, spoilt
     run(client, check="full")
     verdict = job.recheck("C.npy")
     assert verdict.outcome == "cannot tell"
-    assert "compared with A and B in full then" in verdict.message
+    assert "which compared all of it with A and B" in verdict.message
     assert "C is boolean" in verdict.message
 
 

@@ -101,7 +101,7 @@ def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
 ) -> None:  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(Computation, "run", damaged_at_the_end(damage, out))
-        with pytest.raises(InputError, match=rf"{named}: is .*; go on with: distmm resume"):
+        with pytest.raises(InputError, match=rf"{named}: is .*; continue with: distmm resume"):
             multiply(client, out)
     assert not os.path.exists(out)
     lost = {no_chunks: 16, marker_too_many: 0}.get(damage, 1)
@@ -113,11 +113,11 @@ def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
 @pytest.mark.parametrize(
     ("out", "damage", "named"),
     [
-        ("C.zarr", other_type, "C.zarr: has been changed since distmm made it: metadata was"),
-        ("C.zarr", other_shape, "C.zarr: has been changed since distmm made it: metadata was"),
+        ("C.zarr", other_type, "C.zarr: has been changed since distmm created it: metadata was"),
+        ("C.zarr", other_shape, "C.zarr: has been changed since distmm created it: metadata was"),
         ("C.zarr", other_manifest, "manifest.json: has been changed since distmm wrote it"),
-        ("C.npy", long_file, "C.npy: has been changed since distmm made it: bytes was"),
-        ("C.npy", other_header, "C.npy: has been changed since distmm made it: head was"),
+        ("C.npy", long_file, "C.npy: has been changed since distmm created it: bytes was"),
+        ("C.npy", other_header, "C.npy: has been changed since distmm created it: head was"),
     ],
 )
 def test_what_has_become_another_matrix_is_refused_then_and_later(
@@ -128,7 +128,7 @@ def test_what_has_become_another_matrix_is_refused_then_and_later(
         patch.setattr(Computation, "run", damaged_at_the_end(damage, out))
         with pytest.raises(InputError, match=named):
             multiply(client, out)
-    with pytest.raises(InputError, match=r"has been changed since distmm (made|wrote) it.*--overwrite"):
+    with pytest.raises(InputError, match=r"has been changed since distmm (created|wrote) it.*--overwrite"):
         job.resume(out, client=client)
     assert not os.path.exists(out)
     multiply(client, out, overwrite=True)
@@ -173,7 +173,9 @@ def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Clien
     Path("C.zarr.job/manifest.json").write_text(json.dumps({"format": 1, "blocks": list(BLOCKS), "plan": PLAN}))
     Path("C.zarr.job/done/0.0.json").write_text("{}")
     for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client), lambda: job.status("C.zarr")):
-        with pytest.raises(InputError, match="has format 1, this distmm knows 3: finish the job with the version"):
+        with pytest.raises(
+            InputError, match="has format 1, but this version of distmm reads 3: finish the job with the version"
+        ):
             call()
     multiply(client, overwrite=True)
     np.testing.assert_allclose(values(), product)

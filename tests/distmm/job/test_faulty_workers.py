@@ -87,7 +87,7 @@ def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
     assert summary.recomputed == certificate["rejected"] > 0
     (retired,) = certificate["retired"]
     assert (retired["worker"], retired["wrong"]) == ("1", MOST)
-    assert f"Worker 1 of {retired['host']} is taken out" in caplog.text
+    assert f"Worker 1 of {retired['host']} is removed" in caplog.text
     assert names(client) == {"0", "2"}
     assert f"worker 1 of {retired['host']}, {MOST} of whose blocks were wrong" in Path(summary.report or "").read_text()
 

@@ -96,7 +96,7 @@ def test_a_job_whose_k_is_split_keeps_its_plan(cluster: Cluster, room: Callable[
     """The bits of C depend on the whole plan then."""
     a, b = operands()
     waves = room(0, DeviceMemoryError("the GPU's memory is full: a block of C found no room"))
-    with pytest.raises(DeviceMemoryError, match=r"no plan with blocks 60x30x60 has a lower peak: begin anew"):
+    with pytest.raises(DeviceMemoryError, match=r"no plan with blocks 60x30x60 has a lower peak: start over"):
         job.multiply(a, b, "C.npy", client=cluster(2), plan="g1x1x2 b60x30x60 p1 w1 l2")
     assert len(waves) == 1
 

@@ -155,7 +155,7 @@ def test_markers_that_disagree_about_a_file_that_was_written_are_not_dropped(
     as_if_misread("A")
     os.link("in/A.npy", "another name")  # nothing but the stamp is another one
     before = marked()
-    with pytest.raises(InputError, match=r"A has changed while it was multiplied: .* go on with distmm resume"):
+    with pytest.raises(InputError, match=r"A has changed while it was multiplied: .* continue with distmm resume"):
         multiply(client, "A.npy")
     assert marked() == before
     assert not_certified()
@@ -174,7 +174,7 @@ def test_a_dask_array_that_is_another_one_each_time_ends_the_run(client: Client,
 
     a = np.load("in/A.npy")
     b = da.from_array(np.load("in/B.npy"), chunks=(60, 30)).map_blocks(other, dtype=a.dtype)
-    with pytest.raises(InputError, match=r"B has changed .* has to be persisted or stored before"):
+    with pytest.raises(InputError, match=r"B has changed .* has to be persisted or stored first"):
         job.multiply(a, b, "C.zarr", client=client, plan=PLAN)
     assert not_certified()
     b = b.persist(scheduler=client)
@@ -185,7 +185,9 @@ def test_a_dask_array_that_is_another_one_each_time_ends_the_run(client: Client,
 @pytest.mark.parametrize("name", ["A-plain.zarr", "A-packed.zarr", "B-plain.zarr", "B-packed.zarr"])
 def test_a_chunk_that_disappears_is_an_error_until_it_is_back(name: str, client: Client, product: np.ndarray) -> None:
     chunk = f"in/{name}/c/5/3"
-    with pytest.raises(InputError, match=r"cannot read .*FileNotFoundError.*resume C\.zarr, once the cause is gone"):
+    with pytest.raises(
+        InputError, match=r"cannot read .*FileNotFoundError.*resume C\.zarr, after the cause is removed"
+    ):
         multiply(client, name, stop=Meanwhile(lambda: os.rename(chunk, "away"), "C.zarr"))
     assert not_certified()
     os.rename("away", chunk)

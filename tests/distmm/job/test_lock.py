@@ -95,7 +95,7 @@ def test_a_locks_folder_is_made_and_goes_with_it_unless_something_is_in_it(tmp_p
     with lock.locked(str(folder)):
         (folder / "manifest.json").touch()
     assert os.listdir(folder) == ["manifest.json"]
-    with pytest.raises(InputError, match="cannot be made"), lock.locked(str(folder / "manifest.json" / "C.job")):
+    with pytest.raises(InputError, match="cannot be created"), lock.locked(str(folder / "manifest.json" / "C.job")):
         pytest.fail("there is no folder")
 
 
@@ -104,7 +104,7 @@ def test_of_two_that_find_a_stale_lock_one_gets_it(tmp_path: Path, monkeypatch: 
     stale = holder(str(tmp_path))
     first = Lock.take(str(tmp_path))
     monkeypatch.setattr(lock, "holder", lambda folder: stale)  # the second one looked before the first one took it
-    with pytest.raises(InputError, match="at this moment"):
+    with pytest.raises(InputError, match="has just locked"):
         Lock.take(str(tmp_path))
     first.release()
 

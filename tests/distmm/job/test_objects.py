@@ -121,7 +121,7 @@ def test_a_block_that_is_replaced_while_the_job_runs_gets_no_certificate(
                 store().pipe_file(f"{BUCKET}/{stored}/c/{there[0]}", bytes(30 * 60 * 8))
             return None
 
-    with pytest.raises(InputError, match=r"is not there in full, although it was written"):
+    with pytest.raises(InputError, match=r"is missing or incomplete, although it was written"):
         multiply(client, stored, stop=Meanwhile())
     assert not objects(f"{stored}.certificate.json")
     assert job.resume(url(stored), client=client).kept == 7

@@ -27,7 +27,7 @@ from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, marked, multipl
 from tests.distmm.storage.samples import save_matrix
 
 BEFORE = np.random.default_rng(3).standard_normal((SIZE, SIZE))
-TWICE = "is already the result of this very call, which reads C0 from there; nothing was done"
+TWICE = "is already the result of the same call, which reads C0 from there; nothing was done"
 
 
 class Killed(BaseException):
@@ -149,7 +149,7 @@ def test_of_two_calls_at_once_the_one_that_is_late_sees_that_c_has_changed(
         return request(*arguments)
 
     monkeypatch.setattr(planning, "request", slow)
-    with pytest.raises(InputError, match=r"C0: m.* was .*, is .*, since this call began: call again"):
+    with pytest.raises(InputError, match=r"inputs changed during this call \(.*C0: m.* was .*, is .*\): call again"):
         multiply(client, out, beta=1)
     is_once(out, product)
 
@@ -167,7 +167,7 @@ def test_of_two_calls_that_go_on_the_one_that_is_late_finds_no_job(
         return request(*arguments)
 
     monkeypatch.setattr(planning, "request", slow)
-    with pytest.raises(InputError, match="another call has begun or ended this job meanwhile"):
+    with pytest.raises(InputError, match="another call has just begun or ended this job"):
         job.resume("C.zarr", client=client)
     np.testing.assert_allclose(values(), product)
     assert not os.path.exists("C.zarr.job")

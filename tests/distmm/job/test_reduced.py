@@ -231,7 +231,7 @@ def test_nothing_but_a_reduced_product_is_replaced(client: Client, c: np.ndarray
     Path("out.zarr/notes.txt").unlink()
     assert threshold(client, overwrite=True).entries == np.count_nonzero(c >= 6)
     for other in ("B.zarr", "A.npy"):
-        with pytest.raises(InputError, match=r"several arrays|is no reduced product"):
+        with pytest.raises(InputError, match=r"several arrays|is not a reduced product"):
             topk(client, other, overwrite=True)
 
 

@@ -93,7 +93,9 @@ def test_a_damaged_certificate_is_refused(copied: Path) -> None:
     no_count = [{name: value for name, value in row.items() if name != "count"} for row in whole["done"]]
     for change in ({"done": no_count}, {"spec": {**whole["spec"], "reduction": {"kind": "topk"}}}):
         path.write_text(json.dumps({**whole, **change}))
-        with pytest.raises(InputError, match=r"count is missing|is no reduction that this distmm knows"):
+        with pytest.raises(
+            InputError, match=r"count is missing|is not a reduction that this version of distmm supports"
+        ):
             job.recheck("topk.zarr")
 
 
@@ -132,15 +134,15 @@ def shifted(values: dict[str, np.ndarray]) -> None:
 @pytest.mark.parametrize(
     ("out", "alter", "message"),
     [
-        ("topk.zarr", scaled, "which is not that of A and B"),
-        ("topk.zarr", doubled, "names a column twice"),
-        ("topk.zarr", beyond, "names columns that the product has not"),
+        ("topk.zarr", scaled, "which is not the value of C"),
+        ("topk.zarr", doubled, "has a column twice"),
+        ("topk.zarr", beyond, "has columns that are not in the product"),
         ("topk.zarr", turned, "is not in the order of its values"),
         ("threshold.zarr", below, "has values beyond the threshold"),
-        ("threshold.zarr", shifted, "A and B: of 70 of 70 rows"),
+        ("threshold.zarr", shifted, "A and B: among 70 of 70 rows"),
         ("distances.zarr", farther, "has values beyond the threshold"),
-        ("distances.zarr", nearer, "which is not that of A and B"),
-        ("distances.zarr", shifted, "A and B: of 70 of 70 rows"),
+        ("distances.zarr", nearer, "which is not the value of C"),
+        ("distances.zarr", shifted, "A and B: among 70 of 70 rows"),
     ],
 )
 def test_a_certificate_that_agrees_with_a_wrong_result_does_not_help(

@@ -37,8 +37,8 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
     client: Client, c: np.ndarray
 ) -> None:
     message = (
-        r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: raise the "
-        r"threshold, or go on with a higher limit; \d of 5 block rows of C are finished and kept in "
+        r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: choose a stricter "
+        r"threshold, or continue with a higher limit; \d of 5 block rows of C are finished and kept in "
     )
     with pytest.raises(DoesNotFitError, match=message):
         threshold(client, t=0, most=900)
@@ -65,7 +65,7 @@ def test_a_block_row_that_a_worker_cannot_hold_ends_the_job_with_the_count(clien
     before = reduction.ALWAYS_OF_ROW
     client.run(_rows_hold, 0)
     try:
-        with pytest.raises(DoesNotFitError, match=r"block row \d alone [\d,]+, more than a worker may hold"):
+        with pytest.raises(DoesNotFitError, match=r"block row \d alone [\d,]+, more than fit into a worker's memory"):
             threshold(client, t=-100)
     finally:
         client.run(_rows_hold, before)
@@ -123,7 +123,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
     [
         (lambda: job.topk("A.npy", "B.zarr", 91, "o.zarr"), "k is 91, and the product has rows of 90 elements"),
         (lambda: job.topk("A.npy", "B.zarr", 0, "o.zarr"), "k is 0"),
-        (lambda: job.topk("A.npy", None, 1, "o.zarr", transb=True), "there is no B"),
+        (lambda: job.topk("A.npy", None, 1, "o.zarr", transb=True), "but B is None"),
         (lambda: job.topk("A.npy", "A.npy", 1, "o.zarr"), r"A has shape \(70, 20\) and B \(70, 20\)"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "o.npy"), r"several arrays, in a Zarr group: name it .*o\.zarr"),
         (lambda: job.topk("A.npy", "B.zarr", 1, "B.zarr/o"), "is inside the Zarr array"),

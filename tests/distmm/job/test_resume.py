@@ -85,7 +85,7 @@ def test_the_same_call_goes_on_too_and_is_idempotent(out: str, client: Client, h
 
 
 def test_a_deadline_stops_the_job(client: Client, here: np.ndarray) -> None:
-    with pytest.raises(Stopped, match=r"the deadline of 0 s has come; 0 of 16"):
+    with pytest.raises(Stopped, match=r"the deadline of 0 s has passed; 0 of 16"):
         multiply(client, stop=job.Stop(0))
     multiply(client)
     np.testing.assert_allclose(values(), here)
@@ -241,8 +241,8 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     manifest = Path("C.zarr.job/manifest.json")
     content = json.loads(manifest.read_text())
     for bad, message in [
-        (json.dumps({**content, "format": 99}), "knows 3"),
-        ("[1]", "no JSON object"),
+        (json.dumps({**content, "format": 99}), "reads 3"),
+        ("[1]", "does not contain a JSON object"),
         ("{", "cannot be read"),
     ]:
         manifest.write_text(bad)

@@ -36,7 +36,7 @@ def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
 
 
 def lost(out: str) -> str:
-    return f"{os.getcwd()}/{out}.job: another job has taken over this output; this one stops and writes no more"
+    return f"{os.getcwd()}/{out}.job: another job has taken over this output; this job stops without further writes"
 
 
 # Where a process falls asleep, and what another one then does.
