@@ -134,7 +134,7 @@ class Job:
                 self._refuse_changes_since(begun, anew)
                 manifest = job._begin(plan, client, begun)
                 job = replace(job, folder=job.folder.of_job(manifest["id"]))
-                with runs.recorded_end(job.folder, manifest, lock, stop):
+                with runs.recorded_end(job.folder, lock, stop):
                     return job._compute_and_finish(client, plan, manifest, lock, stop, announce, progress)
             except (InputError, OSError) as error:
                 if lock is not None:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
-from distmm.job.manifest import write_manifest
+from distmm.job.manifest import read_manifest, write_manifest
 from distmm.job.stop import Stop
 from distmm.telemetry import units
 
@@ -42,15 +42,19 @@ def add_run(manifest: Json, run: Json, markers: Iterable[Json]) -> None:
 
 
 @contextmanager
-def recorded_end(folder: Folder, manifest: Json, lock: Lock, stop: Stop) -> Iterator[None]:
-    """Record in the manifest when its last run ends, if it ends with an error and its job is still there."""
+def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
+    """Record the end of the last run of a job in its manifest if the ``with`` block raises an error.
+
+    A manifest that is gone, or is not what distmm wrote, stays as it is.
+    """
     try:
         yield
     except BaseException:
         if not stop.at_once:  # a second signal asks to end without waiting for writes
-            with suppress(InputError, OSError):  # the lock or the disk is lost: the error of the run says so
+            with suppress(InputError, OSError):  # lock, disk or manifest are lost: the error of the run says so
                 Lock.check(folder.path, lock.token)
                 if folder.exists():
+                    manifest = read_manifest(folder)
                     manifest["runs"][-1]["ended"] = time.time()
                     write_manifest(folder, manifest)
         raise

@@ -84,12 +84,14 @@ def _read(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
-            raise InputError(f"{path}: larger than {MOST_BYTES} bytes: not a job file")
+            raise InputError(f"{path}: larger than {MOST_BYTES} bytes: not a job file; give the path of one")
         return raw.decode()
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a job file") from error
     except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 text at byte {error.start}: not a job file") from error
+        raise InputError(
+            f"{path}: not UTF-8 text at byte {error.start}: not a job file; give the path of one"
+        ) from error
 
 
 def _lines(text: str) -> dict[tuple[str, str], int]:

@@ -68,7 +68,10 @@ def job(job: Job) -> list[Manifest]:
                 f"({job.kubernetes.mount}), where the claim is mounted"
             )
     if not job.kubernetes.claim and "://" not in product.c:
-        raise InputError("C would be lost with its pod: set kubernetes.claim to the PersistentVolumeClaim for it")
+        raise InputError(
+            f"product.c = {product.c!r}: C would be lost with its pod: set kubernetes.claim to a volume claim for it, "
+            f"or give a URL"
+        )
     address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
     # The wait includes the time to add nodes and to pull the image.
     patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS

@@ -63,7 +63,10 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
     try:
         client = Client(**where, timeout=max(1.0, deadline - time.monotonic()), set_as_default=False)
     except OSError as error:
-        raise InputError(f"no scheduler answers at {scheduler} within {timeout:g} s: {error}") from error
+        raise InputError(
+            f"no scheduler answers at {scheduler} within {timeout:g} s: {error}; is it running, and can this node "
+            f"reach it?"
+        ) from error
     with client:
         try:
             client.wait_for_workers(count, timeout=max(1.0, deadline - time.monotonic()))

@@ -105,7 +105,6 @@ ANNOTATIONS_RULE = (
 # If a pattern allows an empty text, the empty text means the same as no key.
 Path = Annotated[str, _check(_is_safe, PATH_RULE)]
 Name = Annotated[str, _matching(NAME, NAME_RULE)]
-NameOrNone = Annotated[str, _matching(f"|{NAME}", NAME_RULE)]
 SIZE_RULE = "a size of a megabyte or more, such as 480GB"
 Size = Annotated[str, _check(lambda text: parse_bytes(text) >= 2**20, SIZE_RULE)]
 SizeOrNone = Annotated[str, _check(lambda text: not text or parse_bytes(text) >= 2**20, SIZE_RULE)]

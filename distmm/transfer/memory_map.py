@@ -74,7 +74,10 @@ class MappedFile:
         try:
             identity = _identity(os.stat(filename))
         except OSError as error:
-            raise InputError(f"{filename}: {error.strerror}; the operand that was mapped from it is gone") from error
+            raise InputError(
+                f"{filename}: {error.strerror}; the operand that was mapped from it is gone: restore "
+                f"the file, or map another one"
+            ) from error
         return cls(filename, source.offset, source.shape, source.dtype, order, identity)
 
     @property
@@ -97,7 +100,10 @@ class MappedFile:
         except (OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{self.filename} cannot be mapped again, to read an operand: {error}") from error
+            raise InputError(
+                f"{self.filename} cannot be mapped again, to read an operand: {error}; all workers "
+                f"must be able to read it"
+            ) from error
         return np.array(whole[index], order="K", subok=False)
 
     def _check(self, now: tuple[int, int, int]) -> None:

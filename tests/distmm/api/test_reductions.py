@@ -55,7 +55,7 @@ def test_topk_is_that_of_the_whole_product(client: Client, text: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["workers", "threads"])
-def test_topk_computes_both_arrays_with_one_product(client: Client, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_topk_computes_both_arrays_at_once(client: Client, where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     persisted: list[Any] = []
     persist = dask.persist
     monkeypatch.setattr(dask, "persist", lambda *arrays: persist(*(persisted.append(arrays) or arrays)))
