@@ -23,7 +23,7 @@ from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
 from distmm.graph.placement import Key
 from distmm.scheduler import dask_internals
-from distmm.scheduler.consumers import most_at_a_time, reached
+from distmm.scheduler.consumers import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
@@ -193,13 +193,9 @@ class PlacementPlugin(SchedulerPlugin):
             ts.key[0] for key in new for ts in (known[key], *known[key].dependencies) if isinstance(ts.key, tuple)
         }
         affected |= {key[0] for key in wanted if isinstance(key, tuple)}
-        for name in affected & products.products.keys():
-            made = products.made_blocks(name, stays)
-            if not made or products.require(name, slots := most_at_a_time(made, readers, reads)):
-                continue
+        for name, slots, blocks in products.make_room(affected, readers, reads, stays):
             # The tasks that the client asks for fail, and not C: other tasks may read its blocks one by one.
-            needs = reached((key for each in made for key in each.keys), readers)
-            failed = [known[key] for key in needs & wanted]
+            failed = [known[key] for key in reached(blocks, readers) & wanted]
             plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
             try:
                 plan.validate_streamed(slots)

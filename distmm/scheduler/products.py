@@ -15,7 +15,7 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.consumers import MadeBlock
+from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -151,7 +151,38 @@ class Products:
                 self.opening.update(dict.fromkeys(product.slots.require(math.inf)))
         return arranged
 
-    def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
+    def make_room(
+        self, names: Iterable[str], readers: Neighbours, reads: Neighbours, stays: Callable[[Key], bool]
+    ) -> list[tuple[str, int, list[Key]]]:
+        """Give the workers of streamed products the slots that the readers of C need.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Arrays whose blocks have new readers. Those that are no streamed products are left out.
+        readers, reads : callable
+            As for `most_at_a_time`.
+        stays : callable
+            Whether a block stays in memory: a client keeps it, or another product reads it.
+
+        Returns
+        -------
+        list of (str, int, list of keys)
+            Products for which so many slots do not fit, and their blocks that are not gone yet.
+        """
+        refused = []
+        for name in names:
+            made = self._made_blocks(name, stays)
+            if not made or (slots := self.products[name].slots) is None:
+                continue
+            needed = most_at_a_time(made, readers, reads)
+            if needed > max(self.products[name].limits.slots_that_fit, slots.most):
+                refused.append((name, needed, [key for each in made for key in each.keys]))
+            else:
+                self.opening.update(dict.fromkeys(slots.require(needed)))
+        return refused
+
+    def _made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
         """List the blocks of a streamed product that are still to be made, or in memory; none of another product."""
         product = self.products.get(name)
         if product is None or product.slots is None or not product.limits.wave_orders:
@@ -163,15 +194,6 @@ class Products:
                 where, wave = task.where, task.where.order // product.limits.wave_orders
                 made.append(MadeBlock(tuple(keys), wave, where.owners(), any(map(stays, keys))))
         return made
-
-    def require(self, name: str, slots: int) -> bool:
-        """Give the workers of a streamed product at least so many slots for blocks of C; return whether they fit."""
-        product = self.products[name]
-        assert product.slots is not None
-        if slots > max(product.limits.slots_that_fit, product.slots.most):
-            return False
-        self.opening.update(dict.fromkeys(product.slots.require(slots)))
-        return True
 
     def finished(self, key: Key, where: Placement) -> None:
         """Count a product task that is done."""
@@ -252,7 +274,9 @@ class Products:
             decided.start += self.orphans.items()
             self.orphans.clear()
         if self.unread:
-            decided.unread, self.unread = self.unread, []
+            # A product that has arrived meanwhile may read them again.
+            decided.unread = [name for name in dict.fromkeys(self.unread) if name not in self.readers]
+            self.unread.clear()
         blocks = dict.fromkeys(self.loaded)
         self.loaded.clear()
         if self.opening:

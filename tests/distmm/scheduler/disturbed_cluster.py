@@ -18,18 +18,13 @@ from typing import Any
 from distributed import worker_state_machine as machine
 from distributed.scheduler import ClientState, TaskState
 
-from distmm.graph.dask_tasks import ProductTask
 from distmm.scheduler import dask_internals
 from tests.distmm.scheduler.disturbed_faults import Faults
-from tests.distmm.scheduler.disturbed_requests import BLOCK, KINDS, Request, request
+from tests.distmm.scheduler.disturbed_requests import Request, request
+from tests.distmm.scheduler.drawn_products import BLOCK, Drawn, draw, is_operand, nbytes
 from tests.virtual_cluster import Comm, Sized, VirtualCluster, VirtualWorker
 
 __all__ = ["DisturbedCluster"]
-
-
-def is_operand(key: Any) -> bool:
-    """Whether a task makes a block of A or B."""
-    return key[0][0] in "ABD"
 
 
 class DisturbedWorker(VirtualWorker):
@@ -52,19 +47,19 @@ class DisturbedWorker(VirtualWorker):
 
     def execute(self, key: Any) -> None:
         cluster, ts = self.cluster, self.state.tasks[key]
-        nbytes = cluster.nbytes(ts.run_spec.data)
-        self.writing += nbytes
+        size = nbytes(ts.run_spec.data)
+        self.writing += size
         fails = cluster.fails(key)
         common = {"key": key, "run_id": ts.run_id, "start": 0.0, "stop": 1.0, "stimulus_id": f"ended-{key}"}
         event: machine.StateMachineEvent
         if fails:
             event = machine.ExecuteFailureEvent.from_exception(OSError(f"{key} fails"), **common)
         else:
-            event = machine.ExecuteSuccessEvent(**common, value=Sized(nbytes), nbytes=nbytes, type=None)
+            event = machine.ExecuteSuccessEvent(**common, value=Sized(size), nbytes=size, type=None)
 
         def end() -> None:
             if not self.dead:
-                self.writing -= nbytes
+                self.writing -= size
                 if not fails:
                     cluster.made[key] += 1
                 self.handle(event)
@@ -103,7 +98,7 @@ class DisturbedCluster(VirtualCluster):
         self.fetched: Counter[Any] = Counter()
         self.joined = 0
         self.size = self.random.choice([1, 2, 2, 3, 4])
-        self.asked: list[tuple[Any, ...]] = []  # what is asked for: arguments of `request`
+        self.asked: list[Drawn] = []  # what is asked for
         self.requests: dict[str, list[Request]] = {}  # by client
         self.retries = self.random.choice([None, None, 2])
         self.broken: list[str] = []  # what the plugin said when it failed
@@ -134,12 +129,6 @@ class DisturbedCluster(VirtualCluster):
         """Whether a task fails this time."""
         return self.random.random() < self.faults.fail
 
-    def nbytes(self, spec: Any) -> int:
-        """Bytes of a task's result: blocks of A, B and C alone count, and parts of C do not."""
-        if isinstance(spec, ProductTask):
-            return 0 if "reduction" in spec.kwargs else BLOCK
-        return BLOCK if is_operand(spec.key) else 0
-
     # What happens
 
     async def run(self) -> None:
@@ -169,9 +158,8 @@ class DisturbedCluster(VirtualCluster):
         for number in range((rng := self.random).choice([1, 1, 2, 3])):
             client = rng.choice(["first", "second"]) if number else "first"
             names = ("A", rng.choice("BD") if number else "B")
-            planned = self.size if rng.random() < 0.9 else self.size + 1
-            shape = rng.randint(1, 4), rng.randint(1, 4), rng.randint(1, 4)
-            self.asked.append((number, rng.choice(KINDS), planned, shape, names))
+            workers = self.size if rng.random() < 0.9 else self.size + 1
+            self.asked.append(draw(rng, number, workers, names, most=4))
             self.later(rng.uniform(0, 6) if number else 0.0, partial(self.ask, client, number))
         for kind in ("kill", "join", "pause", "cancel", "leave", "again", "retry", "restart"):
             for _ in range(getattr(self.faults, kind)):
@@ -205,9 +193,9 @@ class DisturbedCluster(VirtualCluster):
 
     async def ask(self, client: str, number: int) -> None:
         self._connect(client)
-        asked = request(*self.asked[number])
+        asked = request(self.asked[number])
         self.requests[client].append(asked)
-        self.log(f"{self.now:.2f} {client} asks for {asked.name}: {asked.kind} {asked.plan}")
+        self.log(f"{self.now:.2f} {client} asks for {asked.drawn}")
         await self._send(client, asked)
 
     async def _send(self, client: str, asked: Request) -> None:
@@ -232,7 +220,7 @@ class DisturbedCluster(VirtualCluster):
                 if key not in waits:
                     continue
                 waits.discard(key)
-                if asked.leaves and message["op"] == "key-in-memory":
+                if asked.drawn.leaves and message["op"] == "key-in-memory":
                     self.scheduler.client_releases_keys([key], client)
             if sum(map(bool, asked.waits)) <= 1:
                 await self._send(client, asked)
@@ -338,7 +326,8 @@ class DisturbedCluster(VirtualCluster):
         assert not [ts.key for ts in tasks if ts.state == "erred" and ts.exception_blame is None]
         scheduler.validate_state()
         failed = [ts.key for ts in tasks if ts.state == "erred"]
-        assert not failed or self.faults.fail, f"{failed[0]} has failed, and nothing made it fail"
+        refuses = any(drawn.spare is not None for drawn in self.asked)  # what needs more blocks of C at a time than fit
+        assert not failed or refuses or self.faults.fail, f"{failed[0]} has failed, and nothing made it fail"
         if self.faults == Faults(late=self.faults.late):
             self._check_calm()
 
@@ -351,14 +340,17 @@ class DisturbedCluster(VirtualCluster):
         assert all(number == 1 for number in written), "a block was written twice"
         if len(requests) > 1 or len(self.workers) != requests[0].plan.cluster.workers:
             return
-        plan, kind = requests[0].plan, requests[0].kind
+        plan, drawn = requests[0].plan, requests[0].drawn
+        kind = drawn.kind
+        if kind == "factor" or drawn.added:
+            return  # the plan of one product knows nothing of another one, and takes the user's C for resident
         again = [key for key, number in self.fetched.items() if number > 1 and is_operand(key[0])]
         assert not again or kind in ("written", "job"), f"{again[0]} was sent twice to the same worker"
         peak = max(worker.peak for worker in self.workers.values())
         assert kind == "job" or peak <= plan.peak.worker, (
             f"{peak / BLOCK} blocks on a worker, and the plan says {plan.peak.worker / BLOCK}"
         )
-        if len(plan.waves) == 1 and kind != "transposed":
+        if len(plan.waves) == 1 and kind != "transposed" and drawn.grid.layers == 1:
             moved = BLOCK * sum(number for (key, _), number in self.fetched.items() if is_operand(key))
             assert moved == plan.cost.bytes_moved, f"{moved / BLOCK} blocks moved, not {plan.cost.bytes_moved / BLOCK}"
 

@@ -18,6 +18,7 @@ from distmm.scheduler.replicas import Replicas
 from tests.bench.disturbed_schedules import play
 from tests.distmm.scheduler.disturbed_cluster import DisturbedCluster
 from tests.distmm.scheduler.disturbed_faults import Faults
+from tests.distmm.scheduler.drawn_products import Drawn
 from tests.programs import run_to_end
 
 
@@ -35,7 +36,7 @@ class Scripted(DisturbedCluster):
     def __init__(self, kind: str, shape: tuple[int, int, int], failing: tuple[Any, ...] = ()) -> None:
         super().__init__(0, lambda _: None, Faults(fail=1.0))
         self.size, self.retries, self.failing = 2, None, failing
-        self.asked = [(0, kind, 2, shape, ("A", "B"))]
+        self.asked = [Drawn(0, kind, Grid(2, 1), shape, ("A", "B"), lookahead=1)]
         self.states: dict[Any, str] = {}
 
     def draw(self) -> None:
@@ -53,7 +54,7 @@ class Scripted(DisturbedCluster):
 def test_what_does_not_need_a_block_that_fails_to_load_is_computed(kind: str) -> None:
     # Steps of the chains of row 0 that are given up, but not forgotten, must not keep later steps closed.
     played = play(lambda: Scripted(kind, (2, 6, 3), failing=(("A", 0, 4),)))
-    last = {"kept": "distmm-matmul-0", "streamed": "sum-0"}[kind]
+    last = {"kept": "distmm-matmul-0", "streamed": "sum-distmm-matmul-0"}[kind]
     assert {key[1:] for key in played.made if key[0] == last} == {(1, 0), (1, 1), (1, 2)}
     failed = {key[1:] for key, state in played.states.items() if state == "erred"}  # type: ignore[attr-defined]
     assert failed == {(0, 0), (0, 1), (0, 2)}
