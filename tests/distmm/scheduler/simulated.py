@@ -324,6 +324,8 @@ class Model:
             del self.waiting[task]
         if before == "running" and task.on is not None:
             task.on.running.pop(task, None)
+            if state != "memory":
+                task.on.data.pop(task.key, None)  # the worker is told to free it, ended or not
             task.on, task.begun = None, False
         if state == "waiting":
             self.waiting[task] = None
