@@ -150,8 +150,8 @@ def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("ftp://host/C.zarr", {}, "to object stores"),
         (f"s3://{BUCKET}", {}, "is a bucket without the name of an array"),
-        (url("C[1].zarr"), {}, "takes for a pattern"),
-        (url("C.npy"), {}, rf"Zarr arrays only, as {url('C.zarr')}"),
+        (url("C[1].zarr"), {}, "reads as a pattern"),
+        (url("C.npy"), {}, rf"only Zarr arrays to object stores; write {url('C.zarr')}"),
         (url(stored), {"check": "full"}, "distmm verify A B C --check full"),
         (url(stored), {"beta": 1}, "give another name for the result, and this one as c"),
         ("s3://no-such-bucket/C.zarr", {}, "there is no bucket .* no-such-bucket"),
@@ -159,7 +159,7 @@ def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
     for out, options, message in refused:
         with pytest.raises(InputError, match=message):
             job.multiply("in/A.npy", "in/B.zarr", out, client=client, **options)
-    with pytest.raises(InputError, match="reduced product goes to a local"):
+    with pytest.raises(InputError, match="reduced products only to local"):
         job.topk("in/A.npy", "in/B.zarr", 3, url(stored), client=client)
     assert objects(stored) == {}
 
