@@ -1,4 +1,4 @@
-"""The picture of a report: bars of GFLOP/s, a panel for each type and order, a group for each size."""
+"""The picture of a report: a panel for each type, a line for each method, a dot for each size and order."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from distmm_kernels.bench.report import Report
 
 __all__ = ["draw"]
 
+ORDERS = {"C": "o", "F": "x"}  # their markers
+
 
 def draw(report: Report, path: Path) -> tuple[Path, Path]:
-    """Write ``path`` with .png and .svg; needs no display."""
+    """Write ``path`` with .png and .svg; needs no display. The fastest method of a type is its top line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     if not report.rows:
         raise ValueError("the report has no rows to draw: run at least one size and dtype")
-    panels = list(dict.fromkeys((row.dtype, row.order) for row in report.rows))
-    methods = list(dict.fromkeys(row.method for row in report.rows))
-    orders = len({order for _, order in panels})
-    figure = Figure(figsize=(4.6 * max(1, len(panels) // orders) + 1.2, 3.4 * orders + 0.6), layout="constrained")
+    dtypes = list(dict.fromkeys(row.dtype for row in report.rows))
+    sizes = list(dict.fromkeys(row.size for row in report.rows))
+    best = {
+        dtype: {row.method: row.gflops for row in sorted(report.rows, key=lambda row: row.gflops) if row.dtype == dtype}
+        for dtype in dtypes
+    }
+    longest = max(map(len, best.values()))
+    figure = Figure(figsize=(4.4 * len(dtypes) + 0.6, 0.3 * longest + 1.6), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.subplots(orders, -(-len(panels) // orders), sharey=True, squeeze=False)
-    flat = axes.T.ravel()  # panels come dtype by dtype: one column each, its orders below one another
-    for axis, (dtype, order) in zip(flat, panels, strict=False):
-        rows = [row for row in report.rows if (row.dtype, row.order) == (dtype, order)]
-        sizes = list(dict.fromkeys(row.size for row in rows))
-        for number, method in enumerate(methods):
-            bars = [(sizes.index(row.size), row.gflops) for row in rows if row.method == method]
-            width = 0.85 / len(methods)
-            axis.bar(
-                [group + (number - (len(methods) - 1) / 2) * width for group, _ in bars],
-                [rate for _, rate in bars],
-                width,
-                color=f"C{number}",
-                label=method,
-            )
-        axis.set_yscale("log")
-        axis.set_xticks(range(len(sizes)), [size.replace("x", "x\n") for size in sizes], fontsize=8)
-        axis.set_title(f"{dtype}, {order} order", fontsize=10)
-        axis.grid(axis="y", alpha=0.3)
-    for axis in axes[:, 0]:
-        axis.set_ylabel(
-            "GFLOP/s" + (" (integer: Gop/s)" if any(row.dtype.startswith("int") for row in report.rows) else "")
-        )
-    handles, labels = max((axis.get_legend_handles_labels() for axis in flat), key=lambda found: len(found[0]))
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(methods), fontsize=9)
+    axes = figure.subplots(1, len(dtypes), sharex=True, squeeze=False)[0]
+    for axis, dtype in zip(axes, dtypes, strict=True):
+        methods = sorted(best[dtype], key=lambda method: best[dtype][method])
+        for row in report.rows:
+            if row.dtype == dtype:
+                color = f"C{sizes.index(row.size)}"
+                axis.plot(row.gflops, methods.index(row.method), ORDERS[row.order], color=color, markersize=6)
+        axis.set_xscale("log")
+        axis.set_yticks(range(len(methods)), methods, fontsize=9)
+        axis.set_ylim(len(methods) - longest - 0.5, len(methods) - 0.5)  # lines are equally far apart in all panels
+        axis.set_title(dtype, fontsize=10)
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("Gop/s" if dtype.startswith(("int", "uint", "bool")) else "GFLOP/s")
+    handles = [Line2D([], [], linestyle="", marker="s", color=f"C{i}", label=size) for i, size in enumerate(sizes)]
+    for order, marker in ORDERS.items():
+        if any(row.order == order for row in report.rows):
+            handles.append(Line2D([], [], linestyle="", marker=marker, color="0.3", label=f"{order} order"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9)
     figure.suptitle(report.title, fontsize=10)
     written = path.with_name(path.name + ".png"), path.with_name(path.name + ".svg")
     for file in written:
