@@ -1,4 +1,4 @@
-"""Check that every link and anchor inside the built site leads somewhere: ``python check_links.py build/site``."""
+"""Check that the target of every link inside the built site exists: ``python check_links.py build/site``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["broken"]
 
 
 class _Page(HTMLParser):
-    """The places that a page has, and those that it points to."""
+    """The anchors of a page, and the targets of its links."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class _Page(HTMLParser):
 
 
 def broken(root: Path) -> list[str]:
-    """List the links that lead nowhere, each with its page.
+    """List the links whose targets do not exist, each with its page.
 
     Parameters
     ----------

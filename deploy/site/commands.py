@@ -1,4 +1,4 @@
-"""The reference of the command line: what Typer says of each command, below the text of one page."""
+"""The reference of the command line: Typer's description of each command is added to the page `cli`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read(app: Sphinx, page: str, source: list[str]) -> None:
         return
     command = [sys.executable, "-m", "typer", "distmm.cli.app", "utils", "docs", "--name", "distmm"]
     text = subprocess.run(command, check=True, capture_output=True, text=True, cwd=app.srcdir).stdout
-    # The page has the exit codes in full, and its table of contents the commands.
+    # The page lists the exit codes itself, and its table of contents lists the commands.
     text = re.sub(r"^Exit codes:.*?(?=^## )", "", text, count=1, flags=re.MULTILINE | re.DOTALL)
     source[0] += "\n#" + text.replace("```console\n$ ", "```sh\n")
 

@@ -1,4 +1,4 @@
-"""The documentation site: what Sphinx reads, and how the pages look. README.md in this folder says how to build it."""
+"""Sphinx's configuration of the documentation site. README.md in this folder says how to build it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ exclude_patterns = ["build", "dist", "**/.*"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 
-# Notebooks are kept without outputs: the build runs them, and fails where one does.
+# Notebooks are stored without outputs. The build runs them, and fails if one of them fails.
 nb_execution_mode = "force"
 nb_execution_in_temp = True
 nb_execution_raise_on_error = True

@@ -1,4 +1,4 @@
-"""The pages of the site are files that stand elsewhere in the repository: this says which, and under what name.
+"""The files elsewhere in the repository that are pages of the site, and the names of these pages.
 
 A README is the page of its folder, so its text exists once. Links between files work in the repository and on the site,
 since each page keeps its own path as the place from which its links start.
@@ -33,7 +33,7 @@ NOTEBOOKS = "distmm/examples/*.ipynb"
 
 
 def page_of(path: str) -> str:
-    """Return the name of the page that a file becomes.
+    """Return the name of the page of a file.
 
     >>> [page_of(x) for x in ("deploy/site/pages/start/laptop.md", "kernels/README.md", "CHANGELOG.md")]
     ['start/laptop', 'kernels/index', 'development/changelog']
@@ -60,7 +60,7 @@ class Documents(Project):
         return self.docnames
 
     def path2doc(self, filename: str | os.PathLike[str]) -> str | None:
-        """Return the page of a file; None for a file that is none, which links then offer as a download."""
+        """Return the page of a file. For a file without a page return None: links to it become downloads."""
         path = Path(os.path.relpath(Path(self.srcdir, filename), self.srcdir))
         return self._path_to_docname.get(path)
 

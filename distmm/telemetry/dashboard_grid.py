@@ -189,7 +189,7 @@ STATES = {
     "mirrored": f"background: repeating-linear-gradient(45deg, var(--ink) 0 1px, transparent 1px 4px), {theme.DATA}",
     "from disk": f"background: radial-gradient(var(--ink) 1px, transparent 1.5px) 0 0 / 4px 4px, {theme.NOBODY}",
     "lost and computed again": f"border: 3px solid {theme.AGAIN}",
-    "rejected and made again": f"border: 3px solid {theme.REJECTED}",
+    "rejected and computed again": f"border: 3px solid {theme.REJECTED}",
     "failed its check": f"border: 3px solid {theme.WRONG}",
 }
 

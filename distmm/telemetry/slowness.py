@@ -44,5 +44,5 @@ def reasons(record: Record, now: float) -> list[str]:
     if f.again > REPEATED * f.total:
         found.append(f"{f.again} of {f.total} steps were lost and computed again")
     if f.refuted or record.refutations:
-        found.append(f"checks that failed: {record.refutations}; such blocks are made again")
+        found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
     return found

@@ -1,4 +1,4 @@
-"""The grid of C: what its cells say of blocks that are mirrored, from disk, rejected, made again, or of a batch."""
+"""The grid of C: what its cells say of blocks that are mirrored, from disk, rejected, computed again, or of a batch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_mirrored_blocks_are_told_apart_and_follow_their_source() -> None:
     assert found["C[0, 1]"]["alpha"] == pytest.approx(0.1)
 
 
-def test_blocks_from_disk_rejected_and_made_again_are_told_apart() -> None:
+def test_blocks_from_disk_rejected_and_computed_again_are_told_apart() -> None:
     r = record(Problem(60, 30, 60, np.dtype("f4")), (15, 30, 15), title="C.zarr", kept=[0])
     for j, checks in ((1, [False]), (2, [False, True]), (3, [True])):
         chain = make(r, 0, j)
@@ -68,7 +68,7 @@ def test_blocks_from_disk_rejected_and_made_again_are_told_apart() -> None:
     r.add(Again(1003.0, make(r, 1, 0), 0, finished=True))
     _, found = cells(r)
     assert [found[f"C[0, {j}]"]["state"] for j in range(4)] == [
-        "from disk", "failed its check", "rejected and made again", "",
+        "from disk", "failed its check", "rejected and computed again", "",
     ]  # fmt: skip
     assert found["C[1, 0]"]["state"] == "lost and computed again"
     assert (found["C[0, 0]"]["hatch"], found["C[0, 0]"]["fill"]) == (RESUMED, theme.NOBODY)
@@ -76,7 +76,7 @@ def test_blocks_from_disk_rejected_and_made_again_are_told_apart() -> None:
     edges = [found[name]["edge"] for name in ("C[0, 0]", "C[0, 1]", "C[0, 2]", "C[1, 0]")]
     assert edges == [theme.NOBODY, theme.WRONG, theme.REJECTED, theme.AGAIN]
     words = legend(r)
-    for state in ("from disk", "failed its check", "rejected and made again", "lost and computed again", "mirrored"):
+    for state in ("from disk", "failed its check", "rejected and computed again", "lost and computed again", "mirrored"):
         assert state in words
     for worker in ("w0", "w1"):
         assert f"worker {worker}" in words
