@@ -219,7 +219,7 @@ def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
     if spec.device == "cpu":
         return replace(spec, memory=max(0, spec.memory - each))
     host = None if spec.host_memory is None else max(0, spec.host_memory - each)
-    # A GPU reduces one block at a time, and merges parts of one line (`distmm.worker.gpu.enqueueing`, `merging`).
+    # A GPU reduces one block at a time, and merges parts of one line (see the locks in `distmm.worker.gpu`).
     return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
 
 

@@ -210,7 +210,7 @@ class Gemm:
         if client is None:
             return
         if plan is not wishes.plan:
-            plan.validate_streamed()
+            plan.check_memory()
         cluster.install(client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:

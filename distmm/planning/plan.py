@@ -182,14 +182,14 @@ class Plan:
     def validate(self) -> None:
         """Refuse a plan that cannot fit. Unless C is written with ``out=``, all of it has to stay.
 
-        A streamed product can be computed nevertheless, if its blocks need not stay: see `validate_streamed`.
+        A streamed product can be computed nevertheless, if its blocks need not stay: its callers ask `check_memory`.
 
         Raises
         ------
         DoesNotFitError
             If a worker would hold more than it may. The error says how much is short and how many workers would do.
         """
-        self.validate_streamed(self.layout.busiest if self.streamed else 0)
+        self.check_memory(self.layout.busiest if self.streamed else 0)
 
     def validate_run(self) -> None:
         """Refuse a plan that finishes no block of C in `run_seconds`.
@@ -203,8 +203,10 @@ class Plan:
             workers = self.cluster.workers
             early_end.refuse(self.wave_seconds, self.cost.seconds, self.run_seconds, workers, self.block_shape)
 
-    def validate_streamed(self, blocks: int = 0) -> None:
-        """Refuse a plan that cannot fit while workers hold up to `blocks` blocks of C, if that is more than planned.
+    def check_memory(self, blocks: int = 0) -> None:
+        """Refuse a plan that does not fit into memory while each worker holds up to `blocks` blocks of C.
+
+        The plan's own number of blocks counts where it is larger.
 
         Raises
         ------

@@ -198,7 +198,7 @@ class PlacementPlugin(SchedulerPlugin):
             failed = [known[key] for key in reached(blocks, readers) & wanted]
             plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
             try:
-                plan.validate_streamed(slots)
+                plan.check_memory(slots)
             except DoesNotFitError as error:
                 self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
 

@@ -26,7 +26,7 @@ from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
 __all__ = [
-    "HEALED_TOPIC", "Prepared", "device_name", "enqueueing", "from_dlpack", "merging", "namespace", "prepared",
+    "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merge_lock", "namespace", "prepared", "product_lock",
     "retrying", "working",
 ]  # fmt: skip
 
@@ -55,7 +55,7 @@ def _stream(work: Work, device: int) -> Any:
         return cupy.cuda.Stream(non_blocking=True)
 
 
-# A thread holds `enqueueing` while it enqueues a product and its reduction, and `merging` while it merges parts.
+# A thread holds `product_lock` while it enqueues a product and its reduction, and `merge_lock` while it merges parts.
 #
 # Memory: a plan counts the workspace of one reduction and of one merge, although several threads may run them.
 # Speed: all kernels of a task follow each other on the stream. When the kernels of two tasks alternated, both tasks
@@ -63,7 +63,7 @@ def _stream(work: Work, device: int) -> Any:
 # costs the GPU no time, because the stream runs one kernel after the other anyway.
 #
 # There are two locks because products must not wait for merges. A reduction within a product takes its lock again.
-enqueueing, merging = threading.RLock(), threading.Lock()
+product_lock, merge_lock = threading.RLock(), threading.Lock()
 
 # Work that found no memory is tried again while no other task of this process uses the GPU. Transfers to other workers
 # go on.

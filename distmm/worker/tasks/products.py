@@ -81,7 +81,7 @@ def multiply(
             return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
 
     def on_gpu() -> Block | tuple[Part, ...]:
-        with gpu.working("product"), gpu.enqueueing:
+        with gpu.working("product"), gpu.product_lock:
             a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
             operands = [
                 (
@@ -136,7 +136,7 @@ def combine(
         with contextlib.ExitStack() as stack:
             if choice.device == "cuda":
                 stack.enter_context(gpu.working("product"))
-                stack.enter_context(gpu.enqueueing)
+                stack.enter_context(gpu.product_lock)
             c = left + right
             if epilogue is None:
                 return c

@@ -95,7 +95,7 @@ class BlockReduction:
 
         `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
         """
-        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.enqueueing:
+        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.product_lock:
             return self._parts(block, norms)
 
     def _parts(self, block: Block, norms: list[np.ndarray] | None) -> tuple[Part, ...]:
@@ -156,7 +156,7 @@ def _combined_on_gpu(reduction: Largest, parts: list[Part]) -> Part:
     for top in range(0, max(1, lines), height):
         # On a separate stream: behind products, 90 MB of copies held a slot for the time of two products (76 ms), in
         # which the GPU multiplied nothing.
-        with gpu.working("merge"), gpu.merging:
+        with gpu.working("merge"), gpu.merge_lock:
             combined = reduction.combine(
                 [tuple(cupy.asarray(each[..., top : top + height, :]) for each in part[:2]) for part in parts]
             )

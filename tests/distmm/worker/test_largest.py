@@ -174,7 +174,7 @@ def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch
     alone: list[bool] = []
 
     def sums(block: Any, first: int) -> Any:
-        alone.append(is_held(gpu.enqueueing))
+        alone.append(is_held(gpu.product_lock))
         return block.sum(axis=1)
 
     if on_gpu:
@@ -183,7 +183,7 @@ def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch
     (part,) = tasks.BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
     assert part.tolist() == [3.0, 3.0]
     assert alone == [on_gpu]
-    assert not is_held(gpu.enqueueing)
+    assert not is_held(gpu.product_lock)
 
 
 def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,11 +192,11 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
 
     class Noting(CpuKernel):
         def _accumulate(self, a: Any, b: Any, c: Any, d: Any) -> None:
-            held.extend(["product"] * is_held(gpu.enqueueing))
+            held.extend(["product"] * is_held(gpu.product_lock))
             super()._accumulate(a, b, c, d)
 
     def sums(block: Any, first: int) -> Any:
-        held.extend(["reduction"] * is_held(gpu.enqueueing))
+        held.extend(["reduction"] * is_held(gpu.product_lock))
         return block.sum(axis=1)
 
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
@@ -209,7 +209,7 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
     (part,) = tasks.multiply(None, KernelChoice("cuda", dtype), None, a, b, last, reduction=reduction)
     assert part.tolist() == [6.0, 6.0]
     assert held == ["product", "reduction"]
-    assert not is_held(gpu.enqueueing)
+    assert not is_held(gpu.product_lock)
 
 
 @pytest.mark.gpu
@@ -250,7 +250,7 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
 
     class Noting(tasks.Largest):
         def combine(self, parts: list[Any]) -> Any:
-            assert gpu.merging.locked()
+            assert gpu.merge_lock.locked()
             taken.append(sum(each.nbytes for part in parts for each in part))
             return super().combine(parts)
 
