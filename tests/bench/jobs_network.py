@@ -177,7 +177,7 @@ class Round:
 
 
 KEPT = ("A.", "B.", "scheduler-", "said-")
-REFUSALS = ("another job has taken", "another job has left", "another call has", "exists; give another name")
+REFUSALS = ("another job has", "another call has", "exists; give another name")
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:

@@ -135,7 +135,7 @@ def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     assert batch.follow(job, number, said.append) == 0, said
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
     # More often where scheduler and workers were slow, and the end came before the client: that loses nothing.
-    assert sum("requeued, to go on" in line for line in said) >= 2
+    assert sum("requeued, to compute the missing blocks" in line for line in said) >= 2
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -163,7 +163,7 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
         until(functools.partial(_more, folder, len(kept)), f"start {start} finishes no block")
         # The signal that Slurm sends before the walltime.
         subprocess.run(["scancel", "--batch", "--signal=USR1", number], check=True)
-        _until_log(log, rf"(?s)(requeued, to go on.*){{{start}}}")
+        _until_log(log, rf"(?s)(requeued, to compute the missing blocks.*){{{start}}}")
         before, kept = kept, _finished(folder)
         assert before.items() <= kept.items()
         assert len(before) < len(kept) < 64
