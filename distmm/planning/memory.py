@@ -6,7 +6,11 @@ An upper bound of what the runtime holds by construction:
   (`distmm.scheduler.output_slots`);
 - blocks of A and B of at most `lookahead` steps (`distmm.scheduler.lookahead`), and those of one step in the kernel's
   own format (`distmm.worker.gpu.Prepared`);
+- with split k, sums that come from other layers of the grid. A worker fetches them for all its chains at once;
 - results that are being written, or that the scheduler has not freed yet.
+
+It does not count what other tasks hold. If a task of the user's graph runs on a worker that does not own the block of C
+that it reads, that worker holds a copy of the block until the block is released.
 """
 
 from __future__ import annotations
@@ -99,9 +103,10 @@ class MemoryModel:
         layout, cluster, result, streamed = self.layout, self.cluster, self.result, self.streamed
         problem, schedule = layout.problem, layout.schedule
         several, item = len(schedule.waves) > 1, problem.dtype.itemsize
-        of_operands = self._of_operands(largest, self.operands, schedule.lookahead)
-        if several and result != "out":
-            of_operands = np.maximum(of_operands, self._of_kept_operands(largest))
+        of_operands = self._of_needed_operands(largest, schedule.lookahead)
+        if layout.layers > 1:  # an open order that adds layers takes the place of an open step
+            beside_sums = self._of_needed_operands(largest, schedule.lookahead - 1)
+            of_operands = np.maximum(of_operands, beside_sums + self._of_received_sums(largest))
         held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
         if several and result == "workers" and not streamed:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
@@ -151,7 +156,24 @@ class MemoryModel:
         item = self.layout.problem.dtype.itemsize
         return self.layout.c_bytes(wave, item, 1) + self.layout.mirror_bytes(wave, item)
 
-    def _of_kept_operands(self, largest: Wave) -> Ints:
+    def _of_needed_operands(self, largest: Wave, lookahead: int) -> Ints:
+        """Bytes of A and B by rank, while `lookahead` steps of a wave are open."""
+        of_operands = self._of_operands(largest, self.operands, lookahead)
+        if len(self.layout.schedule.waves) > 1 and self.result != "out":
+            of_operands = np.maximum(of_operands, self._of_kept_operands(largest, lookahead))
+        return of_operands
+
+    def _of_received_sums(self, largest: Wave) -> Ints:
+        """Bytes of the sums by rank that come from other layers: one for each chain of the waves that add layers.
+
+        The last addition of a wave and the first one of the next wave are `steps` + 1 orders apart. A long lookahead
+        opens both.
+        """
+        layout, schedule = self.layout, self.layout.schedule
+        waves = min(len(schedule.waves), 1 + (schedule.lookahead - 1) // (schedule.steps + 1))
+        return waves * layout.c_bytes(largest, layout.problem.accumulator_bytes, layout.layers)
+
+    def _of_kept_operands(self, largest: Wave, lookahead: int) -> Ints:
         """Bytes of A and B by rank if waves read what earlier waves have loaded: of all of it, or of what is kept.
 
         All waves of a row read the same rows of A. Each row of waves reads all of B.
@@ -165,7 +187,7 @@ class MemoryModel:
         read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
         if not self.streamed:
             return self._of_operands(read, (a, b), schedule.steps)
-        return self._of_operands(largest, (a, b), schedule.lookahead, read)
+        return self._of_operands(largest, (a, b), lookahead, read)
 
     def _of_operands(
         self, largest: Wave, operands: tuple[Residence, Residence], lookahead: int, read: Wave | None = None

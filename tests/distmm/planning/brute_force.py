@@ -84,20 +84,23 @@ class BruteForce:
         """Bytes on the fullest worker at any time, if all chains are at the same step.
 
         That worker has the sums of its blocks of C; of A and B the copies that it needs for `lookahead` steps, and what
-        it has loaded; a new D for each thread and the one that is freed late; and what is finished and stays.
+        it has loaded; a new D for each thread and the one that is freed late; and what is finished and stays. With
+        split k it then has a sum of another layer for each of its blocks of C, beside the last `lookahead` - 1 steps.
         """
         plan = self.plan
         item, steps, most = plan.problem.dtype.itemsize, plan.schedule.steps, 0
         finished: Counter[int] = Counter()
         loaded: dict[Block, int] = {}  # that stay for waves to come
+        split = len(plan.blocking.parts(plan.grid.layers)) > 1
         for tasks in self.waves:
             areas: dict[int, list[int]] = {}
             for t in tasks:
                 if t.step == 0:
                     areas.setdefault(t.rank, []).append(t.area)
             homes = {block: home for t in tasks for block, home in t.reads.items()}
-            for s in range(steps):
-                now = [t for t in tasks if s <= t.step < s + plan.lookahead]
+            for s in range(steps + split):
+                first = s if s < steps else steps + 1 - plan.lookahead
+                now = [t for t in tasks if first <= t.step < first + plan.lookahead]
                 copies = {(t.rank, block) for t in now for block, home in t.reads.items() if home != t.rank}
                 window = {block: home for t in now for block, home in t.reads.items()}
                 held = Counter(finished)
@@ -109,7 +112,7 @@ class BruteForce:
                     held[home] += self.size(block) * here
                 for rank, own in areas.items():
                     writing = min(plan.cluster.threads + (steps > 1), len(own))
-                    held[rank] += (sum(own) + writing * min(own)) * plan.problem.accumulator_bytes
+                    held[rank] += (sum(own) * (1 + (s == steps)) + writing * min(own)) * plan.problem.accumulator_bytes
                 most = max(most, *held.values())
             if plan.result != "out":
                 stay = [x for x, at in zip("AB", plan.operands, strict=True) if at == "kept" or not plan.streamed]

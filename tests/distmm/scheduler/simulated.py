@@ -368,8 +368,9 @@ class Model:
                 started.held, started.address = False, addresses[rank]
         for block, rank in sorted(decided.copy, key=str):
             self.checks.copy(self.tasks[block], rank)
-            if (worker := self.workers.get(addresses[rank])) is not None:
-                worker.asked.append(block)
+            worker = self.workers.get(addresses[rank])
+            if worker is not None and block not in worker.data and block not in worker.asked:
+                worker.asked.append(block)  # Dask's workers ask once, and for nothing that they have
         for name in decided.unread:
             self.checks.unread(name)
         self.checks.slots()
