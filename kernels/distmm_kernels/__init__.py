@@ -1,6 +1,6 @@
-"""Matrix products on one GPU or on the CPU: kernels, one idea a file, behind three verbs.
+"""Matrix products on one GPU or on the CPU: one kernel a file, all with `prepare`, `multiply` and `finish`.
 
-Importing this package touches neither CUDA nor Numba; a kernel's modules are imported when it is selected.
+Importing this package initialises neither CUDA nor Numba. A kernel's modules are imported when it is selected.
 """
 
 from __future__ import annotations

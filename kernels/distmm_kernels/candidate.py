@@ -1,4 +1,4 @@
-"""A row of the table of kernels: what a kernel multiplies, how precisely, on which devices, and what it takes."""
+"""A row of the table of kernels: what a kernel multiplies, how precisely, on which devices, with how much memory."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from distmm_kernels.tiles.tiling import Tiling
 __all__ = ["ALL", "AMPERE", "FAST_FLOAT64", "FAST_TENSOR_CORES", "FLOATS", "HOPPER", "Candidate", "Unit", "tile_loads"]
 
 # The hardware units that do a kernel's multiply-adds. "plain": the float32 or float64 units, by the accumulator.
-# "fp64_tensor": the float64 tensor cores. The other tensor cores have two peak rates: that of `wgmma` and later
-# instructions ("tensor"), and that of `mma.sync`.
+# "fp64_tensor": the float64 tensor cores. For other types tensor cores have two peak rates: that of `wgmma` and later
+# instructions ("tensor"), and that of `mma.sync` ("mma_sync").
 Unit = Literal["plain", "fp64_tensor", "tensor", "mma_sync"]
 
 ALL = frozenset(dtype.name for dtype in SUPPORTED + NARROW)
 FLOATS = frozenset(dtype.name for dtype in SUPPORTED + NARROW if dtype.kind not in "iub")
-HOPPER = ((9, 0), (9, 0))  # wgmma exists there only
-AMPERE = ((8, 0), (99, 0))  # and later: asynchronous copies to shared memory
-# A100, H100 and H200, B200: these have float64 tensor cores at full rate. Other GPUs since A100 have the instruction
-# too, but it is no faster there than their few float64 units.
+HOPPER = ((9, 0), (9, 0))  # the only capability with wgmma
+AMPERE = ((8, 0), (99, 0))  # Ampere and later have asynchronous copies to shared memory
+# A100, H100 and H200, B200 have float64 tensor cores at full rate. Other GPUs since A100 have the instruction too, but
+# it is no faster there than their few float64 units.
 FAST_FLOAT64 = frozenset({(8, 0), (9, 0), (10, 0)})
 # The float16 tensor cores of the same GPUs are at least 15 times as fast as their float32 units. On other GPUs they are
 # 2 to 4 times as fast, so that three products and a split gain nothing.
@@ -36,35 +36,37 @@ class Candidate:
     Attributes
     ----------
     kernel
-        The class, which has the name, the kind of device and the granule.
+        The class, with its name, kind of device and granule.
     idea
         How the kernel works, in a few words.
     dtypes
-        Operands that it multiplies, by name.
+        Names of the operand types that it multiplies.
     precision
         The strictest of ``PRECISIONS`` that float products meet; integer products are exact in every kernel.
     tile
-        Rows and columns of C that one thread block owns. A tile that reaches beyond C takes as long as a whole one.
+        Rows and columns of C that one thread block owns. A tile that extends beyond C takes as long as a whole one.
     loads
-        Loads from global memory for one element of C; None for a kernel whose threads load nothing themselves.
+        Loads from global memory for one element of C; None if unknown, or if the TMA loads the tiles.
     capabilities
         The lowest and the highest compute capability on which it runs.
     worth_it
-        Compute capabilities on which `select` may choose it; None: all on which it runs. Elsewhere it must be named.
+        Compute capabilities on which `select` may choose it; None: all on which it runs. On others
+        it runs only if a caller names it.
     unit
         The hardware unit whose peak rate scales the kernel's rate from one GPU model to another; a mapping if that
         depends on the operands' type.
     prepared
-        Extra bytes for each byte of a block, for the block in the kernel's own format; 0 if it uses the block itself.
+        Bytes of the prepared operand for each byte of the block, in addition to the block; 0 if the kernel reads the
+        block itself.
     workspace
-        Most bytes of GPU memory that each running product takes, in addition to operands and results.
+        Most bytes of GPU memory that a running product takes in addition to operands and results.
     passes
-        Bytes read and written outside the tiled product: for each element of A and B, and for each element of C. The
-        measured rates of cubes include them. Thin products have more of these bytes for each operation.
+        Bytes read and written outside the mainloop: for each element of A and B, and for each element of C. The
+        measured rates of cubes include them. Thin products have more of these bytes per operation.
     side_by_side
-        Whether it multiplies the matrices of a batch at the same time; if not, one after the other.
+        Whether it multiplies all matrices of a batch at the same time; otherwise one after the other.
     sizes_below
-        Each size must be less than this, which its coordinates can count; None: any size.
+        Each size must be less than this, since the kernel's coordinates are limited; None: no limit.
     """
 
     kernel: type[Kernel]
@@ -98,15 +100,15 @@ class Candidate:
 
     @property
     def granule(self) -> int | None:
-        """The kernel's own; None if it promises no bits."""
+        """The kernel's granule of k; None if its results are not bitwise reproducible."""
         return self.kernel.granule
 
     def unit_of(self, dtype: str) -> Unit:
-        """Return what its rate for operands of this type follows."""
+        """Return the hardware unit whose peak rate scales the kernel's rate for operands of this type."""
         return self.unit if isinstance(self.unit, str) else self.unit.get(dtype, "plain")
 
 
 def tile_loads(tiling: Tiling, problem: Problem) -> int:
-    """Count the loads for an element of C of a thread block that loads a tile of A and one of B for each step."""
+    """Count the global loads per element of C, where a thread block loads a tile of A and a tile of B per stage."""
     steps = -(-problem.k // tiling.depth) * tiling.depth
     return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))

@@ -1,6 +1,6 @@
 """The table of kernels: the rows of all files in `distmm_kernels.gemm`; `rates` says how fast each kernel is.
 
-Those files import neither Numba nor CuPy: a client has the table, too.
+Those files import neither Numba nor CuPy, so a client without a GPU can read the table.
 """
 
 from __future__ import annotations

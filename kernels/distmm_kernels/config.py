@@ -1,4 +1,4 @@
-"""A block product: its sizes, the type of its operands, and the type that it is accumulated in."""
+"""A block product: its sizes, the type of its operands, and the type of its accumulator."""
 
 from __future__ import annotations
 
@@ -12,27 +12,28 @@ from numpy.typing import DTypeLike
 
 __all__ = ["NARROW", "PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype", "operand_dtype"]
 
-# Types that products are accumulated in.
+# Types of accumulators.
 SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")
 )
 
-# Types of operands that are narrower than what their products are accumulated in; tensor cores take them as they are.
+# Types of operands that are narrower than their accumulator. Tensor cores read them without conversion.
 NARROW: tuple[np.dtype[Any], ...] = (
     np.dtype("float16"),
     np.dtype(ml_dtypes.bfloat16),
     *(np.dtype(name) for name in ("int8", "uint8", "bool")),
 )
 
-# What each promises: kernels/README.md, "How a kernel is chosen".
+# Their accuracy: kernels/README.md, "How a kernel is chosen".
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
-# Rows and columns of what one thread block owns of C: 32 is a warp's width, and 32 x 32 the most threads of a block.
-# Cuts of k on multiples of it leave the bits of every kernel's result as they are.
+# Rows and columns of the tile of C that one thread block owns in the teaching kernels: 32 is a warp's width, and a
+# block has at most 32 x 32 threads. Their results have the same bits for any cuts of k at multiples of it.
 TILE = 32
 
 # Integers narrower than 32 bits widen; unsigned ones use the signed type of their width: two's complement gives
-# the same low bits, so the cast in `finish` restores NumPy's wrap-around. A bool counts its true terms in int64.
+# the same low bits, so the cast in `finish` restores NumPy's wrap-around. A bool product counts its true terms in
+# int64.
 _WIDER = {
     **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32"), "int32"),
     "uint64": "int64",
@@ -43,12 +44,12 @@ _WIDER = {
 
 
 def compute_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Type that a product of this result type is accumulated in.
+    """Type in which a product with this result type is accumulated.
 
     Parameters
     ----------
     dtype
-        Type of the product as NumPy would give it. Byte order is ignored: the answer is always native.
+        Type of the product as NumPy would give it. Byte order is ignored: the returned type is always native.
 
     Returns
     -------
@@ -72,7 +73,7 @@ def compute_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
-    """Type in which kernels are handed the operands of a product of this result type.
+    """Type in which kernels receive the operands of a product with this result type.
 
     Parameters
     ----------
@@ -82,12 +83,12 @@ def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     Returns
     -------
     numpy.dtype
-        One of ``NARROW`` as it is, else `compute_dtype` of it.
+        The type itself if it is in ``NARROW``, else `compute_dtype` of it.
 
     Raises
     ------
     TypeError
-        As `compute_dtype`.
+        If products of this type cannot be accumulated in any supported type.
     """
     native = np.dtype(dtype).newbyteorder("=")
     return native if native in NARROW else compute_dtype(native)
@@ -95,7 +96,16 @@ def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 
 @dataclass(frozen=True)
 class Problem:
-    """One block product ``(*batch, m, k) @ (*batch, k, n)`` of operands of type ``dtype``.
+    """One block product ``(*batch, m, k) @ (*batch, k, n)``.
+
+    Attributes
+    ----------
+    m, k, n
+        Sizes, 0 or more.
+    dtype
+        Type of both operands, one of ``SUPPORTED`` or ``NARROW``.
+    batch
+        Sizes of the batch dimensions.
 
     Raises
     ------
@@ -112,7 +122,7 @@ class Problem:
     batch: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # object.__setattr__: the class is frozen, and callers may write np.float32 or a NumPy integer.
+        # Convert arguments such as np.float32 or a NumPy integer. The class is frozen, hence object.__setattr__.
         object.__setattr__(self, "dtype", np.dtype(self.dtype))
         object.__setattr__(self, "batch", tuple(operator.index(size) for size in self.batch))
         for name in ("m", "k", "n"):

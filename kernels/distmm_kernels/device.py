@@ -1,6 +1,6 @@
 """Devices: this machine's CPU, and the NVIDIA GPUs that all needed libraries can use.
 
-Nothing here creates a CUDA context: the driver is only asked for names and sizes.
+Nothing here creates a CUDA context: it only queries the driver for names and sizes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["Device", "cpu", "current", "gpus", "why_no_gpu"]
 
 # The driver lists the kernels of a library since CUDA 12.4 (cuLibraryEnumerateKernels).
 LEAST_DRIVER = 12040
-# The compilers of CUDA 13 know no older GPUs; those of CUDA 12 do.
+# CUDA 13 cannot compile for older GPUs; CUDA 12 can.
 LEAST_FOR_CUDA_13 = (7, 5)
 
 
@@ -28,8 +28,14 @@ class Device:
 
     Attributes
     ----------
+    kind
+        ``"cpu"`` or ``"cuda"``.
+    name
+        Model, as the driver or the operating system names it.
+    index
+        CUDA's number of the GPU; 0 for the CPU.
     memory
-        Bytes in all, free or not.
+        Total memory in bytes.
     compute_capability
         ``(major, minor)`` of a GPU; None for the CPU.
     multiprocessors
@@ -55,7 +61,7 @@ def cpu() -> Device:
 
 
 def _cpu_name() -> str:
-    """Read the marketing name where Linux tells it; platform.processor() knows only the instruction set there."""
+    """Read the model name from Linux; platform.processor() returns only the instruction set there."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
         for line in lines:
             if line.startswith("model name"):
@@ -69,12 +75,12 @@ def gpus() -> tuple[Device, ...]:
 
 
 def why_no_gpu() -> str | None:
-    """Say in one sentence what is missing for the GPU, and what to type; None when a GPU is usable."""
+    """Return one sentence that says why no GPU is usable, and the remedy; None if a GPU is usable."""
     return _found().missing
 
 
 def current() -> Device:
-    """Return the GPU that CuPy's calls go to in this thread, or the CPU where no GPU is usable."""
+    """Return CuPy's current device in this thread, or the CPU if no GPU is usable."""
     devices = gpus()
     if not devices:
         return cpu()
@@ -91,7 +97,7 @@ class _Search:
 
 @functools.cache
 def _found() -> _Search:
-    """Search once a process: neither the hardware nor CUDA_VISIBLE_DEVICES changes after the driver is initialised."""
+    """Search once per process: hardware and CUDA_VISIBLE_DEVICES are fixed when the driver is initialised."""
     try:
         devices, cuda = _driver_devices()
     except _NoGpuError as error:
@@ -108,18 +114,18 @@ def _found() -> _Search:
     if missing is not None:
         extra = "cuda13" if cuda >= 13000 and not _needs_cuda_12(oldest) else "cuda12"
         return _Search((), f"GPU found ({oldest.name}), but {missing}: type pip install 'distmm[{extra}]'")
-    # The simulator replaces Numba's CUDA with Python threads: a kernel there would refuse CuPy's arrays.
+    # The simulator replaces Numba's CUDA by Python threads. Its kernels do not take CuPy's arrays.
     if _simulated():
         return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
     return _Search(devices, None)
 
 
 class _NoGpuError(Exception):
-    """No NVIDIA GPU or driver answers; the message says so to the user."""
+    """No NVIDIA GPU or driver is usable; the message is for the user."""
 
 
 def _driver_devices() -> tuple[tuple[Device, ...], int]:
-    """Ask the driver: its devices, and the version of CUDA that it supports, 12040 for 12.4."""
+    """Return the driver's devices, and the version of CUDA that it supports (12040 for 12.4)."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -159,7 +165,10 @@ def _driver_devices() -> tuple[tuple[Device, ...], int]:
 
 
 def _simulated() -> bool:
-    """Whether Numba's CUDA is simulated. Numba is not imported for it: half a second, where all kernels are on disk."""
+    """Whether Numba's CUDA simulator is on.
+
+    This does not import Numba, which takes half a second and is not needed if all kernels are on disk.
+    """
     numba = sys.modules.get("numba")
     if numba is None:
         return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
@@ -171,14 +180,14 @@ def _needs_cuda_12(device: Device) -> bool:
 
 
 def _missing_library(device: Device) -> str | None:
-    """Name the first library that the GPU kernels need and that does not work here, or not for this device."""
+    """Return why a library that the GPU kernels need does not work, or not on this device; None if all work."""
     if importlib.util.find_spec("cupy") is None:
         return "CuPy is missing"
     try:
         import cupy
 
         cupy.cuda.runtime.getDeviceCount()
-    except Exception as error:  # CuPy raises its own and the loader's errors; all of them mean the same here
+    except Exception as error:  # CuPy's own errors and the loader's: CuPy is not usable
         return f"CuPy cannot use it ({error})"
     if importlib.util.find_spec("numba_cuda") is None:
         return "numba-cuda is missing"
@@ -187,7 +196,7 @@ def _missing_library(device: Device) -> str | None:
 
         nvvm.version()
         linker, _ = nvjitlink.version()
-    except Exception as error:  # the loader's own kinds, as above
+    except Exception as error:  # the loader raises several types of errors
         return f"the CUDA compiler libraries NVVM and nvJitLink cannot be used ({error})"
     if linker >= 13 and _needs_cuda_12(device):
         major, minor = device.compute_capability or (0, 0)

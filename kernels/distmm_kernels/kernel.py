@@ -1,6 +1,6 @@
-"""The three verbs of every kernel: prepare the operands, multiply, finish.
+"""The methods of every kernel: prepare the operands, multiply, finish.
 
-The checks, the empty cases and the epilogue are the same on every device and live here; a kernel adds `_accumulate`.
+Checks, empty sizes and the epilogue are the same on every device, and are in this module. A kernel adds `_accumulate`.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
 
 class Kernel(ABC):
-    """Multiplies blocks of one type on one device; a worker uses one for all its blocks, ragged ones included.
+    """Multiplies blocks of one type on one device. A worker uses one kernel for all its blocks, ragged ones included.
 
-    Every verb returns when its result is complete, so another thread or stream may use it at once; `prepare_a`,
-    `prepare_b` and `multiply` can be told not to wait.
+    Every method returns when its result is complete, so another thread or stream may use it at once. `prepare_a`,
+    `prepare_b` and `multiply` return earlier if ``wait`` is False.
 
     Parameters
     ----------
     problem
-        Its types are those of all later blocks, whose sizes may differ.
+        Its type is that of all blocks. The sizes of blocks may differ from its sizes.
     device
-        Where results live.
+        Device that computes, and that has the results in its memory.
 
     Attributes
     ----------
     granule
-        Cuts of k into calls at its multiples leave the bits of the result as they are; None: no promise.
+        A chain of calls that cuts k at multiples of it gives the same bits as one call; None: no such guarantee.
     takes_narrow
-        Whether operands keep a type narrower than the accumulator; else they are converted to the accumulator's.
+        Whether operands keep a type narrower than the accumulator's; otherwise they are converted to it.
     dtype, accumulator
         Type of prepared operands, and of c and d.
     """
@@ -54,7 +54,7 @@ class Kernel(ABC):
         self.device = device
 
     def prepare_a(self, block: Array, *, wait: bool = True) -> Array:
-        """Bring a left operand ``(..., m, k)`` into this kernel's format, on its device.
+        """Convert a left operand ``(..., m, k)`` to this kernel's format, on its device.
 
         Parameters
         ----------
@@ -66,18 +66,18 @@ class Kernel(ABC):
         Raises
         ------
         TypeError
-            If its values would change kind on the way to the kernel's type, complex to real for example.
+            If the conversion to the kernel's type would change the kind of number, for example complex to real.
         ValueError
             If it has fewer than two dimensions.
         """
         return self._prepare(block, "A", wait)
 
     def prepare_b(self, block: Array, *, wait: bool = True) -> Array:
-        """Bring a right operand ``(..., k, n)`` into this kernel's format, on its device: as `prepare_a`."""
+        """Convert a right operand ``(..., k, n)`` to this kernel's format, on its device: see `prepare_a`."""
         return self._prepare(block, "B", wait)
 
     def joined(self, operands: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
-        """Join panels of k that are multiplied one after the other, where the kernel can do it in one pass over C.
+        """Join consecutive panels of k that the kernel can multiply in one pass over C.
 
         Parameters
         ----------
@@ -87,7 +87,7 @@ class Kernel(ABC):
         Returns
         -------
         list
-            Operands of the same sum, as many or fewer, for `multiply` one after the other. Bits stay as they are.
+            At most as many pairs. `multiply`, called on them one after the other, gives the same bits as on the given.
         """
         return list(operands)
 
@@ -110,18 +110,18 @@ class Kernel(ABC):
         a, b
             Prepared operands, ``(*batch, m, k)`` and ``(*batch, k, n)``; batch dimensions broadcast.
         c
-            ``(*batch, m, n)`` in the accumulator's type, or None for zero. Never written to.
+            ``(*batch, m, n)`` in the accumulator's type, or None for zero. It is never written.
         alpha, beta, c0, dtype
-            For the last step of a chain, which nothing is added to any more: what `finish` would give for them, in one
-            pass where the kernel can. Default: the accumulator's type, and nothing else.
+            For the last step of a chain: the result is that of `finish` with these arguments, in one pass if the kernel
+            can do so. By default the result has the accumulator's type, and is not scaled.
         wait
-            False: return when the work is enqueued on the calling thread's current stream. The operands must stay
-            alive until it is done.
+            False: return when the work is enqueued on the calling thread's current stream. The caller must keep the
+            operands alive until it is complete.
 
         Raises
         ------
         ValueError
-            If the shapes do not go together, or as for `finish`.
+            If the shapes do not match, or if `finish` would raise it.
         TypeError
             If an operand was not prepared by this kernel, or ``c`` is not of the accumulator's type.
         """
@@ -157,13 +157,13 @@ class Kernel(ABC):
         Parameters
         ----------
         d
-            A result of `multiply`. Returned as it is when ``alpha == 1``, ``beta == 0`` and ``dtype`` is its own.
+            A result of `multiply`. Returned itself if ``alpha == 1``, ``beta == 0`` and it has the type ``dtype``.
         alpha, beta
             For integer and bool results they must be integers that ``dtype`` or the accumulator holds exactly.
         c0
-            Broadcasts to ``d``; not read when ``beta == 0``, so that it may be None or hold NaN.
+            Broadcasts to ``d``. It is not read if ``beta == 0``, and may then be None or contain NaN.
         dtype
-            Of the result; bool means ``!= 0``.
+            Type of the result; bool means ``!= 0``.
 
         Raises
         ------
@@ -179,21 +179,22 @@ class Kernel(ABC):
 
     @abstractmethod
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        """Write ``c + a @ b`` into ``d``, of the accumulator's type or one that `_stores`; no size is 0."""
+        """Write ``c + a @ b`` into ``d``, whose type `_stores` allows. No size is 0."""
 
     def _finished(
         self, a: Array, b: Array, c: Array | None, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]
     ) -> Array | None:
-        """Return ``alpha * (c + a @ b) + beta * c0`` as `_in_passes` would make it, or None where passes must.
+        """Return ``alpha * (c + a @ b) + beta * c0`` in one launch, with the bits of `_in_passes`.
 
-        ``c0`` is None or has the result's shape and any type, strides and values.
+        Returns None if this kernel cannot do so. ``c0`` is None, or has the result's shape, and any type, strides and
+        values.
         """
         return None
 
     def _in_passes(self, d: Array, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]) -> Array:
         out = d if alpha == 1 else d * alpha
         if beta != 0:
-            # dtype by finish's own rule, not prepare's: c0 may be of the result's type, bool or uint8 for example
+            # without the type check of `prepare`: c0 may have the result's type, for example bool or uint8
             addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.accumulator, copy=False)
             out = out + (addend if beta == 1 else addend * beta)
         return _cast(out, dtype)
@@ -203,11 +204,11 @@ class Kernel(ABC):
         return self._module.empty(shape, dtype)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
-        """Whether `_accumulate` can round to this type as it writes."""
+        """Whether `_accumulate` can write results of this type."""
         return dtype == self.accumulator
 
     def _check(self, operand: Array, name: str) -> None:
-        """Refuse an operand that is not in this kernel's format."""
+        """Raise TypeError if an operand is not in this kernel's format."""
         if operand.dtype != self.dtype:
             raise TypeError(f"{name} is {operand.dtype}, this kernel computes in {self.dtype}: prepare it first")
 
@@ -218,7 +219,7 @@ class Kernel(ABC):
 
     @abstractmethod
     def _to_device(self, block: Array) -> Array:
-        """Return the array in this kernel's memory, with its own type and any strides."""
+        """Return the array in the device's memory. Type and strides may stay as they are."""
 
     @abstractmethod
     def _on_device(self) -> Any:
@@ -226,18 +227,18 @@ class Kernel(ABC):
 
     @abstractmethod
     def _complete(self) -> None:
-        """Wait until what this thread has asked of the device is done."""
+        """Wait until the work that this thread has enqueued is complete."""
 
     def _prepare(self, block: Array, operand: str, wait: bool) -> Array:
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
         dtype = block.dtype
-        # integers wrap around: modulo 2^bits they are the same number in any type of so many bits
+        # integers wrap around: types with the same number of bits hold the same number modulo 2^bits
         wraps = dtype.kind in "iub" and self.dtype.kind in "iu"
         if (
             dtype != self.dtype
             and not wraps
-            and (  # ml_dtypes lets complex pass to bfloat16
+            and (  # NumPy lets complex pass to bfloat16 of ml_dtypes
                 (dtype.kind == "c" and self.dtype.kind != "c") or not np.can_cast(dtype, self.dtype, "same_kind")
             )
         ):
@@ -249,18 +250,18 @@ class Kernel(ABC):
         return prepared
 
     def _format(self, block: Array, operand: str) -> Array:
-        """Return operand ``"A"`` or ``"B"``, on the device already, as `_accumulate` wants it."""
+        """Convert operand ``"A"`` or ``"B"``, which is on the device, to the format of `_accumulate`."""
         return block.astype(self.dtype, copy=False)
 
     def _factors(self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any]) -> tuple[Any, Any]:
-        """Return alpha and beta in the accumulator's type, after what `finish` refuses."""
+        """Return alpha and beta in the accumulator's type, after the checks of `finish`."""
         alpha, beta = self._scalar("alpha", alpha, dtype), self._scalar("beta", beta, dtype)
         if beta != 0 and c0 is None:
             raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")
         return alpha, beta
 
     def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
-        """Return the factor in the accumulator's type, if that loses nothing that the result could show."""
+        """Return the factor in the accumulator's type; raise ValueError if that could change the result."""
         dtype = self.accumulator
         if dtype.kind == "c":
             return dtype.type(value)
@@ -289,7 +290,7 @@ def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
         If the inner sizes differ or the batch dimensions do not broadcast.
     """
     if a[-1] != b[-2]:
-        raise ValueError(f"{a} @ {b}: a's last size, {a[-1]}, must equal b's last but one, {b[-2]}")
+        raise ValueError(f"{a} @ {b}: a has {a[-1]} columns and b has {b[-2]} rows, but these must be equal")
     if len(a) == len(b) == 2:  # the usual case; broadcasting nothing takes NumPy 3 us
         return a[0], b[1]
     try:

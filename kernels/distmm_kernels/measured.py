@@ -1,7 +1,7 @@
-"""Rates of a GPU model that `rates.toml` does not have: measured where it is first used, and kept on disk.
+"""Rates of a GPU model that `rates.toml` does not have: measured on first use, and kept on disk.
 
-A measurement is for one type and precision, of the kernels that may be the fastest there. It takes about a second, and
-what their machine code takes to compile. A file is right or absent: other versions of this package do not read it.
+A measurement covers one type and precision, and the kernels that may be the fastest for them. It takes about a second,
+and the time to compile these kernels. A file is complete or absent. Other versions of this package do not read it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from distmm_kernels.select import promises_bits, ranked
 __all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "worth_measuring"]
 
 EDGE = 4096  # edge of the cubes that are measured: enough work for any GPU of today; a second at 0.14 TFLOP/s
-SECONDS = 0.1  # each kernel multiplies for so long
+SECONDS = 0.1  # that each kernel multiplies
 MOST_PRODUCTS = 50
 # A kernel is not measured if it is expected to take more than this many times as long as the best one. The
 # expectations come from the rates of another model, and are right within a factor of about two.
@@ -33,18 +33,18 @@ HOPELESS = 3.0
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured on one GPU.
+    """Measured rates of one GPU model, for one type and precision.
 
     Attributes
     ----------
     model
         As the driver names it.
     dtype, precision
-        Of operands, and the least accuracy.
+        Type of the operands, and the precision that was asked for.
     measured
         The day, as ``2026-11-24``.
     rates
-        Operations a second of whole products, by kernel.
+        Operations per second by kernel, the preparation of both operands included.
     """
 
     model: str
@@ -55,7 +55,7 @@ class Measurement:
 
 
 def worth_measuring(problem: Problem, device: Device, precision: str) -> list[Candidate]:
-    """Return the kernels that may be the fastest for a type: among all, and among those that promise their bits."""
+    """Return the kernels that may be the fastest for a type, among those with and those without reproducible bits."""
     listed = ranked(problem, device, precision, everywhere=True)
     found = []
     for promise in (True, False):
@@ -66,7 +66,7 @@ def worth_measuring(problem: Problem, device: Device, precision: str) -> list[Ca
 
 
 def kept(problem: Problem, device: Device, precision: str) -> Measurement | None:
-    """Return what was measured for a type on such a GPU, in this process or before; None if nothing was."""
+    """Return the measurement for a type on this GPU model, from this process or from disk; None if there is none."""
     path = _path(problem.dtype.name, device, precision)
     found = _of_this_process.get(path) or _read(path)
     if found is not None:
@@ -75,18 +75,22 @@ def kept(problem: Problem, device: Device, precision: str) -> Measurement | None
 
 
 def all_kept(device: Device) -> list[Measurement]:
-    """Return all that `kept` finds on disk for such a GPU."""
+    """Return all measurements on disk for this GPU model."""
     found = {path: _read(path) for path in sorted(cache.cache_folder().glob(f"{_slug(device)}-*.rates"))}
     return [x for path, x in found.items() if x is not None and path == _path(x.dtype, device, x.precision)]
 
 
 def measure(problem: Problem, device: Device, precision: str) -> Measurement:
-    """Measure the kernels that are worth it for a type, on the current GPU, and keep what was found.
+    """Measure the kernels of `worth_measuring` for a type on a GPU, and keep the result on disk.
 
     Parameters
     ----------
     problem
-        Says the type.
+        Its type is measured. Its sizes are not used.
+    device
+        The GPU.
+    precision
+        One of ``PRECISIONS``.
     """
     import cupy
 
@@ -103,7 +107,7 @@ def measure(problem: Problem, device: Device, precision: str) -> Measurement:
 
 
 def is_shipped(device: Device) -> bool:
-    """Whether `rates.toml` has this model; a CPU needs no choice."""
+    """Whether `rates.toml` has this GPU model; True for the CPU, which has one kernel only."""
     return device.kind == "cpu" or shipped(device) is not None
 
 
@@ -111,7 +115,7 @@ _of_this_process: dict[Path, Measurement] = {}
 
 
 def _rate(candidate: Candidate, cube: Problem, device: Device) -> float:
-    """Return the operations a second of whole products by one kernel."""
+    """Return the operations per second of one kernel, the preparation of both operands included."""
     import cupy
 
     kernel = candidate.kernel(cube, device)
@@ -126,14 +130,14 @@ def _rate(candidate: Candidate, cube: Problem, device: Device) -> float:
         stop.synchronize()
         return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / products
 
-    seconds(1)  # compiles and loads
+    seconds(1)  # the first product compiles and loads the kernel
     once = seconds(1)
     least = once if once > SECONDS else seconds(min(MOST_PRODUCTS, math.ceil(SECONDS / once)))
     return (8 if cube.accumulator.kind == "c" else 2) * EDGE**3 / least
 
 
 def _operand(cube: Problem, seed: int):  # type: ignore[no-untyped-def]  # CuPy ships no types
-    """Return a matrix of numbers between -1 and 1 (integers: -9 and 9), made on the GPU without another library."""
+    """Return a matrix of numbers between -1 and 1 (integers: -9 and 9), computed on the GPU without cuRAND."""
     import cupy
 
     fractions = cupy.arange(seed, seed + EDGE * EDGE, dtype="f8") * ((math.sqrt(5) - 1) / 2) % 1

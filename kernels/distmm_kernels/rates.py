@@ -1,6 +1,6 @@
-"""How fast each kernel was measured to be, by GPU model, and the time that this gives for a product.
+"""The measured rate of each kernel by GPU model, and the expected time of a product.
 
-The figures are data: `rates.toml` has them, and says how they were measured.
+The figures are in `rates.toml`, which also says how they were measured.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ CPU = "CPU"  # the name of any CPU in the file
 
 @dataclass(frozen=True)
 class ModelRates:
-    """What is known of one GPU model, or of a core of a CPU.
+    """Measured rates of one GPU model, or of a CPU.
 
     Attributes
     ----------
@@ -35,11 +35,11 @@ class ModelRates:
     capability
         Compute capability of a GPU.
     measured
-        When.
+        Day of the measurement.
     copy
-        Bytes a second, read and written, by a copy within its memory.
+        Bytes per second that a copy within its memory reads and writes.
     kernels
-        Operations a second by kernel and type, for each of `SIZES`.
+        Operations per second by kernel and type, for each of `SIZES`.
     """
 
     model: str
@@ -73,22 +73,24 @@ SIZES, _MODELS = _read()
 
 
 def shipped(device: Device) -> ModelRates | None:
-    """Return the rates of this very model; None of one that is not in the file."""
+    """Return the rates of this model; None if the file does not have it."""
     return _MODELS.get(CPU if device.kind == "cpu" else device.name)
 
 
 @functools.cache
 def rates_of(device: Device) -> ModelRates:
-    """Return the rates of the device's model; of one that nobody has measured, those of another model."""
+    """Return the rates of the device's model. For a model that is not in the file, those of a similar model."""
     measured = [each for each in _MODELS.values() if each.capability is not None]
     alike = [each for each in measured if each.capability == device.compute_capability]
     return shipped(device) or (alike or measured)[0]
 
 
 def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:
-    """Time that a product should take: its operations, with those of tiles that stick out of C, by the measured rate.
+    """Return the expected seconds of a product.
 
-    And its passes over operands and C, as far as they are more than those of a cube of as many multiply-adds.
+    The first term is the number of operations, with whole tiles at the edges of C, over the measured rate. The second
+    is the time of passes over operands and C. It counts only bytes beyond those of a cube with as many multiply-adds,
+    which the measured rate includes.
     """
     m, k, n, batch = (max(1, size) for size in (problem.m, problem.k, problem.n, math.prod(problem.batch)))
     rows, columns = (-(-size // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
@@ -101,13 +103,13 @@ def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:
 
 
 def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) -> float:
-    """Operations a second, at which ``2 m k n`` are done (4 times as many for complex numbers).
+    """Operations per second. A product has ``2 m k n`` operations, or ``8 m k n`` of complex numbers.
 
     Parameters
     ----------
     edge
-        Size of a cube of as many multiply-adds. Between measured sizes the logarithm is interpolated; below the least
-        one, time is constant, and above the greatest, the rate is.
+        Edge of a cube with as many multiply-adds. Between measured sizes the logarithm of the rate is interpolated.
+        Below the smallest size the time is constant, and above the largest size the rate is constant.
     """
     of_kernel = rates_of(device).kernels[candidate.name]
     measured = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)

@@ -1,6 +1,6 @@
-"""Choose the kernel: a predicate says why one cannot be used, a score ranks the others, and both can be printed.
+"""Choose the kernel: a predicate says why a kernel cannot be used, and a score ranks the others. `explain` prints both.
 
-Pure: the device is an argument, and no kernel is made before it is chosen.
+These functions are pure: the device is an argument, and only the chosen kernel is constructed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ __all__ = [
 
 STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
 
-# How much faster a kernel that promises no bits must be to be chosen: rates of different runs differ by as much.
+# A kernel without reproducible bits is chosen only if it is faster by this factor. Rates of different runs differ by as
+# much.
 WORTH = 1.05
 
 
@@ -62,7 +63,7 @@ def select(
     reproducible: bool = False,
     name: str | None = None,
 ) -> Kernel:
-    """Return the kernel for a problem, ready to use: the fastest, by its measured rate, of those that may be used.
+    """Return the kernel for a problem: by measured rates, the fastest of those that may be used.
 
     Parameters
     ----------
@@ -71,13 +72,14 @@ def select(
         within its bound for each element (``kernels/README.md``, Grades); 16-bit operands are multiplied exactly and
         added in float32. ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit.
         ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to bfloat16 (8 bits). A kernel that
-        is stricter than asked for may be chosen where it is faster. 16-bit types, float64 and complex numbers have
+        is stricter than asked for may be chosen if it is faster. 16-bit types, float64 and complex numbers have
         ``"ieee"`` and ``"highest"``, integers one precision.
     reproducible
-        True: only kernels whose bits do not change with how k is cut into calls, at multiples of ``Kernel.granule``;
-        and the choice looks at types and device alone, so that blocks of any size are multiplied by the same kernel.
+        True: use only kernels whose results have the same bits for any cuts of k into calls at multiples of
+        ``Kernel.granule``. The choice then depends on type and device only, so that one kernel multiplies blocks of any
+        size.
     name
-        Forces one kernel, for example ``"cublas"``, of whatever precision.
+        Use the kernel of this name, for example ``"cublas"``, whatever its precision.
 
     Raises
     ------
@@ -89,7 +91,7 @@ def select(
 
 
 def explain(problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False) -> str:
-    """Say which kernel `select` takes and why, and why not the others: one printable line each."""
+    """Return text that says which kernel `select` takes and why, and why not the others, one line for each."""
     expected = {each.name: time for each, time in ranked(problem, device, precision, reproducible=reproducible)}
     chosen = choose(problem, device, precision, reproducible=reproducible)
     lines = [f"{problem} on {device}, precision {precision}: {chosen.name}, {chosen.idea}"]
@@ -103,7 +105,7 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
             least = expected[chosen.name]
             reason = f"{expected[candidate.name] * 1e6:,.3g} µs expected, {chosen.name} takes {least * 1e6:,.3g}"
             if expected[candidate.name] < least:
-                reason += f", and promises bits: that is worth {100 * (WORTH - 1):.0f} %"
+                reason += f", but has reproducible bits, which are worth {100 * (WORTH - 1):.0f} %"
         lines.append(f"  not {candidate.name}: {reason}")
     return "\n".join(lines)
 
@@ -111,7 +113,7 @@ def explain(problem: Problem, device: Device, precision: str = "highest", *, rep
 def choose(
     problem: Problem, device: Device, precision: str, *, reproducible: bool = False, name: str | None = None
 ) -> Candidate:
-    """Return the row of the table that `select` makes a kernel from; no device is needed."""
+    """Return the row of the table from which `select` constructs the kernel. It needs no GPU."""
     if name is None:
         legal = ranked(problem, device, precision, reproducible=reproducible)
         if not legal:
@@ -138,17 +140,17 @@ def choose(
 def ranked(
     problem: Problem, device: Device, precision: str, *, reproducible: bool = False, everywhere: bool = False
 ) -> list[tuple[Candidate, float]]:
-    """Return the kernels that may be chosen unasked, the best one first, and the seconds that each should take.
+    """Return the kernels that `select` may choose without a name, the best one first, and the expected seconds of each.
 
-    Kernels that promise no bits come behind those that do and are slower by less than `WORTH`.
+    A kernel without reproducible bits ranks after those with reproducible bits that are slower by less than `WORTH`.
 
     Parameters
     ----------
     everywhere
-        Also those that are not worth it on such a GPU, as far as anybody knows.
+        Also the kernels that `Candidate.worth_it` excludes on this GPU.
     """
     _check(precision)
-    if reproducible:  # a choice that does not look at sizes: that for a large cube
+    if reproducible:  # the choice for a large cube, so that it does not depend on sizes
         size = SIZES[-1]
         sized = dataclasses.replace(problem, m=size, k=size, n=size, batch=())
     else:
@@ -171,30 +173,30 @@ def facts(
     name: str | None = None,
     measured: Mapping[str, float] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return what others need to know of the kernels that may be chosen: by name, the best one first.
+    """Return what plans need to know of the kernels that may be chosen: by name, the best one first.
 
     Parameters
     ----------
     measured
-        Operations a second by kernel, measured on this GPU: then there are only these to choose from.
+        Operations per second by kernel, measured on this GPU. Only these kernels may be chosen then.
 
     Returns
     -------
     dict
-        Of each kernel ``"rate"``, the operations a second for such a product; ``"cost"``, by which it is ranked;
-        ``"granule"``, None without a promise of bits; ``"prepared"`` and ``"workspace"`` as in `Candidate`; and
-        ``"unit"``, which the rate follows from one model to another.
+        For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
+        ranked; ``"granule"``, None if its bits are not reproducible; ``"prepared"``, ``"workspace"`` and ``"unit"`` as
+        in `Candidate`.
 
     Raises
     ------
     ValueError
-        As `select`.
+        If `select` would raise it.
     """
     if name is not None:
         chosen = choose(problem, device, precision, reproducible=reproducible, name=name)
         listed = [(chosen, seconds(chosen, problem, device))]
     else:
-        choose(problem, device, precision, reproducible=reproducible)  # says why there is none
+        choose(problem, device, precision, reproducible=reproducible)  # raises if there is no kernel
         listed = ranked(problem, device, precision, reproducible=reproducible, everywhere=measured is not None)
     edge = (problem.m * problem.k * problem.n) ** (1 / 3)
     rates = {candidate.name: rate(candidate, problem, device, edge) for candidate, _ in listed}
@@ -223,12 +225,12 @@ def serves(name: str, problem: Problem, device: Device) -> bool:
 
 
 def _cost(candidate: Candidate, expected: float, problem: Problem) -> float:
-    """Return the seconds that a product should take, and a share more where no bits are promised."""
+    """Return the expected seconds of a product, times `WORTH` if the kernel's bits are not reproducible."""
     return expected * (1 if promises_bits(candidate, problem) else WORTH)
 
 
 def promises_bits(candidate: Candidate, problem: Problem) -> bool:
-    """Whether cuts of k at the kernel's granule leave the bits of the result; those of integers are always the same."""
+    """Whether results have the same bits for any cuts of k at the kernel's granule. Integers always have."""
     return candidate.granule is not None or problem.accumulator.kind == "i"
 
 
@@ -238,5 +240,5 @@ def _check(precision: str) -> None:
 
 
 def _worth_it(candidate: Candidate, device: Device) -> bool:
-    """Whether a candidate may be chosen on the device where nobody has named it."""
+    """Whether `select` may choose a candidate on the device without its name."""
     return candidate.worth_it is None or device.compute_capability in candidate.worth_it

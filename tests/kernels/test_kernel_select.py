@@ -213,7 +213,7 @@ def test_a_promise_of_bits_is_given_as_the_reason_where_it_decides(monkeypatch):
     text = explain(problem(k=8192, n=8192), T4)
     assert "float32 on Tesla T4 (cuda:0), precision highest: tiled," in text
     assert ", tiled takes" in text
-    assert "and promises bits: that is worth" in text
+    assert "but has reproducible bits, which are worth" in text
 
 
 def test_small_products_are_not_split_for_tensor_cores():

@@ -1,1 +1,1 @@
-"""The kernels, one idea a file; ``distmm_kernels.select`` is the way in."""
+"""The kernels, one idea a file; ``distmm_kernels.select`` chooses among them."""

@@ -1,4 +1,4 @@
-"""Matrices whose rows are aligned, as the tensor memory accelerator loads and stores them, and sums of slices of k."""
+"""Matrices with aligned rows, which the tensor memory accelerator loads and stores, and sums of slices of k."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ ADD = "distmm_kernels.device_code.slices:add_slices"
 
 
 class AlignedKernel(CudaKernel):
-    """Rows of D begin at multiples of the alignment."""
+    """A kernel whose D has rows that begin at multiples of 16 bytes."""
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._adders: dict[tuple[np.dtype[Any], bool], LoadedKernel] = {}
 
     def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """Return an array whose rows begin at multiples of the alignment."""
+        """Return a new array whose rows begin at multiples of 16 bytes."""
         multiple = VECTOR_BYTES // dtype.itemsize
         columns = -(-shape[-1] // multiple) * multiple
         whole = self._module.empty((*shape[:-1], columns), dtype)
         return whole if columns == shape[-1] else whole[..., : shape[-1]]
 
     def _loadable(self, c: Array | None) -> Array | None:
-        """Return C, or a copy where the tensor memory accelerator cannot read it."""
+        """Return C, or a copy of it if the tensor memory accelerator cannot load it."""
         return c if c is None or Stack.of(c).loadable() else in_vectors(c, self.device)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
@@ -48,9 +48,9 @@ class AlignedKernel(CudaKernel):
         Parameters
         ----------
         sums
-            ``(*batch, slices, m, n)``, from `_rows`, as D is.
+            ``(*batch, slices, m, n)``. The sums and D come from `_rows`.
         c
-            `_loadable`; it may be D.
+            From `_loadable`. It may be D.
         """
         key = d.dtype, c is not None
         if key not in self._adders:

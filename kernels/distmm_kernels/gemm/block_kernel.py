@@ -1,4 +1,4 @@
-"""Kernels that Numba compiles and launches itself: the teaching kernels, which spend 0.2 ms of host time on it."""
+"""Base of the teaching kernels, which Numba compiles and launches. A launch takes 0.2 ms of host time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BlockKernel(CudaKernel):
     @property
     @abstractmethod
     def source(self) -> Source:
-        """Makes the kernel's function, in Numba's language, from a dtype and the tile."""
+        """Makes the kernel's function, in Numba's CUDA Python, from a dtype and the tile."""
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         kernel = compiled(self.source, self.tile, self.dtype, self.device.compute_capability)
@@ -53,7 +53,7 @@ def grid(shape: tuple[int, ...], tile: int) -> tuple[tuple[int, int], tuple[int,
 
 
 def stacks(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[list[Array]]:
-    """Cut batches as `matrices` does. One matrix is a stack of one; a missing c is a zero, broadcast."""
+    """Cut batches as `matrices` does. One matrix becomes a stack of one, and a missing c a broadcast zero."""
     if c is None:
         c = np.broadcast_to(np.zeros_like(d, shape=()), d.shape)
     for stack in matrices(a, b, c, d):
@@ -67,10 +67,11 @@ def compiled(
     dtype: np.dtype[Any],
     compute_capability: tuple[int, int],
 ) -> Any:
-    """Compile a kernel for one type, once a process and architecture (about a second).
+    """Compile a kernel for one type, once per process and architecture (about a second).
 
-    All arguments are stacks of matrices with any strides: one machine code serves C and Fortran order, transposed
-    and broadcast views. A dispatcher keys its machine code by argument types alone, hence one for each architecture.
+    All arguments are stacks of matrices with any strides, so the same machine code serves C and Fortran order,
+    transposed and broadcast views. A dispatcher keys its machine code by argument types alone, so each architecture
+    needs a dispatcher of its own.
     """
     from distmm_kernels.device_code.emit import cuda, from_dtype, types
 
@@ -81,14 +82,14 @@ def compiled(
 
 
 def view(array: Array) -> Any:
-    """Return Numba's view of a CuPy array, without a wait for its stream: the launch is on the same one."""
+    """Return Numba's view of a CuPy array. It does not synchronise, since the launch uses the same stream."""
     from distmm_kernels.device_code.emit import cuda
 
     return cuda.as_cuda_array(array, sync=False)
 
 
 def current_stream() -> Any:
-    """Return CuPy's current stream of this thread, as Numba's."""
+    """Return CuPy's current stream of this thread as a Numba stream."""
     import cupy
 
     from distmm_kernels.device_code.emit import cuda

@@ -1,4 +1,4 @@
-"""The CPU kernel: BLAS for floating point, and tiles of our own for integers, which BLAS does not multiply."""
+"""The CPU kernel: BLAS for floating point, and our own tiled loops for integers, which BLAS does not multiply."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CpuKernel"]
 
 
 class CpuKernel(Kernel):
-    """BLAS for floats and complex numbers (its own order of additions), tiles with wrap-around for integers."""
+    """BLAS for floats and complex numbers (in BLAS's order of additions), tiled loops with wrap-around for integers."""
 
     name = "cpu"
     device_kind = "cpu"
@@ -35,11 +35,12 @@ class CpuKernel(Kernel):
 
     def _format(self, block: Array, operand: str) -> Array:
         block = block.astype(self.dtype, copy=False)
-        if self.dtype.kind == "i":  # packed tile by tile, whatever the strides
+        if self.dtype.kind == "i":  # packed tile by tile, with any strides
             return block if block.flags.aligned else block.copy()
         if not block.flags.aligned:
-            # This buffer came over a network. Order "K" keeps a transpose as it is: for small blocks BLAS adds terms in
-            # an order that depends on the order of storage, and bits must not depend on where a block came from.
+            # An unaligned buffer came over a network. Order "K" keeps a transpose as it is: for small blocks BLAS adds
+            # terms in an order that depends on the order of storage, and bits must not depend on where a block came
+            # from.
             block = block.copy(order="K")
         return block if _blas_can_read(block) else np.ascontiguousarray(block)
 
@@ -58,7 +59,7 @@ class CpuKernel(Kernel):
 
 
 def _blas_can_read(block: Array) -> bool:
-    """BLAS wants one unit stride and a positive leading dimension; for anything else NumPy uses a plain loop."""
+    """BLAS needs one unit stride and a positive leading dimension; NumPy multiplies other layouts by a plain loop."""
     (rows, columns), (row, column) = block.shape[-2:], block.strides[-2:]
     item = block.itemsize
     in_c_order = column == item and row >= columns * item

@@ -1,7 +1,7 @@
-"""NVIDIA's cuBLAS, through CuPy's bindings. It promises no bits.
+"""NVIDIA's cuBLAS, through CuPy's bindings. Its bits are not reproducible.
 
-The library chooses tiles and cuts of k by the sizes and by the GPU. The ladder of kernels is measured against it, and
-`select` takes it where it is faster than a kernel of ours.
+The library chooses tiles and split-K by the sizes and by the GPU, so its bits may depend on how k is cut. The
+ladder of kernels is measured against it, and `select` chooses it where it is faster than our kernels.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cubl
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
-WORKSPACE = 1 << 25  # what the library keeps on a Hopper GPU; on others less
+WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
 
 class CublasKernel(CudaKernel):
-    """Operands as they are; 16-bit ones are added in float32."""
+    """Operands in their own type; products of 16-bit operands are accumulated in float32."""
 
     name = "cublas"
     granule = None
@@ -68,14 +68,14 @@ class CublasKernel(CudaKernel):
         return self._readable(super()._format(block, operand), operand)
 
     def _readable(self, x: Array, operand: str) -> Array:
-        """Return an operand as the library can read it: one axis contiguous, the other one with a pitch."""
+        """Return an operand that the library can read: one axis contiguous, the other with a leading dimension."""
         if _layout(x) is not None:
             return x
-        # for CuPy arrays, NumPy's function calls CuPy's
+        # NumPy's function calls CuPy's for CuPy arrays
         return np.broadcast_to(self._module.ascontiguousarray(distinct(x)), x.shape)
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
-        """Return how the library is told to read a readable operand."""
+        """Return operation (`AS_IT_IS` or `TRANSPOSED`) and leading dimension of an operand from `_readable`."""
         found = _layout(x)
         assert found is not None
         return found
@@ -91,21 +91,21 @@ class CublasKernel(CudaKernel):
             d[...] = total
 
     def _depth(self, k: int) -> int:
-        """Return how many products of each element the library adds."""
+        """Return the k that the library is called with."""
         return k
 
     def _writes(self, d: Array) -> bool:
-        """Whether the library can write a result where it is to be."""
+        """Whether the library can write its result into this array."""
         return True
 
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
-        """Return memory for a result that the library can write."""
+        """Allocate a result that the library can write."""
         return self._module.empty(d.shape, dtype)
 
     def _gemm(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> None:
         """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream.
 
-        The library counts columns first, and sees the transpose of each matrix: it is asked for D' = B' A'.
+        The library is column-major and sees the transpose of each matrix, so the call computes D' = B' A'.
         """
         from cupy.cuda import cublas, get_cublas_handle
 
@@ -115,7 +115,7 @@ class CublasKernel(CudaKernel):
         kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
         handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
         mode = cublas.getMathMode(handle)
-        # parts of k are added in float32, also where the result has 16 bits
+        # split-K adds its sums in float32, also if the result has 16 bits
         cublas.setMathMode(handle, SUMS_IN_FLOAT32)
         try:
             cublas.gemmStridedBatchedEx(
@@ -139,9 +139,10 @@ class CublasTf32Kernel(CublasKernel):
 
 
 class CublasInt8Kernel(CublasKernel):
-    """int8 added in int32. Tensor cores read k contiguous, at multiples of 16 bytes: others are copied.
+    """int8 accumulated in int32.
 
-    The library refuses most products whose k is no multiple of 4. Copies are completed with zeros, which count as k.
+    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied. The
+    library refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
     """
 
     name = "cublas_int8"
@@ -155,7 +156,7 @@ class CublasInt8Kernel(CublasKernel):
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
         lines = x if operand == "A" else x.swapaxes(-1, -2)  # their k is contiguous
-        pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a line that is alone may have any
+        pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a single line may have any stride
         return AS_IT_IS if operand == "A" else TRANSPOSED, pitch + -pitch % VECTOR_BYTES
 
     def _depth(self, k: int) -> int:
@@ -171,7 +172,7 @@ class CublasInt8Kernel(CublasKernel):
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
-    """Say how the library reads matrices ``(*batch, rows, columns)``, and their pitch; None if it cannot."""
+    """Return operation and leading dimension of matrices ``(*batch, rows, columns)``; None if it cannot read them."""
     rows, columns = x.shape[-2:]
     if any(stride % x.itemsize for stride in x.strides) or any(stride < 0 for stride in x.strides[:-2]):
         return None

@@ -1,4 +1,4 @@
-"""Float64 on tensor cores, in ascending k: the verbs and the bits of the register-tiled kernel, at twice the rate."""
+"""Float64 on tensor cores, in ascending k: the bits of the register-tiled kernel at twice its rate."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["DmmaKernel"]
 class DmmaKernel(RegisterTiledKernel):
     """Products of a warp's tiles by `mma.sync`. Its bits are those of one ascending chain of steps.
 
-    Operands lie in vectors along either axis, so that matrices in C and in Fortran order are multiplied where they are.
+    Operands may be contiguous along either axis, so matrices in C and in Fortran order are read in place.
     """
 
     name = "dmma"
@@ -49,6 +49,6 @@ TABLE = (
         capabilities=AMPERE,
         worth_it=FAST_FLOAT64,
         unit="fp64_tensor",
-        prepared=1.0,  # operands whose rows begin at no multiples of 16 bytes
+        prepared=1.0,  # copies of operands whose rows do not begin at multiples of 16 bytes
     ),
 )

@@ -1,13 +1,13 @@
-"""float32 products on tensor cores that multiply 11 bits: three products of halves, or another way for each granule.
+"""float32 products on tensor cores that multiply 11 bits: three products of halves, granule by granule of k.
 
 ``A B = A_low B_high + A_high B_low + A_high B_high``, with the halves of `distmm_kernels.emulation.formats`. The Hopper
-kernel adds the products, and takes the sum out of the tensor cores every stage, since those truncate. float16 halves
-are twice as fast as TF32 ones, and accurate for numbers of similar size. Where a guard is raised, the granule takes
-another way:
+kernel adds the three products. It adds their sum to a float32 total after every stage, since tensor cores truncate.
+float16 halves are twice as fast as TF32 halves, and accurate for numbers of similar size. Each granule uses the first
+of these algorithms that its guards allow:
 
 1. float16 halves with scales;
-2. TF32 halves: any range of exponents within which products and their sums neither overflow nor vanish;
-3. float32 multiply-adds: infinities, subnormals, and short granules, where a chain has fewer roundings than a split.
+2. TF32 halves, for any range of exponents within which products and their sums neither overflow nor underflow;
+3. float32 multiply-adds, for infinities and subnormals, and for short granules, where they round less often.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO, Hopper
 
 __all__ = ["FLOAT16_HALVES", "TF32_HALVES", "Fp16x3Kernel", "Halves", "SplitOperand", "Tf32x3Kernel"]
 
-# A shorter chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
+# For a shorter k, a chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
 SHORTEST = 256
 
-TF32_BYTES = 12  # of an element in TF32 halves, and of a copy of it where its neighbours lie apart along both axes
+TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if neither axis of the operand is contiguous
 
 Gemm = Callable[[tuple[Stack, ...], tuple[Stack, ...], Stack | None, Stack, Scales], None]
 
@@ -47,12 +47,12 @@ ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SplitOperand(GuardedOperand):
-    """A prepared operand: itself, and its halves.
+    """A prepared operand: the matrices, and their halves.
 
     Attributes
     ----------
     by_tf32
-        Whether TF32 halves hold a granule, of those for which this was asked.
+        By granule, whether TF32 halves hold it. Filled when first needed.
     """
 
     parts: Parts
@@ -65,12 +65,12 @@ class SplitOperand(GuardedOperand):
 
     @property
     def counts(self) -> tuple[Counts, ...]:
-        """Small and far numbers of each granule. The first call waits for the device."""
+        """Counts of small and far numbers of each granule. The first call waits for the device."""
         return self.parts.counts
 
 
 class Fp16x3Kernel(GuardedKernel):
-    """Halves in float16, where the operands allow it."""
+    """Halves in float16, if the operands allow them."""
 
     name = "fp16x3"
     shortest = SHORTEST
@@ -103,10 +103,13 @@ class Fp16x3Kernel(GuardedKernel):
         return Way.IEEE
 
     def _fits_tf32(self, operand: SplitOperand, index: int) -> bool:
-        """Whether TF32 halves hold a granule: they are made and looked at, and made again where they are multiplied."""
+        """Whether TF32 halves hold a granule.
+
+        This splits the granule and reads the guards. The halves are not kept, so the product splits it again.
+        """
         if index not in operand.by_tf32:
             granule, split = operand.granule(index), splitter(TF32_PAIR, self.device)
-            some = by_parts(granule, granule[..., :1, :], None, granule[..., :1], TF32_BYTES)  # against one column
+            some = by_parts(granule, granule[..., :1, :], None, granule[..., :1], TF32_BYTES)  # with one column of D
             operand.by_tf32[index] = not any(split(as_stack(rows))[1].raised for rows, *_ in some)
         return operand.by_tf32[index]
 
@@ -136,7 +139,7 @@ class Fp16x3Kernel(GuardedKernel):
         c0: Array | None,
         dtype: np.dtype[Any],
     ) -> Array | None:
-        """One granule of one matrix in one launch, begun before its guards have arrived, as in `_accumulate`."""
+        """Multiply one granule of one matrix in one launch, before its guards arrive (see `_accumulate`)."""
         shape = product_shape(a.shape, b.shape)
         kind, known = None if c0 is None else c0.dtype.name, a.found.here and b.found.here
         if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:
@@ -152,13 +155,13 @@ class Fp16x3Kernel(GuardedKernel):
         return d if known or self._allowed(a, b) else None
 
     def _allowed(self, a: SplitOperand, b: SplitOperand) -> bool:
-        """Whether the first granule goes the first way."""
+        """Whether the guards of the first granule allow this kernel's halves."""
         return not (a.found.raised or b.found.raised) or self._way(a, b, 0) is self.first
 
     def _by_tf32_halves(self, index: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
-        """Add one granule that float16 halves do not hold."""
+        """Add the product of one granule that float16 halves do not hold."""
         for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
-            self._tf32_product(left, right, added, to)  # which frees its halves before the next ones are made
+            self._tf32_product(left, right, added, to)  # frees its halves before the next ones are made
 
     def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> None:
         halves = [splitter(TF32_PAIR, self.device)(as_stack(x))[0] for x in (left, right)]
@@ -166,9 +169,9 @@ class Fp16x3Kernel(GuardedKernel):
         self._tensor_cores(a, left.shape[:-2], b, right.shape[:-2], c, d)
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
-        """Return how many granules to multiply at once: more than one where one leaves multiprocessors idle.
+        """Return how many granules to multiply at once: more than one if one leaves multiprocessors idle.
 
-        Only whole ones that go the first way: their parts lie at one distance from each other.
+        Only whole granules of this kernel's halves count, since their parts are a constant number of bytes apart.
         """
         if k < 2 * GRANULE or d.ndim > 2 or ways[0] is not self.first:
             return 1
@@ -208,7 +211,7 @@ class Fp16x3Kernel(GuardedKernel):
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
     def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> Gemm:
-        """Return what multiplies such parts into such matrices."""
+        """Return the GEMM for parts and results with these layouts."""
         return self._hopper(a, b, to, adds)
 
     def _hopper(self, a: Parts, b: Parts, to: Stack, adds: bool, finishes: bool = False, c0: Any = None) -> HopperGemm:
@@ -242,12 +245,12 @@ class Tf32x3Kernel(Fp16x3Kernel):
 
 @functools.lru_cache(maxsize=1024)
 def _expected(k: int, first: Way) -> tuple[Way, ...]:
-    """Return the ways of an operand's granules where no guard is raised."""
+    """Return the algorithm of each granule if no guard is raised."""
     return tuple(first if min(GRANULE, k - start) >= SHORTEST else Way.IEEE for start in range(0, k, GRANULE))
 
 
 def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
-    """Return an operand's matrices for the products at ``index`` of the batch's first axes: one if it is broadcast."""
+    """Return an operand's matrices at ``index`` of the batch's leading axes: one matrix if it is broadcast."""
     own = (1,) * (len(batch) - len(own)) + own
     first = 0
     for size, place in zip(own, (*index, 0), strict=True):
@@ -260,8 +263,8 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
     return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)
 
 
-# Halves take as much memory as the block, or twice as much: of float16, of TF32. Factors of float16 halves have taken
-# 5 MB of 40 GB. The workspace is for what is made of parts of A and B where a guard is raised.
+# float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of
+# 40 GB. The workspace holds the TF32 halves or copies of parts of A and B, which a raised guard demands.
 Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE)
 _ON_HOPPER = partial(Halves, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=COORDINATES)
 FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0

@@ -25,7 +25,7 @@ class HalvesGemm:
     Parameters
     ----------
     along_k
-        Whether the halves of A, and of B, have k as their fast axis.
+        Whether the halves of A, and those of B, are k-major.
     """
 
     def __init__(self, operand: Multiplicand, along_k: tuple[bool, bool], device: Device) -> None:
@@ -55,7 +55,7 @@ class HalvesGemm:
             found(*(0 if x is None else x.address for x in stacks))
 
     def _launch(self, stacks: tuple[Stack | None, ...], vectors: bool) -> Launch:
-        """Return the launch on stacks that lie so, wherever they are."""
+        """Return the launch on stacks of these shapes and strides, at any addresses."""
         d = stacks[5]
         assert d is not None
         tiling = tiling_for(self._tilings, d.rows, d.columns, d.matrices, self.device.multiprocessors)
@@ -65,7 +65,7 @@ class HalvesGemm:
         return Launch(recipe, self.device, blocks, stacks)
 
     def _operand(self, x: Stack, first: int, count: int, along_k: bool) -> Stack:
-        """Return matrices ``(k, rows)`` as the kernel takes them, of halves that lie one way or the other."""
+        """Return matrices ``(k, rows)`` for the kernel, from halves with either axis contiguous."""
         part = _part(x, first, count)
         if not along_k:
             return part
@@ -84,7 +84,7 @@ class HalvesGemm:
 
 
 def _part(x: Stack, first: int, count: int) -> Stack:
-    """Return ``count`` matrices of a stack, from the first on; of a stack of one, that one again and again."""
+    """Return ``count`` matrices of a stack from number ``first`` on; a stack of one matrix is broadcast."""
     if x.matrices == 1:
         return x._replace(shape=(count, *x.shape[1:]), strides=(0, *x.strides[1:]))
     return x._replace(address=x.address + first * x.step, shape=(count, *x.shape[1:]))
@@ -92,12 +92,12 @@ def _part(x: Stack, first: int, count: int) -> Stack:
 
 @functools.cache
 def halves_gemm(operand: Multiplicand, along_k: tuple[bool, bool], device: Device) -> HalvesGemm:
-    """Return the kernel for halves that lie so on a device."""
+    """Return the GEMM for halves of this type and layout on a device."""
     return HalvesGemm(operand, along_k, device)
 
 
 class MmaSyncFp16x3Kernel(Fp16x3Kernel):
-    """Halves in float16, where the operands allow it."""
+    """Halves in float16, if the operands allow them."""
 
     name = "mma_sync_fp16x3"
     finishes = False

@@ -1,9 +1,10 @@
-"""Products that multiply each granule of k in a fast way, or in an accurate one where a guard of it is raised.
+"""Products that multiply each granule of k by a fast algorithm, or by a more accurate one if a guard is raised.
 
-A granule's way depends on its own numbers in A and B only, so that cuts of k at granules leave the bits of the result
-as they are.
+The algorithm depends only on the granule's own numbers in A and B, so cuts of k at granules do not change the bits of
+the result.
 
-What another way makes of a guarded granule is not kept, and made for parts of C: plans count `WORKSPACE` bytes for it.
+The accurate algorithm may need copies of the granule. It computes C in parts, and does not keep these copies: plans
+count `WORKSPACE` bytes for them.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 
 __all__ = ["WORKSPACE", "GuardedKernel", "GuardedOperand", "Way", "by_parts", "parts"]
 
-WORKSPACE = 1 << 29  # bytes that a product takes at a time beside operands and C
+WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
 
 
 class Way(enum.Enum):
-    """How a granule is multiplied."""
+    """The algorithm that multiplies a granule."""
 
     RESIDUES = enum.auto()
     FP16X3 = enum.auto()
@@ -51,10 +52,10 @@ class GuardedOperand(ABC):
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     matrices
-        The operand itself, ``(*batch, rows, k)``: A, or B transposed; of matrices that a broadcast repeats, one. Kept
-        for granules that take another way.
+        The operand itself, ``(*batch, rows, k)``: A, or B transposed. Broadcast matrices are kept once. Granules with a
+        raised guard are read from it.
     found
-        What the guards of its granules found.
+        The guards of its granules.
     """
 
     shape: tuple[int, ...]
@@ -64,7 +65,7 @@ class GuardedOperand(ABC):
     @property
     @abstractmethod
     def counts(self) -> tuple[Counts, ...]:
-        """Small and far numbers of each granule. The first call waits for the device."""
+        """Counts of small and far numbers of each granule. The first call waits for the device."""
 
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""
@@ -72,12 +73,14 @@ class GuardedOperand(ABC):
 
 
 class GuardedKernel(AlignedKernel):
-    """A subclass says which way it expects, which one a guarded granule takes, and how granules are added.
+    """A kernel that chooses an algorithm for each granule.
+
+    A subclass says which one it expects, which one a granule with a raised guard takes, and how granules are added.
 
     Attributes
     ----------
     shortest
-        Fewer steps of k are multiply-adds, guarded or not.
+        Granules of fewer steps are always chains of multiply-adds.
     """
 
     granule = GRANULE
@@ -87,25 +90,25 @@ class GuardedKernel(AlignedKernel):
         from distmm_kernels.select import select  # which imports all kernels
 
         super().__init__(problem, device)
-        # one kernel for blocks of any size: the bits of all such kernels agree, but for the sign of a zero
+        # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
 
     @abstractmethod
     def _expected(self, k: int) -> tuple[Way, ...]:
-        """Return the ways of an operand's granules where no guard is raised."""
+        """Return the algorithm of each granule if no guard is raised."""
 
     @abstractmethod
     def _way(self, a: Any, b: Any, index: int) -> Way:
-        """Choose for one granule, from its guards."""
+        """Choose the algorithm of one granule from its guards."""
 
     def _holds(self, a: GuardedOperand, b: GuardedOperand, index: int) -> bool:
-        """Whether the digits of the fast way are enough for the product of one granule of A and of B."""
+        """Whether the fast algorithm is accurate enough for the product of one granule of A and of B."""
         guards = a.found.guards[index] | b.found.guards[index]
         return not guards or (guards == Guard.SPARSE and holds(a.counts[index], b.counts[index]))
 
     @abstractmethod
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array) -> None:
-        """Add granule after granule: the first to C, each other one to D."""
+        """Add the products of all granules in ascending k: the first to C, each other one to D."""
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
         expected = self._expected(a.shape[-1])
@@ -121,14 +124,14 @@ class GuardedKernel(AlignedKernel):
             self._chain(ways, a, b, c, d)
 
     def _matrices(self, block: Array, operand: str) -> Array:
-        """Return what `GuardedOperand.matrices` says."""
+        """Return `GuardedOperand.matrices` of a block."""
         own = distinct(block).astype(self.dtype, copy=False)
         return own if operand == "A" else own.swapaxes(-1, -2)
 
     def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add one granule by a chain of multiply-adds in the operands' own type, which may need copies of them."""
         left, right = a.granule(index), b.granule(index)
-        if left.shape[-1] < self.shortest:  # small, and usual: all matrices of a batch in one launch
+        if left.shape[-1] < self.shortest:  # common, with small copies: one launch for a batch
             self._ieee._accumulate(left, right.swapaxes(-1, -2), c, d)
             return
         for x, y, added, to in by_parts(left, right, c, d, d.itemsize):
@@ -138,14 +141,14 @@ class GuardedKernel(AlignedKernel):
 def by_parts(
     left: Array, right: Array, c: Array | None, d: Array, each: int
 ) -> Iterator[tuple[Array, Array, Array | None, Array]]:
-    """Cut a product into those of parts of D, if copies of both operands would take more than `WORKSPACE`.
+    """Cut a product into products for parts of D, if copies of both operands would take more than `WORKSPACE`.
 
     Parameters
     ----------
     left, right
         ``(*batch, m, k)`` and ``(*batch, n, k)``.
     each
-        Bytes that copies take for an element.
+        Bytes that a copy takes for each element.
     """
     row = row_pitch(left.shape[-1], each) * each
     if row * (math.prod(left.shape[:-1]) + math.prod(right.shape[:-1])) <= WORKSPACE:
@@ -153,7 +156,7 @@ def by_parts(
         return
     edge = max(ROWS, WORKSPACE // (2 * row) // ROWS * ROWS)
     batch, (m, n) = d.shape[:-2], d.shape[-2:]
-    # numpy's function hands CuPy arrays on to CuPy's
+    # NumPy's function calls CuPy's for CuPy arrays
     left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
     for place in np.ndindex(batch):
         for down, across in parts(m, n, min(m, edge), min(n, edge)):

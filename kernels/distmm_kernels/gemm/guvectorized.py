@@ -1,7 +1,7 @@
 """The product as a generalised ufunc: ``(k),(k,n),(n)->(n)``, one row of C from one row of A and the whole of B.
 
-Numba makes the loop over rows and gives each row to one thread. It takes four lines, and is slow: m threads cannot fill
-a GPU, and neighbouring threads write to different rows.
+Numba generates the loop over rows and gives each row to one thread. The code takes four lines. It is slow, since m
+threads cannot fill a GPU, and neighbouring threads write to different rows.
 """
 
 from __future__ import annotations

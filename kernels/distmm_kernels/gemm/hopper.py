@@ -1,6 +1,6 @@
 """Products on Hopper's tensor cores, operands loaded by the tensor memory accelerator: 8 bits, 16 bits, TF32.
 
-The accelerator reads operands in place if rows or columns are contiguous and all of them begin at multiples of 16
+The accelerator (TMA) reads operands in place if rows or columns are contiguous and all of them begin at multiples of 16
 bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
 `distmm_kernels.device_code.hopper.hopper_gemm`.
 """
@@ -33,36 +33,38 @@ from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, Hopp
 
 __all__ = ["HopperBf16Kernel", "HopperKernel", "HopperTf32Kernel"]
 
-# types beside the accumulator's that the epilogue can store, by the accumulator's: floats rounded, integers cut off
+# by the accumulator's kind, the other types that the epilogue can store: floats are rounded, integers keep low bits
 _STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
 
 
 @dataclass(frozen=True)
 class _Last:
-    """What `Kernel.finish` does to a product, where the launch does it; C0 is such that the accelerator loads it."""
+    """Arguments of `Kernel.finish` that the kernel's epilogue applies. The TMA can load C0."""
 
     alpha: float
     beta: float
     c0: Array | None
 
     def at(self, index: tuple[int, ...]) -> _Last:
-        """Return what is done to one of a batch's first axes."""
+        """Return the arguments for one index of the batch's leading axes."""
         return _Last(self.alpha, self.beta, None if self.c0 is None else self.c0[index])
 
 
 class HopperKernel(AlignedKernel):
     """float16 and bfloat16 accumulated in float32, int8 and uint8 in int32, bool in int64.
 
-    Each `STRETCH` steps of k are summed by the tensor cores, which truncate, and added to C by float32 additions: of
-    one slice after the other where that leaves multiprocessors without a tile (`distmm_kernels.tiles.slices`). Sums of
-    integers are exact modulo 2^32. Tensor cores count the true terms of a bool product in int32, which no k exceeds.
-    A product alone stores whether they are any. Counts of a chain of products are added in int64, since 2^32 must not
-    look like zero; those of a part of C, of `WORKSPACE` bytes at most, are made at a time.
+    Tensor cores sum `STRETCH` steps of k at a time, and truncate. Each of these sums is added to C by a float32
+    addition. If C has too few tiles for all multiprocessors, several slices of k are multiplied at the same time, and
+    their sums are added afterwards (`distmm_kernels.tiles.slices`). Integer sums are exact modulo 2^32.
+
+    For a bool product, tensor cores count the true terms in int32, which holds any k. A single product stores whether
+    the count is positive. A chain of products adds counts in int64, since a count of 2^32 must not look like zero. The
+    counts are computed for a part of C at a time, with `WORKSPACE` bytes at most.
     """
 
     name = "hopper"
     takes_narrow = True
-    granule = STRETCH  # sums of integers are exact, so these could be cut anywhere
+    granule = STRETCH  # for floats; sums of integers are exact, so cuts anywhere are allowed
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
         "float16": "float16",
         "bfloat16": "bfloat16",
@@ -107,7 +109,7 @@ class HopperKernel(AlignedKernel):
             )
 
     def joined(self, operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Any, Any]]:
-        """Join panels of one size of k, of `STRETCH` steps at most, and one after them that may be smaller."""
+        """Join consecutive panels of the same k, of `STRETCH` steps at most; the last one may have a smaller k."""
         return joined(operands)
 
     def _accumulate(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
@@ -129,7 +131,7 @@ class HopperKernel(AlignedKernel):
         return d
 
     def _count(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
-        """Add counts to C, if there is one, and say which sums are not zero where D is bool: a part of C at a time."""
+        """Add counts to C, if there is one, for a part of C at a time. A D of bool says which sums are not zero."""
         *batch, m, n = d.shape
         rows = WORKSPACE // (12 * math.prod(batch) * row_pitch(n, 4))  # a count, and its sum with C
         rows = max(1, rows // ROWS * ROWS or rows)
@@ -181,7 +183,7 @@ class HopperKernel(AlignedKernel):
             gemm(a_stacks, b_stacks, added, to, NO_SCALES, finish)
 
     def _slices_at_once(self, shape: tuple[int, ...], k: int) -> int:
-        """Return how many slices of k are multiplied at the same time into matrices of a shape."""
+        """Return how many slices of k to multiply at the same time for a result of this shape."""
         if k <= STRETCH or self._counts:
             return 1
         *batch, m, n = shape
@@ -207,7 +209,7 @@ class HopperKernel(AlignedKernel):
             columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
             output: Any = dtype.name
             if dtype.itemsize == 1:
-                columns = 128 if columns <= 128 else 256  # whole boxes of bytes
+                columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
                 output = "bool" if dtype.kind == "b" else "uint8"
             tile = HopperTile(
                 self.operand, output, columns, *majors, 1, promotes, sliced, adds, False, panels, finishes, c0
@@ -218,7 +220,7 @@ class HopperKernel(AlignedKernel):
     def _in_slices(
         self, k: int, together: int, majors: tuple[Any, Any], stacks: tuple[Stack, Stack], c: Array | None, d: Array
     ) -> None:
-        """Multiply slices of k at the same time, ``together`` of them in each run, and add their sums in order."""
+        """Multiply ``together`` slices of k at the same time, and add their sums in ascending k."""
         if d.itemsize == 1:  # C is small
             total = self._rows(d.shape, self.accumulator)
             self._in_slices(k, together, majors, stacks, c, total)
@@ -239,7 +241,7 @@ class HopperKernel(AlignedKernel):
 
 
 class HopperTf32Kernel(HopperKernel):
-    """float32 operands, which the load rounds to nearest to 11 significant bits (TF32)."""
+    """float32 operands, which the TMA rounds to nearest to 11 significant bits (TF32) as it loads them."""
 
     name = "hopper_tf32"
     formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "tfloat32"}

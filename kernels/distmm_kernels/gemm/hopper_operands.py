@@ -1,4 +1,4 @@
-"""Operands of Hopper's kernels: matrices that the tensor memory accelerator reads, and panels of k in one launch."""
+"""Operands of the Hopper kernel: matrices that the tensor memory accelerator reads, and panels of k in one launch."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ class HopperOperand:
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     array
-        The same matrices, or their transposes, with contiguous rows; of those that a broadcast repeats, one.
+        The matrices, or their transposes, with contiguous rows. Broadcast matrices are kept once.
     major
-        The axis that is contiguous.
+        The axis that is contiguous: ``"m"``, ``"k"`` or ``"n"``.
+    operand
+        Type that the tensor cores read.
     stack
-        Where the matrices lie, if there is one matrix only.
+        Memory layout, if there is one matrix only; None for batches.
     """
 
     shape: tuple[int, ...]
@@ -43,11 +45,11 @@ class HopperOperand:
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Where one matrix lies; empty for batches."""
+        """Memory layout of one matrix; empty for batches."""
         return () if self.stack is None else (self.stack,)
 
     def rows(self, which: slice) -> HopperOperand:
-        """Return some rows of a left operand."""
+        """Return these rows of a left operand."""
         part = self.array[..., which, :]
         stack = Stack.for_tensor_map(part) if part.ndim == 2 else None
         return HopperOperand((*self.shape[:-2], *part.shape[-2:]), part, self.major, self.operand, stack)
@@ -55,7 +57,7 @@ class HopperOperand:
 
 @dataclass(frozen=True, eq=False)
 class HopperPanels:
-    """Prepared panels of k, one matrix each, that one launch multiplies: all but the last have the same size."""
+    """Prepared panels of k, one matrix each, that one launch multiplies. All but the last have the same k."""
 
     panels: tuple[HopperOperand, ...]
     side: Literal["A", "B"]
@@ -74,16 +76,16 @@ class HopperPanels:
 
     @property
     def operand(self) -> hopper_tiles.OperandFormat:
-        """What the tensor cores read."""
+        """Type that the tensor cores read."""
         return self.panels[0].operand
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
-        """Where each panel lies."""
+        """Memory layout of each panel."""
         return tuple(stack for panel in self.panels for stack in panel.stacks)
 
     def rows(self, which: slice) -> HopperPanels:
-        """Return some rows of left operands."""
+        """Return these rows of left operands."""
         return HopperPanels(tuple(panel.rows(which) for panel in self.panels), self.side)
 
 
@@ -91,7 +93,7 @@ Prepared: TypeAlias = HopperOperand | HopperPanels
 
 
 def joined(operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Prepared, Prepared]]:
-    """Join panels of one size of k, of `STRETCH` steps at most, and one after them that may be smaller."""
+    """Join consecutive panels of the same k, of `STRETCH` steps at most; the last one may have a smaller k."""
     runs: list[list[tuple[HopperOperand, HopperOperand]]] = []
     for pair in operands:
         if runs and _goes_on(runs[-1], pair):
@@ -106,7 +108,7 @@ def joined(operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tupl
 
 
 def _goes_on(run: Sequence[tuple[HopperOperand, HopperOperand]], pair: tuple[HopperOperand, HopperOperand]) -> bool:
-    """Whether a launch of panels takes one more."""
+    """Whether a launch of the panels in ``run`` can take one more pair."""
     first, last = run[0], run[-1]
     k, after = last[0].shape[-1], pair[0].shape[-1]
     return (

@@ -1,8 +1,8 @@
 """int32 and int64 products on int8 tensor cores, as products of residues: exact modulo 2^32 and 2^64.
 
 Integers of 16 bits are multiplied as int32, and unsigned ones as the signed ones of their width, which have the same
-bits. Where k is short, multiply-adds take its place: residues would take 2.5 times the memory of an operand, and passes
-over C most of the time. From how few steps they pay is not measured.
+bits. If k is short, multiply-adds are used instead: residues would take 2.5 times the memory of an operand, and
+passes over C most of the time. The k from which residues are faster has not been measured.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class IntegerOperand:
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     batch
-        Without matrices that a broadcast repeats.
+        Batch dimensions of the residues. Broadcast matrices are kept once.
     residues
         Of rows of A, or of columns of B.
     bits
-        Of the numbers that they are residues of.
+        Bits of the integers, 32 or 64.
     """
 
     shape: tuple[int, ...]
@@ -56,7 +56,7 @@ class IntegerOperand:
 
 
 class IntegerResidueKernel(AlignedKernel):
-    """int32 by ten products of residues, int64 by eighteen; by `register_tiled` where k is less than `SHORTEST`."""
+    """int32 by ten products of residues, int64 by eighteen; both by `register_tiled` if k is less than `SHORTEST`."""
 
     name = "integer_residues"
     granule = 1  # exact

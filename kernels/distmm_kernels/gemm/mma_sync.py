@@ -1,7 +1,7 @@
-"""Products on tensor cores of any GPU since Ampere, by `mma.sync`: float16, bfloat16, int8, and float32 made narrower.
+"""Products on tensor cores of any GPU since Ampere, by `mma.sync`: float16, bfloat16, int8, and rounded float32.
 
-Operands of 16 bits may lie with either axis contiguous. Those of 8 and of 32 bits must have k contiguous, since
-`ldmatrix` transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fragments`.
+Operands of 16 bits may have either axis contiguous. Those of 8 and of 32 bits must be k-major, since `ldmatrix`
+transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fragments`.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["MmaSyncBf16Kernel", "MmaSyncKernel", "MmaSyncTf32Kernel", "Rounded"]
 
 @dataclass(frozen=True, eq=False)
 class Rounded:
-    """A prepared operand of another type than the block's, or of fewer bits.
+    """A prepared operand that is rounded to another type than the block's, or to fewer bits.
 
     Attributes
     ----------
     shape
         ``(*batch, m, k)`` or ``(*batch, k, n)``.
     kind
-        What the tensor cores read it as.
+        Type that the tensor cores read.
     array
-        Its matrices; of those that a broadcast repeats, one.
+        The matrices. Broadcast matrices are kept once.
     """
 
     shape: tuple[int, ...]
@@ -55,8 +55,8 @@ class Rounded:
 class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
     """float16 and bfloat16 accumulated in float32, int8 in int32.
 
-    Tensor cores truncate their sums. So sums leave them after each granule of k, and are added in memory, where each
-    addition rounds to nearest.
+    Tensor cores truncate their sums. So each granule of k is a launch of its own, which adds the granule's sum to C by
+    an addition that rounds to nearest.
     """
 
     name = "mma_sync"
@@ -103,7 +103,7 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
 
 
 class _RoundedKernel(MmaSyncKernel):
-    """float32 operands that `prepare_a` and `prepare_b` make narrower."""
+    """float32 operands, which `prepare_a` and `prepare_b` round to a narrower type."""
 
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, Rounded) or operand.kind != self.kind:
@@ -144,12 +144,12 @@ class MmaSyncBf16Kernel(_RoundedKernel):
 
 
 def fragment_loads(tiling: FragmentTiling, problem: Problem) -> int:
-    """Count the loads for an element of C, of operands that have one part or several."""
+    """Count the global loads per element of C, for operands of one part or several."""
     return tiling.parts * tile_loads(tiling, problem)
 
 
 def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepared: float) -> Candidate:
-    """Return the row of a kernel, which may copy an operand in its own type to lines that begin at whole vectors."""
+    """Return the row of a kernel; ``prepared`` counts a copy of an operand whose rows are not aligned."""
     kinds = kernel.kinds
     return Candidate(
         kernel,

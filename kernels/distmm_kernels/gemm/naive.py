@@ -1,4 +1,4 @@
-"""One thread per element of C, in Numba's language: the baseline of the ladder."""
+"""One thread per element of C, in Numba's CUDA Python: the baseline of the ladder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["NaiveKernel"]
 
 
 class NaiveKernel(BlockKernel):
-    """Global loads only."""
+    """All operands from global memory."""
 
     name = "naive"
 

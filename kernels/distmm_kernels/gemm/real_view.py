@@ -1,7 +1,7 @@
-"""Complex products as one real product, by the tensor-core kernels of real numbers: four multiplications for each.
+"""Complex products as one real product on tensor cores, with four real multiplications for each complex one.
 
-`distmm_kernels.layout.real_view` says how. Each part of an element of C is a sum of real products in ascending k, with
-the accuracy, the guards, the granules and the bits of the real kernel.
+`distmm_kernels.layout.real_view` describes the real matrices. Each part of an element of C is a sum of real products
+in ascending k, with the accuracy, the guards, the granules and the bits of the real kernel.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ComplexOperand:
 
 
 class RealViewKernel(AlignedKernel):
-    """A complex kernel by a real one, which a subclass names."""
+    """A complex kernel that calls a real kernel, which a subclass names."""
 
     granule = GRANULE // 2
 

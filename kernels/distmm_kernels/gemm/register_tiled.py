@@ -1,4 +1,4 @@
-"""The register-tiled kernel's three verbs: operands with k as their slow axis, and the launch."""
+"""The register-tiled kernel: operands with k as their slow axis, and the launch."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["RegisterTiledKernel"]
 
 
 class RegisterTiledKernel(launch.CudaKernel):
-    """Tiles in shared memory, and tiles of those in registers. Its bits are those of one ascending chain of steps."""
+    """Tiles in shared memory, and tiles of those in registers. It adds the steps of k one by one in ascending order."""
 
     name = "register_tiled"
     maker: ClassVar[str] = "distmm_kernels.device_code.register_tiled:source"
@@ -30,7 +30,7 @@ class RegisterTiledKernel(launch.CudaKernel):
         self._launches: dict[tuple[Any, ...], launch.Launch] = {}
 
     def _format(self, block: Array, operand: str) -> Array:
-        """Return the operand in vectors along m or n: itself if it has them, otherwise a copy."""
+        """Return the operand with aligned 16-byte vectors along m or n: itself if it has them, otherwise a copy."""
         block = super()._format(block, operand)
         return self._left(block) if operand == "A" else self._right(block)
 
@@ -45,14 +45,14 @@ class RegisterTiledKernel(launch.CudaKernel):
             for each in launch.matrices(self._left(a), self._right(b), c, d):
                 self._launch(*each)(*map(_address, each))
             return
-        # a launch depends on shapes, strides, and whether all addresses are aligned, not on the addresses themselves
+        # a launch depends on shapes, strides and the alignment of addresses, not on the addresses themselves
         strides = a.strides, b.strides, None if c is None else c.strides, d.strides
         addresses = [stack.address(a), stack.address(b), _address(c), stack.address(d)]
         aligned = not (addresses[0] | addresses[1] | addresses[3]) % VECTOR_BYTES
         key = (d.shape, a.shape, strides, aligned)
         found = self._launches.get(key)
         if found is None:
-            a, b = self._left(a), self._right(b)  # as they are, if they were prepared
+            a, b = self._left(a), self._right(b)  # no copy, if they were prepared
             addresses[:2] = stack.address(a), stack.address(b)
             found = self._launch(a, b, c, d)
             if aligned and strides[:2] == (a.strides, b.strides):
@@ -60,7 +60,7 @@ class RegisterTiledKernel(launch.CudaKernel):
         found(*addresses)
 
     def _launch(self, a: Array, b: Array, c: Array | None, d: Array) -> launch.Launch:
-        """Return the launch for arrays like these."""
+        """Return the launch for arrays with these shapes and strides."""
         *batch, m, n = d.shape
         tiling = self._tiling(a, b, d)
         width = tiling.widest if n % tiling.widest == 0 and has_vectors(d, -1) else 1
@@ -71,11 +71,11 @@ class RegisterTiledKernel(launch.CudaKernel):
         return launch.Launch(recipe, self.device, blocks, stacks)
 
     def _elements(self) -> str:
-        """Return what the kernel's maker calls the operands' type."""
+        """Return the name of the operands' type for the kernel's maker."""
         return self.dtype.name
 
     def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
-        """Choose the tiling for operands and a result like these."""
+        """Choose the tiling for operands and a result with these shapes and strides."""
         *batch, m, n = d.shape
         return tiling_for(TILINGS[self.dtype.name], m, n, math.prod(batch), self.device.multiprocessors)
 

@@ -1,9 +1,9 @@
-"""Products of residues on int8 tensor cores, from operands' residues to elements of C.
+"""Products of residues on int8 tensor cores, and the elements of C that follow from them.
 
-The Hopper kernel multiplies residues modulo each number as one batch, and reduces its sums as it stores them: a byte
-for each modulus and element of C. Another kernel makes elements of these bytes, and adds them to C.
+The Hopper kernel multiplies the residues of all moduli as one batch. Its epilogue reduces the sums, and stores a byte
+for each modulus and element of C. Another kernel computes elements from these bytes, and adds them to C.
 
-C is computed in parts, which bounds the memory of its residues: `WORKSPACE` is that of 100 tiles for each
+C is computed in parts, which bounds the memory of its residues. `WORKSPACE` holds the residues of 100 tiles for each
 multiprocessor.
 """
 
@@ -36,10 +36,10 @@ class ResidueProducts:
     Parameters
     ----------
     moduli
-        Of each matrix of residues.
+        Modulus of each matrix of residues.
     reconstruction, parameters
-        The kernel that makes elements of C of the residues of products: its maker, and what that takes beside whether
-        there is a C to add to.
+        The kernel that computes elements of C from the residues of products: its maker, and the maker's parameters.
+        One more parameter says whether C is added.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class ResidueProducts:
         c, d
             ``(m, n)``; C with any strides, D with rows on 16 bytes.
         factors
-            Addresses of float64 factors of rows and of columns, if these are scaled.
+            Addresses of float64 factors of rows and of columns, if the operands are scaled.
         """
         import cupy
 
@@ -87,13 +87,13 @@ class ResidueProducts:
     def _gemm(self, m: int, n: int) -> HopperGemm:
         if (m, n) not in self._gemms:
             best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors)
-            columns = 128 if best <= 128 else 256  # whole boxes of bytes
+            columns = 128 if best <= 128 else 256  # a multiple of a TMA box of bytes
             self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
         return self._gemms[m, n]
 
     @functools.cached_property
     def _table(self) -> Array:
-        """Modulus and its multiplier of each product, on the device."""
+        """Modulus and epilogue multiplier of each product, on the device."""
         import cupy
 
         table = [(modulus, epilogue_multiplier(modulus)) for modulus in self.moduli]
@@ -103,7 +103,7 @@ class ResidueProducts:
 
 
 def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
-    """Return how many rows and columns of C are worked on at a time: all columns, unless 128 rows of them are many."""
+    """Return rows and columns of a part of C: all columns, unless 128 rows of them exceed `WORKSPACE`."""
     columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
     rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
     return min(m, max(rows, ROWS)), columns
@@ -112,7 +112,7 @@ def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
 def matrices_of(
     a: tuple[int, ...], b: tuple[int, ...], batch: tuple[int, ...]
 ) -> Iterator[tuple[tuple[int, ...], int, int]]:
-    """Return each place in a batch, and which of the matrices of A and of B, of these batches, are multiplied there."""
+    """Yield each index of the batch, and the numbers of the matrices of A and of B that are multiplied there."""
     mine, yours = (np.broadcast_to(np.arange(math.prod(own)).reshape(own), batch) for own in (a, b))
     for place in np.ndindex(batch):
         yield place, int(mine[place]), int(yours[place])

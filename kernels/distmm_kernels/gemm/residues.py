@@ -1,9 +1,9 @@
-"""float64 and complex128 products on int8 tensor cores: of residues, each granule of k where its numbers allow it.
+"""float64 and complex128 products on int8 tensor cores, by residues, in each granule of k whose numbers allow it.
 
 Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`), and so are their products
-(`distmm_kernels.gemm.residue_products`). These residues are of an integer, which is rounded once, scaled, and added to
-C. Its error is less than that of a chain of float64 multiply-adds. A granule is such a chain where a guard says that
-the error might be larger, and where it is short. Granules that are always chains have no residues.
+(`distmm_kernels.gemm.residue_products`). They determine an integer, which is rounded once, scaled, and added to C.
+The error is less than that of a chain of float64 multiply-adds. A granule is computed by such a chain if a guard says
+that the error might be larger, or if the granule is short. Short granules have no residues.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_ste
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidueOperand(GuardedOperand):
-    """A prepared operand: itself, and the residues of the granules that are not too short."""
+    """A prepared operand: the matrices, and the residues of all granules that are not short."""
 
     residues: Residues
 
@@ -41,19 +41,19 @@ class ResidueOperand(GuardedOperand):
 
     @property
     def counts(self) -> tuple[Counts, ...]:
-        """Small and far numbers of each granule. The first call waits for the device."""
+        """Counts of small and far numbers of each granule. The first call waits for the device."""
         return self.residues.counts
 
 
 class ResidueKernel(GuardedKernel):
-    """float64 by residues, by multiply-adds where a guard is raised.
+    """float64 by residues, or by multiply-adds if a guard is raised.
 
     Attributes
     ----------
     parts
-        Real numbers of an element.
+        Real numbers of an element: 1, or 2 for complex numbers.
     reconstruction
-        The kernel that makes elements of C of the residues of products.
+        The kernel that computes elements of C from the residues of products.
     """
 
     name = "residues"
@@ -99,7 +99,7 @@ class ResidueKernel(GuardedKernel):
 
 
 class ComplexResidueKernel(ResidueKernel):
-    """complex128 by residues, which takes three products: sums of residues are exact, as those of numbers are not."""
+    """complex128 by residues, with three real products. These lose no accuracy, since sums of residues are exact."""
 
     name = "complex_residues"
     parts = 2
@@ -107,12 +107,12 @@ class ComplexResidueKernel(ResidueKernel):
 
 
 def split_steps(k: int) -> int:
-    """Return how many steps of k have residues: not those of a short granule at the end."""
+    """Return how many steps of k have residues: all but those of a short granule at the end."""
     last = k % GRANULE
     return k if last >= SHORTEST else k - last
 
 
-# Residues of a part of C take the workspace, and then what is made of parts of A and B where a guard is raised.
+# The workspace holds the residues of a part of C, and after that the copies which a raised guard demands.
 _BY_RESIDUES = partial(
     Candidate,
     precision="highest",

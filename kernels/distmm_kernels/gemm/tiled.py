@@ -1,4 +1,4 @@
-"""Tiles of A and B in shared memory, in Numba's language: the textbook kernel."""
+"""Tiles of A and B in shared memory, in Numba's CUDA Python: the textbook kernel."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of this machine's own: compiled kernels, and rates that were measured here. An entry is right or absent."""
+"""Cache files of this machine: compiled kernels, and rates measured here. An entry is complete or absent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["cache_folder", "read", "sources", "write"]
 
 
 def cache_folder() -> Path:
-    """Return where the files lie: ``DISTMM_CACHE_DIR``, or ``distmm`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return the folder of the files: ``DISTMM_CACHE_DIR``, or ``distmm`` in ``XDG_CACHE_HOME`` or ``~/.cache``."""
     if folder := os.environ.get("DISTMM_CACHE_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "distmm"
@@ -46,7 +46,7 @@ def write(path: Path, content: bytes, what: str) -> None:
     Parameters
     ----------
     what
-        What is lost where nothing can be written, for the warning.
+        Name of the content, for the warning if it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

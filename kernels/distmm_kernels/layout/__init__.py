@@ -1,1 +1,1 @@
-"""How matrices lie in GPU memory, and the copies that change it."""
+"""Memory layouts of matrices on the GPU, and the copies that change them."""

@@ -1,4 +1,4 @@
-"""Matrices in GPU memory whose rows can be copied 16 bytes at a time, and how others become such."""
+"""Matrices in GPU memory whose rows are aligned 16-byte vectors, and the copies that make them."""
 
 from __future__ import annotations
 

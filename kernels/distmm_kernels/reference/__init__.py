@@ -1,1 +1,1 @@
-"""What products should be: reference products, test matrices, tensor-core arithmetic in NumPy, errors."""
+"""Expected results: reference products, test matrices, tensor-core arithmetic in NumPy, errors."""
