@@ -105,8 +105,8 @@ class MemoryModel:
         several, item = len(schedule.waves) > 1, problem.dtype.itemsize
         of_operands = self._of_needed_operands(largest, schedule.lookahead)
         if layout.layers > 1:  # an open order that adds layers takes the place of an open step
-            beside_sums = self._of_needed_operands(largest, schedule.lookahead - 1)
-            of_operands = np.maximum(of_operands, beside_sums + self._of_received_sums(largest))
+            while_adding = self._of_needed_operands(largest, schedule.lookahead - 1)
+            of_operands = np.maximum(of_operands, while_adding + self._of_received_sums(largest))
         held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
         if several and result == "workers" and not streamed:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
