@@ -104,7 +104,7 @@ class MemoryModel:
         problem, schedule = layout.problem, layout.schedule
         several, item = len(schedule.waves) > 1, problem.dtype.itemsize
         of_operands = self._of_needed_operands(largest, schedule.lookahead)
-        if layout.layers > 1:  # an open order that adds layers takes the place of an open step
+        if layout.layers > 1:  # while layers are added, operands of one step fewer are open
             while_adding = self._of_needed_operands(largest, schedule.lookahead - 1)
             of_operands = np.maximum(of_operands, while_adding + self._of_received_sums(largest))
         held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)

@@ -145,7 +145,7 @@ class PlacementPlugin(SchedulerPlugin):
                 self._watch_stranded()
             return
         products, ts = self.products, self.scheduler.tasks[key]
-        # A result or a task that was lost with its worker is made again: the chain keeps its slot.
+        # A result or a task that was lost with its worker is computed again: the chain keeps its slot.
         if finish == "released" and (ts.waiters or ts.who_wants):
             return
         task = ts.run_spec

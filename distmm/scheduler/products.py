@@ -215,7 +215,7 @@ class Products:
             self._close(product, task)
 
     def released(self, key: Key, where: Placement) -> None:
-        """Return the slot of a block of C that was released. A lost block keeps its slot, and is made again."""
+        """Return the slot of a block of C that was released. A lost block keeps its slot, and is computed again."""
         product = self.products.get(where.product)
         if product is not None and product.slots is not None:
             for waiting in product.slots.leave(key, where):
