@@ -1,11 +1,13 @@
-"""int32 and int64 operands as residues: how many moduli they need, their weights, and the kernels that make residues.
+"""int32 and int64 operands as residues: their moduli, their weights, and the launches that compute residues.
 
-A product of integers of b bits, summed over a granule of k, is smaller than ``2^(2 b - 2) * GRANULE``. As many moduli
-as make P more than twice that determine it. It is wanted modulo 2^b only: so the weighted sum of residues, less a
-multiple of P, may wrap around, and is exact for all operands.
+An inner product of integers of b bits over a granule of k is at most ``2^(2 b - 2) * GRANULE`` in magnitude. Its
+residues determine it if the product P of the moduli is more than twice this bound. The result is the weighted sum of
+the residues minus a multiple of P. Only its value modulo 2^b is needed. So the arithmetic may wrap around, and the
+result is exact for all operands.
 
-The multiple of P is a sum of residues too, each times its weight's share of P. Shares are rounded to 2^-20, which
-makes that sum wrong by 0.0012 at most, and the product is less than 0.37 P: so the nearest integer is the right one.
+The multiple of P is computed from the residues too: it is the sum of each residue times its weight divided by P,
+rounded to an integer. These quotients, the *shares*, are rounded to 2^-20. This changes the sum by 0.0012 at most. The
+product is less than 0.37 P, so the sum still rounds to the right integer.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ __all__ = ["SHIFT", "SYSTEMS", "IntegerSplitter", "System", "integer_splitter"]
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-SHIFT = 20  # shares are multiples of 2^-20, whose sums stay below 2^31
+SHIFT = 20  # shares are stored as multiples of 2^-20; their sums stay below 2^31
 
 
 @dataclass(frozen=True)
 class System:
-    """Moduli for integers of one width, and what makes an integer of residues modulo them.
+    """Moduli for integers of one width, and the constants with which an integer is computed from its residues.
 
-    Residues are taken as unsigned bytes, `OFFSET` more than they are.
+    The sums use unsigned bytes: each residue plus `OFFSET`.
 
     Attributes
     ----------
     bits
-        Of operands and results.
+        Bits of an integer of the operands and of the result.
     """
 
     bits: int
@@ -52,17 +54,17 @@ class System:
 
     @functools.cached_property
     def weights(self) -> tuple[int, ...]:
-        """What each byte is multiplied by, modulo 2^bits."""
+        """The weight of each modulus, modulo 2^bits. The byte of the modulus is multiplied by it."""
         return tuple(self._wrapped(weight(modulus, self.product)) for modulus in self.moduli)
 
     @functools.cached_property
     def start(self) -> int:
-        """What the sum of weighted bytes starts from, modulo 2^bits."""
+        """The initial value of the weighted sum, modulo 2^bits. It cancels the `OFFSET` of the bytes."""
         return self._wrapped(-OFFSET * sum(self.weights))
 
     @functools.cached_property
     def shares(self) -> tuple[int, ...]:
-        """Each weight over P, in units of 2^-20."""
+        """Each weight divided by P, in units of 2^-20."""
         return tuple(
             ((weight(modulus, self.product) << SHIFT + 1) + self.product) // (2 * self.product)
             for modulus in self.moduli
@@ -70,7 +72,10 @@ class System:
 
     @functools.cached_property
     def shares_start(self) -> int:
-        """What the sum of bytes times shares starts from: its integer part is then the multiple of P."""
+        """The initial value of the sum of bytes times shares. It cancels `OFFSET` and adds 1/2.
+
+        The integer part of the sum is then the multiple of P.
+        """
         return (1 << SHIFT - 1) - OFFSET * sum(self.shares)
 
     def _wrapped(self, number: int) -> int:
@@ -87,9 +92,9 @@ class IntegerSplitter:
         self.device, self.bits = device, bits
 
     def __call__(self, stack: Array) -> Residues:
-        """Enqueue the splitting of matrices ``(batch, rows, k)``, or of one, with any strides, read in place.
+        """Enqueue the kernel that splits matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
 
-        The device must be current.
+        The matrices are read in place. The device must be current.
         """
         import cupy
 
@@ -97,7 +102,7 @@ class IntegerSplitter:
         at = Layout.of(batch, rows, k, moduli=len(SYSTEMS[self.bits].moduli), scaled=False)
         memory = cupy.cuda.alloc(at.end)
         if 0 not in (batch, rows, k):
-            # a warp reads 32 neighbours, along k or along rows
+            # a warp reads 32 consecutive elements, along k or along the rows
             along_k = k == 1 or rows == 1 or abs(along) <= abs(pitch)
             maker = "distmm_kernels.device_code.integer_residues:split"
             kernel = loaded(Recipe(maker, (self.bits, along_k)), self.device)
@@ -111,5 +116,5 @@ class IntegerSplitter:
 
 @functools.cache
 def integer_splitter(device: Device, bits: int) -> IntegerSplitter:
-    """Return the one splitter of a type on a device."""
+    """Return the splitter of a type on a device. A process has one."""
     return IntegerSplitter(device, bits)

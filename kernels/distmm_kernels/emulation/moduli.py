@@ -1,12 +1,13 @@
-"""Sixteen moduli for float64 products by residues, and the weights that make a number of its residues; exact integers.
+"""Sixteen moduli for float64 products by residues, and the weights to compute a number from its residues. All exact.
 
-Residues modulo numbers without common factors determine a product of integer matrices, as long as its elements are
-smaller than half of the moduli's product P (Chinese remainder theorem). Modulo a number of 8 bits it is a product of
-int8 matrices, which tensor cores compute exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv 2504.08009).
+The moduli are pairwise coprime, and P is their product. An integer smaller than P/2 in magnitude is determined by its
+residues (Chinese remainder theorem). The moduli have 8 bits. So a product of integer matrices modulo one of them is a
+product of int8 matrices, and tensor cores compute it exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv
+2504.08009).
 
-Sixteen moduli leave 62 bits for a row of A and a column of B: elements of N(0, 1) keep their 53 bits for any k up to
-`distmm_kernels.emulation.formats.GRANULE`. With fifteen, matrices skewed along k by 2^4 would have a larger error than
-a chain of float64 multiply-adds has.
+With sixteen moduli, a row of A and a column of B may each have a norm of 62 bits. Then elements of N(0, 1) keep their
+53 bits for any k up to `distmm_kernels.emulation.formats.GRANULE`. With fifteen moduli, products of matrices that are
+skewed along k by 2^4 would have a larger error than a chain of float64 multiply-adds.
 """
 
 from __future__ import annotations
@@ -34,17 +35,17 @@ PRODUCT = math.prod(MODULI)
 # A residue of x is ``(x + OFFSET) mod modulus - OFFSET``: from -128 to 127 at most, an int8.
 OFFSET = 128
 
-# The product of the squared norms of a row and a column, both integers, stays below this squared: then their inner
-# product is less than P / 2 by Cauchy-Schwarz, and by enough that no rounding of quotients matters.
+# Bound of the norm of a row times the norm of a column, both of integers. By Cauchy-Schwarz their inner product is then
+# less than P / 2. The margin is large enough for the rounding of quotients.
 LIMIT = float(PRODUCT // 2 - (PRODUCT >> 20))
 
-UNITS = (84, 42, 0)  # exponents of the units that weights are split into
+UNITS = (84, 42, 0)  # weights are split into multiples of 2 to these powers
 
 
 def digits(number: int) -> tuple[int, ...]:
     """Split an integer into multiples of 2^84, 2^42 and 1: ``number = d0 2^84 + d1 2^42 + d2``, each below 2^42.
 
-    Sums of sixteen of them times residues are integers below 2^53 in their unit: exact in float64 in any order.
+    A sum of sixteen digits times residues is an integer below 2^53. So float64 adds them exactly in any order.
     """
     found = []
     for exponent in UNITS:
@@ -65,15 +66,15 @@ WEIGHTS = tuple(weight(modulus, PRODUCT) for modulus in MODULI)
 
 
 def byte_weights(modulus: int) -> tuple[int, ...]:
-    """Return 2^0, 2^8, ... 2^56 modulo a number, as near 0 as they can be: int8."""
+    """Return 2^0, 2^8, ... 2^56 modulo a number, each as the residue nearest 0, which fits in int8."""
     half = (modulus - 1) // 2
     return tuple((pow(2, 8 * i, modulus) + half) % modulus - half for i in range(8))
 
 
 def start(modulus: int) -> int:
-    """Return the number that the weighted sum of the bytes of ``x + 2^63`` starts from, so that no sum is negative.
+    """Return the initial value of the weighted sum of the bytes of ``x + 2^63``. With it no sum is negative.
 
-    Modulo the number, the sum is then ``x + OFFSET``; it is below 2^19.
+    The sum is then ``x + OFFSET`` modulo ``modulus``, and is below 2^19.
     """
     least = 255 * 128 * 8
     return least + (OFFSET - 2**63 - least) % modulus

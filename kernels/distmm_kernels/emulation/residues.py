@@ -1,9 +1,9 @@
-"""float64 and complex128 operands as residues: their layout, the kernels that make them, and the guards.
+"""float64 and complex128 operands as residues: their layout, the kernels that compute them, and the guards.
 
-A row of A (a column of B) is scaled by a power of two, granule by granule of k, to integers that fill the moduli's
-range (`distmm_kernels.emulation.moduli`), and rounded. The scale comes from the row's norm, so that every inner product
-is known by its residues. What lies below the last bit of a row's integers is lost. That is little where a row's numbers
-are of similar size, and raises a `Guard` where they are not, or where few of them are near its norm.
+In each granule of k, a row of A (a column of B) is multiplied by a power of two and rounded to integers. The power is
+the largest one for which residues determine all inner products (`distmm_kernels.emulation.moduli`). It follows from the
+row's norm. The rounding error is small if the numbers of a row are of similar size. If they are not, or if few numbers
+are near the row's norm, the kernels raise a `Guard`.
 """
 
 from __future__ import annotations
@@ -37,42 +37,45 @@ __all__ = [
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-STRETCH = 128  # k of one block of threads; divides the granule
-ROWS = 32  # of one block of threads
+STRETCH = 128  # steps of k that one thread block splits; divides the granule
+ROWS = 32  # that one thread block splits
 THREADS = 256
-COLUMNS = 4  # of C that one thread makes of their residues: a word of each modulus
+COLUMNS = 4  # of C that one thread computes from residues: it reads a word of 4 residues of each modulus
 
-# In a shorter granule the share of small numbers says too little, and a chain of float64 multiply-adds is as fast.
+# Shorter granules are not split: the share of small numbers would say too little about the error, and a chain of
+# float64 multiply-adds is as fast.
 SHORTEST = 512
 
-# Integers of so many more bits than the least one that is not small are near their row's norm
+# An integer is near its row's norm if it is at least ``2^(smallest + NEAR)``
 # (`distmm_kernels.emulation.sparsity`).
 NEAR = 5
 
-# Matrices of residues that one matrix becomes, by the real numbers of an element: itself; or re, im and re + im.
+# By the real numbers of an element: how many matrices are split into residues. A real matrix is one; a complex matrix
+# gives re, im and re + im.
 FORMS = {1: 1, 2: 3}
 
-# Sums of squares of a row and granule, within which scaling, products and results stay within float64's range.
+# Limits of the sum of squares of a row in a granule. Within them, scaled numbers, products and results stay within
+# float64's range.
 LEAST_SQUARES, LARGEST_SQUARES = 2.0**-800, 2.0**800
 
 
 def smallest(length: int) -> int:
     """Return the exponent of the least integer that is not small, for a granule of ``length`` steps.
 
-    The worst case: nearly all of a row's integers are that small, and the column is 0 at the others. Then rounding
-    changes the product by ``0.29 * 2^-smallest`` of its norm. A chain of multiply-adds changes it by about as much,
-    ``3e-17 * sqrt(length)`` (NumPy, N(0, 1)). N(0, 1) is scaled to 2^8 to 2^9 times this size, and 0.2 % of its numbers
-    are smaller.
+    In the worst case, nearly all of a row's integers have this size, and the column is 0 at all others. Then rounding
+    makes an error of ``0.29 * 2^-smallest``, relative to the norm. The error of a chain of multiply-adds is about the
+    same, ``3e-17 * sqrt(length)`` (NumPy, N(0, 1)). Scaling makes numbers of N(0, 1) 2^8 to 2^9 times this size; 0.2 %
+    of them are smaller than it.
     """
     return 52 - (length.bit_length() - 1) // 2
 
 
 class Layout(NamedTuple):
-    """Where the residues of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
+    """Memory layout of the residues of a stack ``(batch, rows, k)``: offsets in bytes from the start of their memory.
 
-    Each granule is a stack ``(batch, forms * moduli, rows, k)`` of its own, with lines of `GRANULE` bytes, in the last
-    one of ``last_ld``. If rows are scaled, a float64 factor and a word of 32 bits follow for each matrix, granule and
-    row.
+    Each granule is a separate stack ``(batch, forms * moduli, rows, k)``. Its leading dimension is `GRANULE` bytes, in
+    the last granule ``last_ld``. If rows are scaled, two tables follow: a float64 factor, and a word of 32 bits with
+    counts, for each matrix, granule and row.
     """
 
     batch: int
@@ -83,13 +86,13 @@ class Layout(NamedTuple):
     factors: int
     words: int
     end: int
-    matrices: int  # of residues, for each matrix
+    matrices: int  # of residues, for each matrix of the stack
 
     @classmethod
     def of(
         cls, batch: int, rows: int, k: int, parts: int = 1, moduli: int = len(MODULI), scaled: bool = True
     ) -> Layout:
-        """Lay out the residues of a stack of real numbers, or of complex ones, which have two parts."""
+        """Lay out the residues of a stack of real numbers (one part) or complex numbers (two parts)."""
         matrices = FORMS[parts] * moduli
         count, lines = max(granules(k), 1), batch * matrices * rows
         last_ld = row_pitch(k - (count - 1) * GRANULE, 1)
@@ -101,7 +104,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Residues:
-    """A stack of matrices ``(batch, rows, k)``, A or B transposed, modulo each of the moduli."""
+    """The residues of a stack of matrices ``(batch, rows, k)``, A or B transposed, for all moduli."""
 
     layout: Layout
     memory: Any
@@ -121,13 +124,13 @@ class Residues:
         return Stack(address, (at.matrices, at.rows, length), (step, ld, 1), 1)
 
     def factors(self, index: int, matrix: int) -> int:
-        """Return the address of float64 factors of one granule's rows, powers of two."""
+        """Return the address of the float64 factors of one granule's rows. They are powers of two."""
         at = self.layout
         return int(self.memory.ptr) + at.factors + 8 * at.rows * (matrix * granules(at.k) + index)
 
     @functools.cached_property
     def counts(self) -> tuple[Counts, ...]:
-        """Return what each granule has, of real numbers. The device must be current, and have made the residues."""
+        """Counts of each granule, in real numbers. The device must be current, and have computed the residues."""
         import cupy
 
         at, count = self.layout, granules(self.layout.k)
@@ -137,7 +140,7 @@ class Residues:
 
 
 class _Plan(NamedTuple):
-    """How stacks of one shape and strides are split."""
+    """The launches that split stacks of one shape and strides."""
 
     layout: Layout
     launches: tuple[tuple[LoadedKernel, tuple[int, int]], ...]
@@ -145,16 +148,16 @@ class _Plan(NamedTuple):
 
 
 class Splitter:
-    """Splits operands of one type into residues on one device: float64 numbers have one part, complex128 ones two."""
+    """Splits operands of one type into residues on one device. float64 has one part, complex128 two."""
 
     def __init__(self, device: Device, parts: int) -> None:
         self.device, self.parts = device, parts
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, stack: Array) -> tuple[Residues, Found]:
-        """Enqueue the splitting of matrices ``(batch, rows, k)``, or of one, with any strides, read in place.
+        """Enqueue the kernels that split matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
 
-        The device must be current.
+        The matrices are read in place. The device must be current.
         """
         import cupy
 
@@ -187,7 +190,7 @@ class Splitter:
             *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.words, at.granule_step, at.last_ld),
             *(smallest(parts * GRANULE), smallest(parts * last)),
         )
-        # a warp reads 32 neighbours, along k or along rows
+        # a warp reads 32 consecutive elements, along k or along the rows
         along_k = k == 1 or (rows > 1 and abs(strides[2]) <= abs(strides[1])) or rows == 1
         tiles = -(-rows // ROWS) * -(-parts * k // STRETCH), 1
         name = "distmm_kernels.device_code.residues:"
@@ -201,5 +204,5 @@ class Splitter:
 
 @functools.cache
 def splitter(device: Device, parts: int = 1) -> Splitter:
-    """Return the one splitter of a type on a device."""
+    """Return the splitter of a type on a device. A process has one."""
     return Splitter(device, parts)

@@ -1,4 +1,4 @@
-"""float32 operands in tensor cores' formats: the launches that split them, the layout of the parts, and the guards."""
+"""float32 operands split into parts for tensor cores: the launches, the memory layout of the parts, and the guards."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ __all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
 Array = Any  # cupy.ndarray: CuPy ships no types
 
 MAX_GRID_Z = 65535
-PAST_THE_ROWS = 256  # a tile of the product may extend so far beyond the last row, and reads scales there
-ALIGNMENT = 256  # bytes, of what shares one allocation
+PAST_THE_ROWS = 256  # a tile may extend this many rows beyond the last one, and the kernel reads scales there
+ALIGNMENT = 256  # bytes; of each array within one allocation
 GUARDS, NO_GUARD = len(Guard), Guard(0)
 Grid = tuple[int, int, int]
 
 
 class Piece(NamedTuple):
-    """Granules of an operand as the Hopper kernel takes them.
+    """Granules of an operand, described for the Hopper kernel.
 
     Attributes
     ----------
     hi, lo
-        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``. The same in a format of one part.
-    scales, scales_step
-        Address of float32 powers of two that the product of each row is multiplied by, and of `PAST_THE_ROWS` more
-        words that may be read; bytes from one matrix's to the next one's. 0 if the format has none.
+        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``. In a format of one part, both are that part.
+    scales
+        Address of the float32 scales of the rows, which are powers of two. `PAST_THE_ROWS` more words may be read. 0 if
+        the format has no scales.
+    scales_step
+        Bytes from the scales of one matrix to those of the next; 0 if the format has no scales.
     """
 
     hi: Stack
@@ -47,10 +49,11 @@ class Piece(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the parts of a stack ``(batch, rows, k)`` lie, in bytes from the start of their memory.
+    """Memory layout of the parts of a stack ``(batch, rows, k)``: offsets in bytes from the start of their memory.
 
-    If ``k_major``, each granule of an operand in two parts is a stack of its own, with lines of `GRANULE` elements. If
-    lines had all of k, the 128 lines that the accelerator loads at once would lie on too many pages of memory.
+    If ``k_major``, each granule of an operand in two parts is a separate stack, with a leading dimension of `GRANULE`
+    elements. With a leading dimension of k, the 128 rows that the TMA loads at once would be on too many pages of
+    memory.
     """
 
     batch: int
@@ -69,7 +72,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of(cls, form: Format, batch: int, rows: int, k: int, by_rows: bool) -> Layout:
-        """Lay out the parts of a stack that is read with its k contiguous, or its rows."""
+        """Lay out the parts of a stack; ``by_rows``: its k is contiguous, otherwise its rows are."""
         k_major = by_rows or form.along_k
         count, itemsize = max(granules(k), 1), form.dtype.itemsize
         if not k_major:
@@ -95,7 +98,7 @@ class Layout(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Parts:
-    """A stack of matrices ``(batch, rows, k)``, A or B transposed, in a tensor core's format."""
+    """The parts of a stack of matrices ``(batch, rows, k)``, A or B transposed."""
 
     format: Format
     layout: Layout
@@ -103,7 +106,7 @@ class Parts:
 
     @property
     def k_major(self) -> bool:
-        """Whether k is contiguous, not the rows."""
+        """Whether the parts have k contiguous. Otherwise the rows are contiguous."""
         return self.layout.k_major
 
     @property
@@ -117,12 +120,12 @@ class Parts:
         length = min(GRANULE, at.k - index * GRANULE)
         ld = at.ld if index * GRANULE + length < at.k else at.last_ld
         lines, line = (at.rows, length) if at.k_major else (length, at.rows)
-        # rows contiguous: a matrix is all of k, of which this is a slice
+        # if rows are contiguous, a matrix has all of k, and the granule is a slice of it
         step = (at.rows if at.k_major else at.k) * ld
         return self._piece(index, at.batch, lines, line, ld, step, 4 * max(granules(at.k), 1) * at.table_pitch)
 
     def side_by_side(self, first: int, count: int) -> Piece:
-        """Return ``count`` whole granules of a single matrix as a stack."""
+        """Return ``count`` full granules of a single matrix as a stack, one matrix for each granule."""
         at = self.layout
         lines, line = (at.rows, GRANULE) if at.k_major else (GRANULE, at.rows)
         return self._piece(first, count, lines, line, at.ld, at.granule_step, 4 * at.table_pitch)
@@ -138,7 +141,7 @@ class Parts:
 
     @functools.cached_property
     def counts(self) -> tuple[Counts, ...]:
-        """Return what each granule of scaled parts has. The device must be current, and have made the parts."""
+        """Counts of each granule of scaled parts. The device must be current, and have computed the parts."""
         import cupy
 
         at, count = self.layout, granules(self.layout.k)
@@ -153,7 +156,7 @@ class Parts:
         return cupy.ndarray(part.shape, self.format.dtype, pointer, part.strides)
 
     def rounded(self, shape: tuple[int, ...]) -> Array:
-        """Return the parts of a format of one part as an array ``(*batch, rows, k)``."""
+        """Return the rounded numbers of a format of one part as an array ``(*batch, rows, k)``."""
         import cupy
 
         itemsize = self.format.dtype.itemsize
@@ -164,7 +167,7 @@ class Parts:
 
 
 class Found:
-    """The guards of an operand. The device writes them into pinned host memory, so no copy is needed to read them."""
+    """The guards that kernels raise for an operand. The device writes them into pinned host memory, without a copy."""
 
     def __init__(self, count: int, looked_for: bool) -> None:
         import cupy
@@ -180,23 +183,23 @@ class Found:
         self._done = cupy.cuda.Event(disable_timing=True)
 
     def __del__(self) -> None:
-        # after this the memory may be reused, so wait until the device no longer writes to it
+        # the memory may be reused after this: wait until the device has written to it for the last time
         if self._guards is None:
             self._done.synchronize()
 
     def record(self) -> None:
-        """Say that all kernels that look for guards are enqueued."""
+        """Record an event after all kernels that may raise guards. Call this when they are enqueued."""
         if self._guards is None:
             self._done.record()
 
     @property
     def here(self) -> bool:
-        """Whether `guards` would not wait for the device."""
+        """Whether the kernels have finished, so that `guards` returns without waiting for the device."""
         return self._guards is not None or bool(self._done.done)
 
     @property
     def guards(self) -> tuple[Guard, ...]:
-        """Guards of each granule. Where another one than `Guard.SPARSE` is raised, its parts are not valid."""
+        """Guards of each granule. Unless `Guard.SPARSE` alone or no guard is raised, its parts are not valid."""
         if self._guards is None:
             self._done.synchronize()
             if not self._flags.any():
@@ -214,10 +217,10 @@ class Found:
 
 
 class _Plan(NamedTuple):
-    """How stacks of one shape, strides and alignment are split."""
+    """The launches that split stacks of one shape, strides and alignment."""
 
     layout: Layout
-    zeros: tuple[int, int]  # offset and number of bytes that must be zero before
+    zeros: tuple[int, int]  # offset and number of bytes that must be set to 0 before the launches
     launches: tuple[tuple[LoadedKernel, Grid], ...]
     numbers: tuple[int, ...]
 
@@ -230,9 +233,10 @@ class Splitter:
         self._plans: dict[tuple[Any, ...], _Plan] = {}
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
-        """Enqueue the splitting of a stack of float32 matrices ``(batch, rows, k)``, or of one, with any strides.
+        """Enqueue the kernels that split float32 matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``.
 
-        It is read in place where its rows or its k are contiguous. The device must be current.
+        Strides are any. If neither the rows nor k are contiguous, the matrices are copied first. The device must be
+        current.
         """
         import cupy
 
@@ -258,7 +262,7 @@ class Splitter:
         return Parts(self.form, plan.layout, memory), found
 
     def _plan(self, source: Stack) -> _Plan | None:
-        """Choose the kernels and lay out what they write; None if the stack must be copied first."""
+        """Choose the kernels and the layout of the parts; None if the stack must be copied first."""
         batch, rows, k = source.shape
         form, empty = self.form, 0 in source.shape
         copy, recipes = choose(source, form)
@@ -284,10 +288,13 @@ class Splitter:
 
 @functools.cache
 def splitter(form: Format, device: Device) -> Splitter:
-    """Return the one splitter of a format on a device."""
+    """Return the splitter of a format on a device. A process has one."""
     return Splitter(form, device)
 
 
 def as_stack(array: Array) -> Array:
-    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``, or one: a view, where strides allow."""
+    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``: a view, if strides allow.
+
+    A single matrix ``(rows, k)`` is returned as it is.
+    """
     return array if array.ndim < 4 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])

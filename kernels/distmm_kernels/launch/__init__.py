@@ -1,1 +1,1 @@
-"""Kernels from source to launch: compiled, kept on disk, loaded, started. Nothing here imports Numba early."""
+"""Compiling, caching, loading and launching kernels. Numba is imported only when a kernel is compiled."""

@@ -1,7 +1,7 @@
-"""Machine code of kernels, kept on disk: each kernel is compiled once a machine, not once a process.
+"""Machine code of kernels, kept on disk: each kernel is compiled once on a machine, not in each process.
 
-Numba's own cache is keyed by a kernel's function, and goes stale when an intrinsic in another module changes. The key
-here has everything that machine code depends on, so an entry is right or absent.
+Numba's own cache uses the kernel's function as the key. Its entries become stale when an intrinsic in another module
+changes. Here the key has everything that the machine code depends on, so no entry is stale.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ __all__ = ["Recipe", "binary", "cache_folder"]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a kernel is made.
+    """How a kernel is made: the function that makes its source, and the function's arguments.
 
     Attributes
     ----------
     maker
-        ``module:function``, called with the parameters only where the machine code is not on disk: it returns a
-        `distmm_kernels.launch.compiler.Source`. So a process that finds all its kernels on disk never imports Numba.
+        ``module:function``, which returns a `distmm_kernels.launch.compiler.Source`. It is called with the parameters
+        if the machine code is not on disk. So a process never imports Numba if all its kernels are on disk.
     parameters
-        Their ``repr`` must tell them apart and be the same in every process: numbers, strings, dataclasses of them.
+        Numbers, strings, or dataclasses of them. Different parameters must have different ``repr``, and the ``repr``
+        must be the same in every process.
     """
 
     maker: str
@@ -49,14 +50,14 @@ class Recipe:
         return hashlib.sha256("\0".join(facts).encode()).hexdigest()
 
     def source(self) -> Source:
-        """Make the kernel, in Numba's language."""
+        """Call the maker: return the kernel as a Python function for Numba."""
         module, function = self.maker.split(":")
         made: Source = getattr(importlib.import_module(module), function)(*self.parameters)
         return made
 
 
 def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
-    """Return a kernel's machine code: read from disk, or compiled now and written there for other processes."""
+    """Return a kernel's machine code: read from disk, or compiled now and written to disk."""
     path = cache_folder() / f"{recipe.key(compute_capability)}.kernel"
     found = _read(path)
     if found is None:
@@ -71,7 +72,7 @@ def _versions() -> str:
 
 
 def _read(path: Path) -> Binary | None:
-    """Read a kernel from a file; None if there is none, or if its checksum is wrong: then it is compiled again."""
+    """Read a kernel from a file; None if there is no file or its checksum is wrong. Then the kernel is compiled."""
     content = cache.read(path)
     if content is None:
         return None

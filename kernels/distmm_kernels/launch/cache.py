@@ -1,4 +1,4 @@
-"""Cache files of this machine: compiled kernels, and rates measured here. An entry is complete or absent."""
+"""Cache files of this machine: compiled kernels, and measured rates. Readers see a complete file or none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def read(path: Path) -> bytes | None:
 
 
 def write(path: Path, content: bytes, what: str) -> None:
-    """Write to a temporary file and rename it, so that readers and other writers see all of it or nothing.
+    """Write a temporary file and rename it, so that other processes see a complete file or none.
 
     Parameters
     ----------
@@ -52,7 +52,7 @@ def write(path: Path, content: bytes, what: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.with_suffix(f".{uuid.uuid4().hex}")
         try:
-            # tempfile's files have mode 0600; in a folder that users share, others must read these: the umask decides
+            # not tempfile, whose files have mode 0600: other users may share the folder, so the umask decides the mode
             with open(name, "xb") as file:
                 file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
             os.replace(name, path)

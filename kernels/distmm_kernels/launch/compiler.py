@@ -1,6 +1,6 @@
-"""From a function in Numba's language to machine code for one architecture, without a GPU.
+"""Compile a Python function with Numba to machine code for one architecture. This needs no GPU.
 
-`distmm_kernels.device_code.emit` compiles and nvJitLink links. Link-time optimisation is not optional: without it ptxas
+`distmm_kernels.device_code.emit` compiles and nvJitLink links. Link-time optimisation is necessary: without it, ptxas
 ignores ``setmaxnreg`` and serialises ``wgmma``.
 """
 
@@ -20,19 +20,19 @@ class Source:
     Attributes
     ----------
     function
-        In Numba's language.
+        The Python function that Numba compiles.
     signature
-        A Numba signature that returns nothing: tensor maps first, then arguments of 8 bytes each (`types.uint64`,
+        A Numba signature that returns nothing: TMA descriptors first, then arguments of 8 bytes each (`types.uint64`,
         `types.int64`, arrays).
     threads
-        Of one block.
+        Threads of one block.
     blocks
-        How many must fit on one multiprocessor at the same time; this bounds the registers of a thread.
+        Thread blocks that must fit on one multiprocessor at the same time. This limits the registers of a thread.
     shared_bytes
         Dynamic shared memory of one block.
     specific
-        Whether it has instructions of one architecture alone, such as wgmma. Machine code for such a target runs on
-        that compute capability only; other code runs on later ones of the same major number too.
+        Whether the kernel has instructions of one architecture only, such as wgmma. Its machine code then runs on that
+        compute capability only. Other code also runs on later compute capabilities of the same major number.
     """
 
     function: Callable[..., None]
@@ -50,9 +50,9 @@ class Binary:
     Attributes
     ----------
     cubin
-        For one architecture; holds exactly one kernel.
+        Machine code for one architecture, with exactly one kernel.
     log
-        What ptxas says: registers, spills, warnings.
+        The output of ptxas: registers, spills, warnings.
     """
 
     cubin: bytes
@@ -62,7 +62,7 @@ class Binary:
 
 
 def architecture(compute_capability: tuple[int, int], specific: bool = False) -> str:
-    """Return the name of the target: ``sm_90``, or ``sm_90a`` with the instructions of that architecture alone."""
+    """Return the name of the target: ``sm_90``, or ``sm_90a`` with the instructions of that architecture only."""
     major, minor = compute_capability
     return f"sm_{major}{minor}{'a' if specific else ''}"
 

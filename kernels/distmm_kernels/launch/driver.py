@@ -1,7 +1,7 @@
 """Launch machine code through the CUDA driver, in a few microseconds.
 
-Numba's dispatcher takes 42 us for a launch with nine arguments, most of it spent on their types. Here every argument is
-8 bytes or a tensor map, and a launch is one `struct.pack` and one call of the driver.
+Numba's dispatcher takes 42 us for a launch with nine arguments, most of it for the arguments' types. Here every
+argument is 8 bytes or a TMA descriptor, and a launch is one `struct.pack` and one call of the driver.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def check(status: Any, *answer: Any) -> Any:
     Raises
     ------
     RuntimeError
-        If it failed; the message names the error.
+        If the call failed. The message names the error.
     """
     if status:  # CUDA_SUCCESS is 0
         from cuda.bindings import driver
@@ -42,7 +42,7 @@ class LoadedKernel:
     Attributes
     ----------
     registers, local_bytes
-        Of one thread. Local memory is where spilled registers go; our kernels have none.
+        Registers and bytes of local memory of one thread. Spilled registers are in local memory; our kernels have none.
     """
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
@@ -58,7 +58,7 @@ class LoadedKernel:
         (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
         handle = check(*driver.cuDeviceGet(device.index))
         attribute = driver.CUfunction_attribute
-        if self.shared_bytes > 48 * 1024:  # more must be requested, for each kernel and device
+        if self.shared_bytes > 48 * 1024:  # more than 48 KiB must be requested for each kernel and device
             most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(*driver.cuKernelSetAttribute(most, self.shared_bytes, kernel, handle))
         fact = functools.partial(driver.cuKernelGetAttribute, kernel=kernel, dev=handle)
@@ -72,27 +72,27 @@ class LoadedKernel:
     def launch(
         self, grid: tuple[int, int, int], maps: Sequence[int], values: Sequence[int], stream: int | None = None
     ) -> None:
-        """Enqueue one run. The device must be current, as it is inside ``cupy.cuda.Device``.
+        """Enqueue one launch. The device must be current, as it is inside ``cupy.cuda.Device``.
 
         Parameters
         ----------
         grid
             Blocks in x, y and z.
         maps
-            Addresses of the tensor maps that the signature begins with. The driver copies them now.
+            Addresses of the TMA descriptors, which are the first arguments. The driver copies them before this returns.
         values
-            The other arguments: integers, addresses, `array_arguments`; all of 8 bytes.
+            The other arguments, of 8 bytes each: integers, addresses, `array_arguments`.
         stream
             Address of a CUDA stream; CuPy's current one if None.
         """
         try:
-            block = self._blocks.block  # one for each thread; the driver reads it before the launch returns
+            block = self._blocks.block  # one for each host thread; the driver reads it before the launch returns
         except AttributeError:
             block = self._blocks.block = ParameterBlock(len(maps), len(values))
         self.launch_with(grid, block.fill(maps, values), stream)
 
     def launch_with(self, grid: tuple[int, int, int], parameters: int, stream: int | None = None) -> None:
-        """Enqueue one run as `launch` does, with the parameters at an address that `ParameterBlock.fill` returned."""
+        """Enqueue one launch as `launch` does. ``parameters`` is an address that `ParameterBlock.fill` returned."""
         if stream is None:
             stream = self._current_stream().ptr
         (status,) = self._launch(self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, parameters, 0)
@@ -101,7 +101,7 @@ class LoadedKernel:
 
 
 class ParameterBlock:
-    """The buffer from which the driver reads a kernel's parameters: values, then pointers to tensor maps and to values.
+    """A kernel's parameters, in a buffer that the driver reads: values, then pointers to TMA descriptors and to values.
 
     One call of `struct` fills it; a ctypes object for each parameter would take 20 us.
     """
@@ -125,7 +125,7 @@ _loaded: dict[tuple[Recipe, int], LoadedKernel] = {}
 
 
 def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
-    """Return the kernel on a device. The first call of a process finds it on disk or compiles it."""
+    """Return the kernel on a device. The first call in a process loads it from disk, or compiles it."""
     key = recipe, device.index
     kernel = _loaded.get(key)
     if kernel is None:
@@ -137,9 +137,9 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
 
 
 def array_arguments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return an array as a kernel's arguments where its signature has a Numba array of the same dimensions.
+    """Return an array as kernel arguments, for a Numba array with the same number of dimensions in the signature.
 
-    In order: memory's owner, parent, number of elements, bytes of one, address, shape, strides in bytes. That is numba-
-    cuda's layout: `distmm_kernels.device_code.emit.check` refuses another one.
+    In order: owner of the memory, parent, number of elements, itemsize, address, shape, strides in bytes. This is
+    numba-cuda's layout. `distmm_kernels.device_code.emit.check` raises an error if it changes.
     """
     return (0, 0, math.prod(shape), itemsize, address, *shape, *strides)

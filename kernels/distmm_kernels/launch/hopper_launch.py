@@ -1,4 +1,4 @@
-"""Launches of the Hopper kernel on matrices that the tensor memory accelerator can load."""
+"""Launches of the Hopper kernel on matrices that the tensor memory accelerator (TMA) can load."""
 
 from __future__ import annotations
 
@@ -22,12 +22,13 @@ class Scales(NamedTuple):
     Attributes
     ----------
     rows, columns
-        Addresses of float32: of a row each, then of 127 more that are read but not used; of a column each, then of 255.
+        Addresses of float32 factors, one for each row and one for each column. 127 more words after the rows' factors,
+        and 255 more after the columns', are read but not used.
     row_step, column_step
-        Bytes from one matrix's to the next one's; 0 where all matrices of the batch have the same.
+        Bytes from the factors of one matrix to those of the next; 0 if all matrices of the batch have the same factors.
 
-    Where D is int8 there are no factors: ``rows`` is the address of the first matrix's modulus, and of the number by
-    which it divides (`distmm_kernels.emulation.moduli.epilogue_multiplier`), as words.
+    If D is int8, there are no factors. Then ``rows`` is the address of two words for each matrix: its modulus, and the
+    multiplier for divisions by it (`distmm_kernels.emulation.moduli.epilogue_multiplier`).
     """
 
     rows: int
@@ -40,12 +41,12 @@ NO_SCALES = Scales(0, 0, 0, 0)
 
 
 class Finish(NamedTuple):
-    """What is done to sums at the end: ``alpha * D + beta * C0``, in float32.
+    """The last step of the epilogue: ``D = alpha * D + beta * C0``, in float32.
 
     Attributes
     ----------
     c0
-        ``(m, n)`` of the tile's type, one matrix or as many as D, aligned as C is; None: nothing is added.
+        ``(m, n)`` of type `HopperTile.c0`, one matrix or as many as D, aligned as C is. None: nothing is added.
     """
 
     alpha: float
@@ -57,7 +58,7 @@ NO_FINISH = Finish(1, 0, None)
 
 
 class _Launch(NamedTuple):
-    """All parameters of a launch. Block and maps are kept alive, since the driver reads from their addresses."""
+    """All parameters of a launch. The driver reads the block and the descriptors from memory that these objects own."""
 
     grid: tuple[int, int, int]
     parameters: int
@@ -66,12 +67,12 @@ class _Launch(NamedTuple):
 
 
 class HopperGemm:
-    """One variant of the kernel on one device. `hopper_gemm` returns the one that a process needs.
+    """One variant of the kernel on one device. `hopper_gemm` returns it, and makes it once in a process.
 
     Parameters
     ----------
     tile
-        What to run.
+        The variant of the kernel.
     """
 
     def __init__(self, tile: HopperTile, device: Device) -> None:
@@ -81,8 +82,8 @@ class HopperGemm:
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
-        # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the map
-        # of a D at a new address costs more than the rest of a launch.
+        # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the
+        # descriptor of a D at a new address takes longer than the rest of a launch.
         self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
     def __call__(
@@ -99,18 +100,18 @@ class HopperGemm:
         Parameters
         ----------
         a, b
-            One part each, or high and low, or panels in ascending k. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else
-            ``(k, m)``; B is ``(n, k)`` if ``tile.b_major`` is ``k``, else ``(k, n)``. From `Stack.for_tensor_map`. One
-            matrix, or as many as D.
+            Stacks from `Stack.for_tensor_map`: one for each operand, or its high and low part, or its panels in
+            ascending k. A is ``(m, k)`` if ``tile.a_major`` is ``k``, else ``(k, m)``. B is ``(n, k)`` if
+            ``tile.b_major`` is ``k``, else ``(k, n)``. Each has one matrix, or as many as D.
         c
-            ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile does not add.
+            ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile adds no C.
         d
             ``(m, n)``. C and D are aligned as A and B are.
 
         Raises
         ------
         ValueError
-            If a size exceeds what coordinates can count: parts of D would never be written.
+            If a size is too large for 32-bit coordinates: the kernel would not write all of D.
         """
         kept = self._kept(a, b, c, d, scales, finish)
         self._kernel.launch_with(kept.grid, kept.parameters)
@@ -155,5 +156,5 @@ class HopperGemm:
 
 @functools.cache
 def hopper_gemm(tile: HopperTile, device: Device) -> HopperGemm:
-    """Return a variant of the kernel on a device."""
+    """Return the launcher of a variant of the kernel on a device."""
     return HopperGemm(tile, device)

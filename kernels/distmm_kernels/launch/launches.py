@@ -1,7 +1,7 @@
-"""The host side that all CUDA kernels share: memory, streams, batches, launches.
+"""Host code that all CUDA kernels share: memory, streams, batches, launches.
 
-CuPy owns memory and streams. A kernel runs on CuPy's current stream of the calling thread and waits for that stream
-only, so other work on the device goes on. Nothing here imports Numba, since that takes longer than many products.
+CuPy owns memory and streams. A kernel runs on the calling thread's current CuPy stream. The host waits for that stream
+only, so work on other streams continues. Nothing here imports Numba, since that takes longer than many products.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from distmm_kernels.layout.stack import Stack
 
 __all__ = ["CudaKernel", "Launch", "matrices"]
 
-MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; gridDim.x goes to 2^31 - 1, which no C in memory exceeds
+MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; that of gridDim.x is 2^31 - 1, which no C in memory exceeds
 
-NO_MATRICES = (0,) * 11  # a stack of none, as `driver.array_arguments` would give it
-ADDRESS = 4  # where the address stands there
+NO_MATRICES = (0,) * 11  # the arguments of an absent stack, as many as `driver.array_arguments` returns
+ADDRESS = 4  # index of the address in these arguments
 
 
 class CudaKernel(Kernel):
@@ -40,10 +40,10 @@ class CudaKernel(Kernel):
     def _to_device(self, block: Array) -> Array:
         cupy = self._module
         if isinstance(block, cupy.ndarray):
-            # a copy goes to the current device, over NVLink or PCIe
+            # `copy` copies to the current device, over NVLink or PCIe
             return block if block.data.device_id == self.device.index else block.copy()
         block = np.asarray(block)
-        if not block.dtype.isnative:  # big-endian files: CuPy has native types only
+        if not block.dtype.isnative:  # from big-endian files; CuPy has native types only
             block = block.astype(block.dtype.newbyteorder("="))
         return cupy.asarray(block)
 
@@ -60,9 +60,9 @@ class Launch:
     Parameters
     ----------
     blocks
-        Along the grid's first two axes.
+        Thread blocks along the grid's first two axes.
     stacks
-        As the kernel will be given them, at any address; None is a stack of none.
+        The kernel's arguments; their addresses are not used. None: the kernel gets an empty stack.
     """
 
     def __init__(self, recipe: Recipe, device: Device, blocks: tuple[int, int], stacks: Sequence[Stack | None]) -> None:
@@ -71,22 +71,22 @@ class Launch:
         self._values = [value for each in arguments for value in each]
 
     def __call__(self, *addresses: int) -> None:
-        """Enqueue it on CuPy's current stream, on stacks at these addresses: 0 for a stack of none."""
+        """Enqueue the kernel on CuPy's current stream, for stacks at these addresses; 0 where the stack is None."""
         values = self._values.copy()
         values[ADDRESS :: len(NO_MATRICES)] = addresses
         self._kernel.launch(self._grid, (), values)
 
 
 def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Array, Array, Array | None, Array]]:
-    """Cut broadcasting batches into stacks ``(batch, rows, columns)`` that one launch takes, without a copy.
+    """Cut broadcasting batches into stacks ``(batch, rows, columns)`` for one launch each, without a copy.
 
-    Matrices without batch dimensions are given back as they are.
+    Matrices without batch dimensions are yielded unchanged.
     """
     batch = d.shape[:-2]
     if not batch:
         yield a, b, c, d
         return
-    # numpy's function hands CuPy arrays on to CuPy's
+    # NumPy dispatches CuPy's arrays to CuPy
     a, b = (np.broadcast_to(operand, (*batch, *operand.shape[-2:])) for operand in (a, b))
     for index in np.ndindex(batch[:-1]):
         for first in range(0, batch[-1], MAX_GRID_Y):

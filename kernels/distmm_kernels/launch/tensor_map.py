@@ -1,6 +1,7 @@
-"""Descriptions of matrices for the tensor memory accelerator.
+"""TMA descriptors of matrices, which CUDA calls tensor maps.
 
-The driver encodes one in 9 us; it depends on nothing but the numbers below, so each is made once and kept.
+The driver encodes a descriptor in 9 us. It depends only on the arguments of `tensor_map`, so each is encoded once and
+kept.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from distmm_kernels.layout.stack import Stack
 
 __all__ = ["TensorMap", "TensorMaps", "tensor_map"]
 
-MAP_BYTES = 128  # of an encoded map
+MAP_BYTES = 128  # of an encoded descriptor
 
 _TYPES = {
     "bfloat16": "BFLOAT16",
@@ -27,18 +28,18 @@ _TYPES = {
     "bool": "UINT8",
     "int32": "INT32",
 }
-# TFLOAT32: float32, which the accelerator rounds to nearest even as it loads; the tensor cores would cut bits off
+# TFLOAT32: the TMA rounds float32 to TF32, to nearest even, when it loads. Without it, tensor cores truncate.
 
 
 class TensorMap:
-    """Owns the encoded bytes; their address is what a launch takes."""
+    """Owns the encoded bytes of a TMA descriptor. A launch gets their address."""
 
     def __init__(self, encoded: Any) -> None:
         self.encoded, self.address = encoded, int(encoded.getPtr())
 
 
 class TensorMaps:
-    """Owns copies of up to ``most`` maps, one behind the other, as a kernel takes an array of them."""
+    """Owns a contiguous array with copies of up to ``most`` TMA descriptors, which is one argument of a kernel."""
 
     def __init__(self, maps: Sequence[TensorMap], most: int) -> None:
         self._memory = ctypes.create_string_buffer(MAP_BYTES * most)
@@ -49,9 +50,9 @@ class TensorMaps:
 
 @functools.lru_cache(maxsize=4096)
 def tensor_map(stack: Stack, kind: str, rows: int, columns: int) -> TensorMap:
-    """Return the tensor map of a `Stack.for_tensor_map`, loaded or stored in boxes of ``rows`` by ``columns``.
+    """Return the TMA descriptor of a `Stack.for_tensor_map`. The TMA loads or stores boxes of ``rows`` by ``columns``.
 
-    Rows of a box are at most 128 bytes long, and lie in shared memory permuted by the 128-byte swizzle.
+    Rows of a box are at most 128 bytes long. The 128-byte swizzle permutes them in shared memory.
     """
     from cuda.bindings import driver
 

@@ -1,7 +1,7 @@
-"""The kernels that copy operands before a product, in one table: which of them copies what, and from which layout.
+"""The table of the kernels that copy operands before a product: what each copies, and from which layout.
 
-`distmm_kernels.layout.vectors` launches those that keep the numbers, and `distmm_kernels.emulation.splits` those that
-split float32.
+`distmm_kernels.layout.vectors` launches the kernels that keep the numbers. `distmm_kernels.emulation.splits` launches
+those that split float32.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from distmm_kernels.layout.stack import Stack
 
 __all__ = ["CHUNK", "COPIES", "TILE", "WARPS", "Copy", "Request", "choose"]
 
-TILE = 32  # rows and columns of what a block transposes; words of 4 bytes where elements are smaller
-WARPS, CHUNK = 8, 128  # warps of a block that realigns rows, and words of 4 bytes that a warp loads before it waits
+TILE = 32  # rows and columns of the tile that a thread block transposes; in words of 4 bytes if elements are smaller
+WARPS, CHUNK = 8, 128  # of `realign`: warps of a block, and words of 4 bytes that a warp loads before it waits
 
-NUMBERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}  # that elements are copied as, by bytes
+NUMBERS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64", 16: "complex128"}  # type of a copied element, by itemsize
 
 
 class Request(NamedTuple):
-    """What is to be copied: matrices, and the format of the result; None for the same numbers in 16-byte vectors.
+    """What is to be copied: matrices, and the format of the result. Without a format, the numbers are kept.
 
-    A matrix that gets a format is ``(rows, k)``: A, or B transposed.
+    Matrices to be split into a format are ``(rows, k)``: A, or B transposed.
     """
 
     source: Stack
@@ -33,7 +33,7 @@ class Request(NamedTuple):
 
     @property
     def by_words(self) -> bool:
-        """Whether columns of small numbers begin and end at whole words of 4 bytes, everywhere."""
+        """Whether columns of 8-bit or 16-bit numbers are contiguous, and all begin and end at multiples of 4 bytes."""
         source, itemsize = self.source, self.source.itemsize
         others = (source.address, source.rows * itemsize, source.strides[-1], *source.strides[:-2])
         return source.strides[-2] == itemsize <= 2 and not any(number % 4 for number in others)
@@ -46,11 +46,11 @@ class Copy:
     Attributes
     ----------
     suits
-        Whether these kernels can copy what is asked for.
+        Whether these kernels can copy what is requested.
     recipes
-        The kernels, in the order of their launches; none where CuPy copies.
+        The kernels, in the order of their launches. Empty if CuPy copies.
     block
-        Rows and columns of the source that one thread block copies, where that is fixed.
+        Rows and columns of the source that one thread block copies, if they are fixed.
     """
 
     name: str
@@ -64,7 +64,7 @@ def _recipe(maker: str, *parameters: object) -> Recipe:
     return Recipe(f"distmm_kernels.device_code.copies.{maker}", parameters)
 
 
-# The first row that suits is taken: k contiguous before rows contiguous, since that needs no transposition.
+# `choose` returns the first row that suits. Kernels for contiguous k come first, since they need no transposition.
 COPIES = (
     Copy(
         "realign",
@@ -123,5 +123,5 @@ def choose(source: Stack, form: Format | None = None) -> tuple[Copy, tuple[Recip
 
 
 def _down_columns(source: Stack) -> bool:
-    """Whether a warp should read down the columns, whose elements are neighbours or nearly so."""
+    """Whether a warp should read down the columns: their elements are closer together than those of the rows."""
     return abs(source.strides[-2]) < abs(source.strides[-1])

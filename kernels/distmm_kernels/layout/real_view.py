@@ -1,7 +1,8 @@
-"""Complex matrices as real ones, so that a complex product is one real product of them.
+"""Complex matrices as real matrices, so that a complex product is one real product.
 
-A matrix ``(m, k)`` whose rows are contiguous is a real matrix ``(m, 2k)`` as it lies: re, im, re, im. B becomes ``(2k,
-2n)``: its element ``x + iy`` is the block ``[x, y; -y, x]``. The product of the two is C, ``(m, 2n)``, as it lies.
+A complex matrix ``(m, k)`` with contiguous rows is also a real matrix ``(m, 2k)`` in the same memory: re, im, re, im.
+B is copied to a real matrix ``(2k, 2n)``: an element ``x + iy`` becomes the block ``[x, y; -y, x]``. The real product
+``(m, 2n)`` has the elements of the complex C in the same order: re, im, re, im.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["LINES", "REALS", "THREADS", "as_complex", "as_real", "doubled", "in_
 
 REALS: dict[str, np.dtype[Any]] = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
 
-THREADS = 256  # of a block: neighbours along a line
-LINES = 4  # of B that a block of threads doubles: as many loads of a thread are under way
+THREADS = 256  # of a block, along a line
+LINES = 4  # of B that a thread block doubles; a thread has this many loads in flight
 
 
 def in_rows(block: Array, device: Device) -> Array:
-    """Return matrices whose rows are contiguous: as they are, or copied."""
+    """Return matrices with contiguous rows: the block itself if its rows are contiguous, else a copy."""
     return block if block.strides[-1] == block.itemsize else in_vectors(block, device)
 
 
@@ -46,14 +47,14 @@ def as_complex(rows: Array) -> Array:
 def _view(rows: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     if isinstance(rows, np.ndarray):
         return rows.view(dtype)
-    # CuPy's own view wants whole matrices to be contiguous, not their rows alone
+    # CuPy's own view needs contiguous matrices; here only the rows are
     return type(rows)(shape, dtype, rows.data, (*rows.strides[:-1], dtype.itemsize))
 
 
 def doubled(block: Array, device: Device) -> Array:
     """Return the real matrices ``(*batch, 2k, 2n)`` of complex ones ``(*batch, k, n)`` with any strides.
 
-    The axis that is contiguous stays so: columns where those of the block are, else rows.
+    If the columns of the block are contiguous, those of the result are, too; otherwise its rows are.
     """
     turned = block.strides[-1] != block.itemsize and block.strides[-2] == block.itemsize
     # the transpose of [x, y; -y, x] is [x, -y; y, x]

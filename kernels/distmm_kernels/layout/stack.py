@@ -1,4 +1,4 @@
-"""How matrices lie in memory: the one description that copies, launches and tensor maps are made from."""
+"""Address, shape and strides of matrices in memory. Copies, launches and TMA descriptors all use this description."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["VECTOR_BYTES", "Stack", "address", "distinct"]
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-LONGEST_PITCH = 2**40  # bytes, of a tensor map
+LONGEST_PITCH = 2**40  # bytes; strides of a TMA descriptor are smaller
 
 
 class Stack(NamedTuple):
@@ -19,7 +19,7 @@ class Stack(NamedTuple):
     Attributes
     ----------
     address
-        Of the first element.
+        Address of the first element.
     shape
         ``(*batch, rows, columns)``, three axes or more.
     strides
@@ -35,7 +35,7 @@ class Stack(NamedTuple):
 
     @classmethod
     def of(cls, array: Array) -> Stack:
-        """Describe an array of two axes or more; one matrix alone is a stack of one."""
+        """Describe an array of two axes or more. A single matrix becomes a stack of one matrix."""
         shape, strides = array.shape, array.strides
         if len(shape) == 2:
             shape, strides = (1, *shape), (0, *strides)
@@ -43,9 +43,9 @@ class Stack(NamedTuple):
 
     @classmethod
     def for_tensor_map(cls, array: Array) -> Stack:
-        """Describe an array of two or three axes whose rows are `loadable`, with strides that a tensor map may have.
+        """Describe an array of two or three axes whose rows are `loadable`, with strides that TMA descriptors allow.
 
-        A broadcast stack is one matrix, and strides of axes of one element are as if the matrix lay alone.
+        A broadcast stack becomes one matrix. The stride of an axis with one element becomes that of a packed matrix.
         """
         shape, strides, itemsize = array.shape, array.strides, array.itemsize
         rows, columns, pitch = shape[-2], shape[-1], strides[-2]
@@ -73,24 +73,24 @@ class Stack(NamedTuple):
 
     @property
     def step(self) -> int:
-        """Bytes from a matrix to the next one."""
+        """Bytes from one matrix to the next."""
         return self.strides[-3]
 
     @property
     def pitch(self) -> int:
-        """Bytes from a row to the next one."""
+        """Bytes from one row to the next: the leading dimension, in bytes."""
         return self.strides[-2]
 
     def contiguous(self, axis: int) -> bool:
-        """Whether neighbours along an axis touch. An axis of one element may have any stride."""
+        """Whether elements along an axis are contiguous. An axis of one element may have any stride."""
         return self.strides[axis] == self.itemsize or self.shape[axis] == 1
 
     def has_vectors(self, axis: int) -> bool:
-        """Whether neighbours along the axis, -1 or -2, touch, and every line along it begins at a multiple of 16 bytes.
+        """Whether the axis, -1 or -2, is contiguous, and every line along it begins at a multiple of 16 bytes.
 
-        Strides of axes of one element count too: kernels compute addresses with them, even if they load nothing there.
+        This checks strides of axes of one element, too: kernels compute addresses with them, even if they do not load.
         """
-        across = self.strides[-3 - axis]  # the other of the last two
+        across = self.strides[-3 - axis]  # stride of the other one of the last two axes
         return self.contiguous(axis) and not any(
             number % VECTOR_BYTES for number in (self.address, across, *self.strides[:-2])
         )
@@ -102,7 +102,7 @@ class Stack(NamedTuple):
 
     def loadable(self) -> bool:
         """Whether the tensor memory accelerator can load and store boxes of rows of these matrices."""
-        # a product asks this of its C each time: plain variables, since properties take three times as long
+        # each product calls this for its C: plain variables, since properties take three times as long
         start, (*_, rows, columns), (*steps, pitch, stride), itemsize = self
         if stride != itemsize and columns != 1:
             return False
@@ -114,7 +114,7 @@ class Stack(NamedTuple):
         return all(step >= 0 and step % VECTOR_BYTES == 0 for step in steps)
 
     def at(self, address: int) -> Stack:
-        """Return the description of matrices that lie in the same way elsewhere."""
+        """Return the description of matrices with the same shape and strides at another address."""
         return Stack(address, self.shape, self.strides, self.itemsize)
 
     def part(self, axis: int, first: int, after: int) -> Stack:
@@ -125,15 +125,15 @@ class Stack(NamedTuple):
 
 
 def address(array: Array) -> int:
-    """Return where the first element of a CuPy array lies."""
+    """Return the address of the first element of a CuPy array."""
     pointer: int = array.data.ptr
     return pointer
 
 
 def distinct(array: Array) -> Array:
-    """Return matrices without those that a broadcast repeats: axes of the batch with stride 0 have one element.
+    """Return each matrix of a broadcast batch once: axes of the batch with stride 0 get one element.
 
-    What is made of the result broadcasts to the batch as the array itself does.
+    A copy of the result broadcasts to the same batch as the array.
     """
     if array.ndim == 2:
         return array

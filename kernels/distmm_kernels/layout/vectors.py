@@ -1,4 +1,4 @@
-"""Matrices in GPU memory whose rows are aligned 16-byte vectors, and the copies that make them."""
+"""Matrices in GPU memory with rows of aligned 16-byte vectors, and the copies that make them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, distinct
 
 __all__ = ["has_vectors", "in_vectors", "row_pitch"]
 
-LINE_BYTES = 128  # of the second-level cache
-LONG_ROW_BYTES = 2048  # from here on whole lines take at most 6 % more memory
+LINE_BYTES = 128  # of a line of the L2 cache
+LONG_ROW_BYTES = 2048  # from this size on, padding to whole lines takes at most 6 % more memory
 
 
 def has_vectors(array: Array, axis: int) -> bool:
-    """Whether neighbours along the axis, -1 or -2, touch, and every line along it begins at a multiple of 16 bytes."""
+    """Whether the axis, -1 or -2, is contiguous, and every line along it begins at a multiple of 16 bytes."""
     return Stack.of(array).has_vectors(axis)
 
 
 def in_vectors(rows: Array, device: Device) -> Array:
-    """Copy to rows that `has_vectors`, completed to whole vectors with zeros.
+    """Copy matrices to rows of aligned vectors. The last vector of a row is padded with zeros.
 
-    Long ones begin at lines of the cache: the rows of a tile, each of 128 bytes, are then read as whole lines. A matrix
-    that a broadcast repeats is copied once.
+    Long rows begin at lines of the L2 cache. Then the rows of a tile, of 128 bytes each, are read as whole lines. A
+    matrix that a broadcast repeats is copied once.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def in_vectors(rows: Array, device: Device) -> Array:
     shape, rows = rows.shape, distinct(rows)
     *others, m, length = rows.shape
     itemsize = rows.itemsize
-    whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's and CuPy's: memory as it is
+    whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's or CuPy's, not initialised
     filled = _up(length * itemsize, VECTOR_BYTES)  # bytes
     if rows.size:
         copy, recipes = choose(Stack.of(rows))
@@ -53,14 +53,14 @@ def in_vectors(rows: Array, device: Device) -> Array:
                 given = Stack.of(source).at(0), Stack.of(target).at(0)
                 _transposition(copy, recipes[0], *given, filled, device)(stack.address(source), stack.address(target))
     made = whole if whole.shape[-1] == length else whole[..., :length]
-    return made if made.shape == shape else np.broadcast_to(made, shape)  # which hands CuPy's arrays on to CuPy
+    return made if made.shape == shape else np.broadcast_to(made, shape)  # NumPy dispatches CuPy's arrays to CuPy
 
 
 def row_pitch(columns: int, itemsize: int) -> int:
-    """Elements from a row to the next in memory of our own: whole lines of the cache, or vectors where rows are short.
+    """Return the leading dimension of a copy, in elements: rows fill whole cache lines, or vectors if they are short.
 
-    On an H200, TF32 products of 8191 x 8193 by 8193 x 8190 on prepared operands run at 409 TFLOP/s where rows begin at
-    cache lines, and at 259 where they begin at other multiples of 16 bytes (n = 8192: 397 and 401).
+    On an H200, TF32 products of 8191 x 8193 by 8193 x 8190 on prepared operands run at 409 TFLOP/s if rows begin at
+    cache lines, and at 259 if they begin at other multiples of 16 bytes (n = 8192: 397 and 401).
     """
     row = columns * itemsize
     return _up(row, LINE_BYTES if row >= LONG_ROW_BYTES else VECTOR_BYTES) // itemsize
@@ -70,7 +70,7 @@ def row_pitch(columns: int, itemsize: int) -> int:
 def _transposition(
     copy: Copy, recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device
 ) -> launch.Launch:
-    """Return the launch that transposes columns into rows, of which the first ``filled`` bytes are written."""
+    """Return the launch that transposes columns into rows. It writes the first ``filled`` bytes of each row."""
     (matrices, m, n), (step, _, pitch), itemsize = source[1:]
     if copy.name == "transpose_words":
         source = Stack(0, (matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
@@ -83,13 +83,13 @@ def _transposition(
 
 
 def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> None:
-    """Copy matrices whose rows are contiguous to rows of which the first ``filled`` bytes are written."""
+    """Copy matrices with contiguous rows, and write the first ``filled`` bytes of each row of the target."""
     start, (matrices, rows, columns), (step, pitch, _), itemsize = source
     out_step, out_pitch, _ = target.strides
     length, words = columns * itemsize, filled // 4
-    ends = (rows - 1) * pitch, (matrices - 1) * step  # negative where rows or matrices lie in reverse order
+    ends = (rows - 1) * pitch, (matrices - 1) * step  # negative if strides are negative
     first, size = start + sum(min(0, end) for end in ends), sum(map(abs, ends)) + length
-    lead = -first % 4  # bytes before the first whole word
+    lead = -first % 4  # bytes before the first aligned word
     values = (
         *driver.array_arguments(first, (size,), (1,), 1),
         *driver.array_arguments(first + lead, (max(0, size - lead) // 4,), (4,), 4),

@@ -1,1 +1,1 @@
-"""Reductions of finished blocks on the GPU that made them."""
+"""Reductions of finished blocks on the GPU that computed them."""

@@ -1,4 +1,4 @@
-"""The elements of a matrix in GPU memory that are at least as large as a number."""
+"""The elements of a matrix in GPU memory that are greater than or equal to a number."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ __all__ = ["above", "suits"]
 
 MAKER = "distmm_kernels.device_code.above:above"
 WARPS = 4  # of a block
-HELD_BYTES = 32  # of a row that a lane compares at a time
-EXACT = 1 << 53  # integers beyond it have no float64 of their own
+HELD_BYTES = 32  # that a lane holds of a row, and compares at a time
+EXACT = 1 << 53  # float64 cannot represent all integers beyond it
 
 
 def suits(dtype: np.dtype[Any], columns: int, least: float) -> bool:
-    """Whether `above` compares elements of this type, in rows of so many, with this number."""
+    """Whether `above` supports elements of this type, rows of this many columns, and this number."""
     wide = compared(dtype)
     return wide is not None and columns <= LONGEST and (wide.kind == "f" or abs(least) < EXACT)
 
 
 def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array | None, Array | None, Array | None]:
-    """Return how many elements are at least `least`, and their rows, columns and values, in the order of rows.
+    """Return the number of elements ``>= least``, and their rows, columns and values, in row-major order.
 
-    Runs on CuPy's current stream, and waits for it. A NaN is not as large as any number.
+    Runs on CuPy's current stream, and waits for it. NaN is not ``>= least``.
 
     Parameters
     ----------
     x : cupy.ndarray ``(m, n)``
-        Of a type and size that it `suits`, with any strides.
+        A matrix that `suits` accepts, with any strides.
     least : float
-        Rounded to float32 where `x` has no more bits.
+        Rounded to float32 if the elements are compared in float32.
     most : int
-        If there are more, only their number is returned: there would be no memory for them.
+        The most elements to return. If there are more, only their number is returned, to save memory.
     device : Device
-        Where `x` lies.
+        The device that has `x`.
 
     Returns
     -------
     count : int
     rows, columns, values : cupy.ndarray ``(count,)``, or None
-        Of types int64, int64 and that of `x`.
+        Types: int64, int64 and the type of `x`.
     """
     if x.strides[1] != x.itemsize and x.strides[0] == x.itemsize:
         count, columns, rows, values = above(x.T, least, most, device)

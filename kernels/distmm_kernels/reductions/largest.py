@@ -15,43 +15,44 @@ from distmm_kernels.reductions.lines import LANES, LONGEST, compared, pieces, sp
 __all__ = ["MOST", "largest", "suits"]
 
 MOST = 128
-"""Greatest k: the best elements of a row are in registers."""
+"""The greatest k. The k largest elements of a row are held in registers."""
 
 MAKER = "distmm_kernels.device_code.largest:"
 
-# Warps of a block, and what a lane compares at a time: the fastest on an H200 (2026-11-23). With k = 15, a block of
-# 62500 x 62500 float32 is read at 4.3 TB/s.
+# Warps of a thread block, and what a lane compares at a time: bytes of a row, or elements of a column. These are the
+# fastest on an H200 (2026-11-23). With k = 15, a block of 62500 x 62500 float32 is read at 4.3 TB/s.
 WARPS, HELD_BYTES = 4, 32
 WARPS_OF_COLUMNS, HELD_OF_COLUMN = 16, 4
 
 
 def suits(dtype: np.dtype[Any], k: int, columns: int) -> bool:
-    """Whether `largest` can find the k largest of rows of so many elements of this type."""
+    """Whether `largest` supports this type, this k, and rows of this many columns."""
     return compared(dtype) is not None and 1 <= k <= min(MOST, columns) and columns <= LONGEST
 
 
 def largest(x: Array, k: int, device: Device, weighing: str = "", weights: Array | None = None) -> tuple[Array, Array]:
-    """Return the k largest elements of each row, in descending order, and their columns; equal ones by column.
+    """Return the k largest elements of each row and their columns, in descending order. Equal elements are by column.
 
     Runs on CuPy's current stream.
 
     Parameters
     ----------
     x : cupy.ndarray ``(*batch, m, n)``
-        Of a type and size that it `suits`, with any strides.
+        Matrices that `suits` accepts, with any strides.
     k : int
     device : Device
-        Where `x` lies.
+        The device that has `x`.
     weighing : {"", "plain", "times", "minus"}
-        What is compared: ``x``, where NaN is larger than any number; or ``x``, ``x * weights`` or ``x - weights``,
-        where NaN counts as minus infinity. -0.0 equals 0.0.
+        What is compared. ``""``: ``x``, and NaN is larger than any number. The others: ``x``, ``x * weights`` or
+        ``x - weights``, and NaN counts as minus infinity. -0.0 equals 0.0.
     weights : cupy.ndarray ``(n,)``, optional
         Contiguous, of the type of `x`, which is float32 or float64.
 
     Returns
     -------
     values, columns : cupy.ndarray ``(*batch, m, k)``
-        `values`, weighed, of the type of `x`, float16 and bfloat16 as float32; `columns` of type int64.
+        `values` are the compared numbers, of the type of `x`; of float32 if `x` is float16 or bfloat16. `columns` are
+        int64.
     """
     array, (*others, n), dtype = type(x), x.shape, compared(x.dtype)
     assert dtype is not None
@@ -67,7 +68,7 @@ def largest(x: Array, k: int, device: Device, weighing: str = "", weights: Array
 
 
 def _kernel(rows: Array, k: int, weighing: str, device: Device) -> tuple[driver.LoadedKernel, int, int]:
-    """Return the kernel for rows as they lie, the blocks of its grid, and the bytes that it is told to step."""
+    """Return the kernel for the rows' strides, the blocks of its grid, and the leading dimension in bytes."""
     registers, name, size = -(-k // LANES), rows.dtype.name, rows.itemsize
     if rows.strides[1] == size:
         recipe = Recipe(f"{MAKER}of_rows", (name, weighing, registers, HELD_BYTES // size, LANES, WARPS))

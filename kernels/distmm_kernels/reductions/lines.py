@@ -1,4 +1,4 @@
-"""Rows of matrices in GPU memory as the kernels of reductions read them: in place, or copied some at a time."""
+"""Rows of matrices in GPU memory for the kernels of reductions: in place, or copied in pieces."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from distmm_kernels.layout.vectors import in_vectors
 __all__ = ["LANES", "LONGEST", "PIECE_BYTES", "compared", "pieces", "span", "vector"]
 
 COMPARED = ("float32", "float64", "int32", "int64")
-WIDER = {"float16": "float32", "bfloat16": "float32"}  # same values, same order
+WIDER = {"float16": "float32", "bfloat16": "float32"}  # the wider type has the same values in the same order
 LONGEST = 2**31 - 1  # elements of a row
 
 LANES = 32  # of a warp
 
 PIECE_BYTES = 32 << 20
-"""Of rows that are copied at a time, where the kernels do not read them in place: the copy is still in the second-level
-cache (50 MB on an H200) when it is read."""
+"""Size of a piece: rows that are copied at a time if the kernels cannot read them in place. The copy is still in the L2
+cache (50 MB on an H200) when the kernel reads it."""
 
 
 def compared(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
@@ -33,9 +33,9 @@ def compared(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 
 
 def pieces(x: Array, dtype: np.dtype[Any], device: Device) -> Iterator[tuple[tuple[Any, ...], Array]]:
-    """Yield rows ``(r, n)`` of one matrix that one launch takes, of the type that is compared, and their index.
+    """Yield the index of each piece, and its rows ``(r, n)``, in the type that is compared. A launch gets one piece.
 
-    Elements of a row, or of a column, are neighbours. So all rows of a matrix are one piece where this holds for `x`.
+    The rows or the columns of a piece are contiguous. If those of `x` are, a whole matrix is one piece.
     """
     *batch, m, n = x.shape
     in_place = x.dtype == dtype and min(x.strides[-2:]) >= 0 and dtype.itemsize in x.strides[-2:]
@@ -47,11 +47,11 @@ def pieces(x: Array, dtype: np.dtype[Any], device: Device) -> Iterator[tuple[tup
 
 
 def span(rows: Array) -> tuple[int, ...]:
-    """Return rows as an argument of a kernel: a vector from their first element to their last one."""
+    """Return the arguments of a kernel for rows: a vector from their first element to their last one."""
     ends = sum((size - 1) * stride for size, stride in zip(rows.shape, rows.strides, strict=True))
     return vector(rows, ends // rows.itemsize + 1)
 
 
 def vector(array: Array, size: int) -> tuple[int, ...]:
-    """Return contiguous elements as an argument of a kernel."""
+    """Return the arguments of a kernel for contiguous elements."""
     return driver.array_arguments(address(array), (size,), (array.itemsize,), array.itemsize)

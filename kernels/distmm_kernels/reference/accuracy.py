@@ -1,4 +1,4 @@
-"""Pairs of float32 or float64 matrices on which products have different kinds of errors, and how large an error is."""
+"""Pairs of float32 or float64 matrices that give different kinds of errors, and the measurement of these errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
 
 class _Draw:
-    """Seeded numbers, on the host or on the device."""
+    """Seeded random numbers, on the host or on the device."""
 
     def __init__(self, module: Any, seed: int, dtype: np.dtype[Any]) -> None:
         self.module, self.rng, self.dtype = module, module.random.default_rng(seed), dtype
@@ -35,7 +35,7 @@ class _Draw:
         return self.module.ldexp(self.module.ones(shape, self.dtype), exponents)
 
     def subnormal(self, *shape: int) -> Array:
-        # by their bits: CuPy's arithmetic takes subnormals for zero
+        # made from bits, since CuPy's arithmetic flushes subnormals to zero
         bits = self.rng.integers(1, 1 << np.finfo(self.dtype).nmant, shape)
         return bits.astype(f"u{self.dtype.itemsize}").view(self.dtype)
 
@@ -110,15 +110,15 @@ def _not_finite(draw: _Draw, m: int, k: int, n: int) -> Pair:
 
 SETS: dict[str, Callable[..., Pair]] = {
     "normal": _normal,
-    "uniform": _uniform,  # one sign: shows truncation, whose errors add up
+    "uniform": _uniform,  # one sign: errors of truncation add up
     "wide exponents": _exponents(12),
     "very wide exponents": _exponents(40),
-    "skew along k": _skew(4),  # small numbers of A meet large ones of B
+    "skew along k": _skew(4),  # small numbers of A are multiplied by large numbers of B
     "steep skew along k": _skew(20),
     "cancellation": _cancellation,
     "outliers": _outliers,
     "half zeros": _zeros,
-    "integers": _integers,  # exact, since every sum of products is below 2^24 for k up to 200,000
+    "integers": _integers,  # exact in float32: every sum of products is below 2^24 for k up to 200,000
     "large": _scaled(58),
     "small": _scaled(-58),
     "tiny": _scaled(-63),  # products are about the smallest normal numbers
@@ -133,23 +133,23 @@ def draw(name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np, dty
     Parameters
     ----------
     module
-        NumPy or CuPy, which make the numbers where they live: not the same ones.
+        NumPy draws on the host, CuPy on the device. The two draw different numbers.
     dtype
-        float32 or float64. The sets' exponents are those of interest in float32.
+        float32 or float64. The exponents of the sets were chosen for float32.
     """
     return SETS[name](_Draw(module, seed, np.dtype(dtype)), m, k, n)
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a product is from the one in float64.
+    """Errors of a product, relative to the product in float64.
 
     Attributes
     ----------
     normwise
-        ``||C - AB|| / ||AB||``, Frobenius.
+        ``||C - AB|| / ||AB||`` in Frobenius norms.
     componentwise
-        The largest ``|C - AB| / (|A| |B|)``.
+        The largest element of ``|C - AB| / (|A| |B|)``.
     """
 
     normwise: float
@@ -157,12 +157,12 @@ class Errors:
 
 
 def errors(c: Array, a: Array, b: Array) -> Errors:
-    """Measure a product of finite float32 matrices against float64, on the side where they live.
+    """Measure a product of finite float32 matrices against float64, on the host or the device that has the matrices.
 
     Raises
     ------
     ValueError
-        If ``c`` has an element that is not finite where the product is.
+        If ``c`` has an element that is not finite, but should be.
     """
     wide_a, wide_b = a.astype(np.float64), b.astype(np.float64)
     exact = wide_a @ wide_b

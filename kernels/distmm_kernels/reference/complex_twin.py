@@ -1,4 +1,4 @@
-"""complex128 products by residues, and the real matrix that a complex B becomes, bit by bit in NumPy."""
+"""NumPy models of complex128 products by residues, and of the real matrix of a complex B, with the same bits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Complex128 = NDArray[np.complex128]
 
 
 def split(x: Complex128) -> tuple[NDArray[np.int8], Float64, Guard]:
-    """Return the residues ``(forms, moduli, rows, k)`` of rows of one granule, their factors and the guard.
+    """Return the residues ``(forms, moduli, rows, k)`` of a granule, the factors of its rows, and the guard.
 
     The forms are re, im and re + im.
     """
@@ -34,9 +34,9 @@ def _residues(integers: NDArray[np.int64]) -> NDArray[np.int8]:
 
 
 def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[Complex128, Guard]:
-    """Return ``c + a @ b`` as the kernel computes it where no guard is raised, and the guards.
+    """Return ``c + a @ b`` as the kernel computes it if no guard is raised, and the guards.
 
-    No granule is too short for residues.
+    Here short granules are computed by residues, too.
     """
     d, found = c, Guard(0)
     moduli = np.array(MODULI)[:, None, None]
@@ -44,7 +44,7 @@ def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[
         x, rows, one = split(a[:, first : first + GRANULE])
         y, columns, other = split(b[first : first + GRANULE].T)
         found |= one | other
-        # float64 holds the sums of int8 products exactly, and adds them by BLAS
+        # the sums of int8 products are exact in float64, so BLAS computes them
         sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(-1, -2)).astype(np.int64)
         parts: list[NDArray[Any]] = [sums[0] - sums[1], sums[2] - sums[0] - sums[1]]
         real, imaginary = (reconstruct((part + OFFSET) % moduli - OFFSET) for part in parts)
@@ -56,12 +56,12 @@ def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[
 
 
 def complex_errors(d: Complex128, a: Complex128, b: Complex128) -> Errors:
-    """Measure a product of finite complex128 matrices: each part against `residue_twin.exact_product`."""
+    """Measure a product of finite complex128 matrices: real and imaginary parts against `exact_product`."""
     return errors(as_real(np.ascontiguousarray(d)), as_real(np.ascontiguousarray(a)), doubled_twin(b))
 
 
 def doubled_twin(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what `distmm_kernels.layout.real_view.doubled` makes of B."""
+    """Return the real matrix that `distmm_kernels.layout.real_view.doubled` returns for B."""
     *others, k, n = block.shape
     made = np.empty((*others, k, 2, n, 2), REALS[block.dtype.name])
     made[..., 0, :, 0], made[..., 0, :, 1] = block.real, block.imag

@@ -1,17 +1,17 @@
-"""Grades of products: which error bound holds on matrices that are made to break it.
+"""Grades of products: the error bound that a product keeps, on matrices that are hard for these bounds.
 
-A product may be accurate on all usual matrices, and lose the small elements of C on others. J. Demmel's *Grading the
-BLAS* (BLIS Retreat 2024; used by Schwarz et al., arXiv 2511.13778) sorts implementations by the bound that they keep.
-Here, with ``s = (k + 2) u``, where u is the unit roundoff of the type (times 2 sqrt(2) for complex numbers, as in
-`matrices.error_bound`):
+An implementation may be accurate for all usual matrices, and still have large errors in small elements of C for others.
+J. Demmel's *Grading the BLAS* (BLIS Retreat 2024; used by Schwarz et al., arXiv 2511.13778) sorts implementations by
+the bound that they keep. The bounds here use ``s = (k + 2) u``, where u is the unit roundoff of the type. For complex
+numbers, s is 2 sqrt(2) times as large, as in `matrices.error_bound`. The grades:
 
 - A: ``|C - AB| <= s |A| |B|``, element by element. Every chain of multiply-adds keeps it.
-- B: ``|C - AB| <= s |a_i| |b_j|``, where a_i is a row of A, b_j a column of B, and |.| the 2-norm. Products of numbers
-  that are scaled by rows and columns, and then have a fixed number of digits, keep it.
+- B: ``|C - AB| <= s |a_i| |b_j|``, where a_i is a row of A, b_j a column of B, and |.| the 2-norm. Products of
+  fixed-point numbers, with a scale for each row and column, keep it.
 - C: ``|C - AB| <= s |A| |B|`` with Frobenius norms. Strassen's algorithm keeps it.
-- F: not even that.
+- F: the bound of C does not hold.
 
-The matrices of `PAIRS` are ours. `span` says how far their numbers are apart: 2^-span to 2^span.
+The matrices of `PAIRS` are our own choice. Their numbers are scaled by 2^-span to 2^span.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = ["PAIRS", "SPANS", "Grade", "grade", "pair"]
 Matrix = NDArray[Any]
 Pair = tuple[Matrix, Matrix]
 
-# No product of two numbers that are so far apart leaves the normal numbers of the type.
+# With these spans, no product of two numbers overflows or is subnormal.
 SPANS = {"float32": (8, 16, 32, 48), "float64": (8, 16, 32, 64, 128, 256)}
 
-SELECTED = 100  # every so many columns of A are small: less than one in 64, which guards allow
+SELECTED = 100  # one of so many columns of A is small. Guards allow at most one small number for each 64.
 
 
 def _usual(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
@@ -43,14 +43,14 @@ def _usual(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
 
 
 def _opposed(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
-    """Let large numbers of A meet small ones of B, so that all products are of one size."""
+    """Multiply large numbers of A by small numbers of B. All products have a similar size."""
     a, b = _usual(rng, m, k, n, span)
     exponents = np.linspace(-span, span, k).astype(int)
     return np.ldexp(a, exponents), np.ldexp(b, -exponents[:, None])
 
 
 def _selected(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
-    """Make a few columns of A small, and let each column of B select one of them: all of C is small."""
+    """Make a few columns of A small. Each column of B selects one of them, so all of C is small."""
     a, b = rng.standard_normal((m, k)), np.zeros((k, n))
     small = np.arange(0, k, SELECTED)
     a[:, small] = np.ldexp(a[:, small], -span)
@@ -59,21 +59,21 @@ def _selected(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pa
 
 
 def _hidden(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
-    """Let the largest number of each row of A meet zeros of B."""
+    """Multiply the largest number of each row of A by zeros of B."""
     a, b = _usual(rng, m, k, n, span)
     a[:, k // 3], b[k // 3] = np.ldexp(a[:, k // 3], span), 0
     return a, b
 
 
 def _rows_and_columns(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
-    """Give each row of A and each column of B a size of its own."""
+    """Scale each row of A and each column of B differently."""
     a, b = _usual(rng, m, k, n, span)
     rows, columns = (rng.integers(-span // 2, span // 2, size, endpoint=True) for size in (m, n))
     return np.ldexp(a, rows[:, None]), np.ldexp(b, columns)
 
 
 def _quarters(rng: np.random.Generator, m: int, k: int, n: int, span: int) -> Pair:
-    """Make the upper half of A small, with a quarter of zeros: Strassen's algorithm mixes it with the lower half."""
+    """Make the upper left quarter of A small, the upper right one 0. Strassen's algorithm adds it to the lower half."""
     a, b = _usual(rng, m, k, n, span)
     a[: m // 2, : k // 2], a[: m // 2, k // 2 :] = np.ldexp(a[: m // 2, : k // 2], -span), 0
     return a, b
@@ -92,7 +92,7 @@ PAIRS: dict[str, Callable[[np.random.Generator, int, int, int, int], Pair]] = {
 def pair(name: str, dtype: DTypeLike, m: int, k: int, n: int, span: int, seed: int = 0) -> Pair:
     """Draw one of the `PAIRS` in float32, float64, complex64 or complex128: ``(m, k)`` and ``(k, n)``.
 
-    The two parts of complex numbers are drawn alike.
+    Real and imaginary parts are drawn in the same way.
     """
     dtype = np.dtype(dtype)
     rng = np.random.default_rng(seed)
@@ -105,16 +105,16 @@ def pair(name: str, dtype: DTypeLike, m: int, k: int, n: int, span: int, seed: i
 
 @dataclass(frozen=True)
 class Grade:
-    """The bounds that a product keeps.
+    """The grade of a product, and where it exceeds the bounds of better grades.
 
     Attributes
     ----------
     letter
         The best grade whose bound holds for all pairs and spans.
     lost
-        For each better grade, the pair and the smallest span for which its bound does not hold.
+        For each better grade: the smallest span at which its bound does not hold, and the pair.
     worst
-        The largest error over the bound of grade A, and over that of grade B.
+        The largest error divided by the bound of grade A, and by that of grade B.
     """
 
     letter: str
@@ -135,7 +135,7 @@ def grade(
     Parameters
     ----------
     multiply
-        Takes a pair ``(m, k)``, ``(k, n)`` in NumPy arrays, and returns their product.
+        A function of two NumPy arrays ``(m, k)`` and ``(k, n)`` that returns their product.
     """
     real = np.finfo(np.dtype(dtype)).dtype.name
     worst = {"A": 0.0, "B": 0.0, "C": 0.0}
@@ -152,7 +152,7 @@ def grade(
 
 
 def _over_bounds(c: Matrix, a: Matrix, b: Matrix) -> dict[str, float]:
-    """Return the largest error over the bound of each grade."""
+    """Return, for each grade, the largest error divided by the bound."""
     factor = 2 * np.sqrt(2) if a.dtype.kind == "c" else 1.0
     steps = factor * (a.shape[1] + 2) * float(np.finfo(a.dtype).eps) / 2
     error = _error(c, a, b)
@@ -170,7 +170,7 @@ def _over_bounds(c: Matrix, a: Matrix, b: Matrix) -> dict[str, float]:
 
 
 def _error(c: Matrix, a: Matrix, b: Matrix) -> Matrix:
-    """Return ``|C - AB|``, with AB to twice the digits of float64."""
+    """Return ``|C - AB|``. AB is computed with twice the digits of float64."""
     if a.dtype.kind != "c":
         high, low = exact_product(a.astype(np.float64), b.astype(np.float64))
         return np.abs((c - high) - low)

@@ -1,4 +1,4 @@
-"""int32 and int64 products by residues bit by bit in NumPy: what the kernel ``integer_residues`` computes."""
+"""A NumPy model of the kernel ``integer_residues``, with the same bits: int32 and int64 products by residues."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["product", "reconstruct", "split"]
 def split(x: NDArray[Any]) -> NDArray[np.int8]:
     """Return the residues ``(moduli, rows, k)`` of int32 or int64 numbers ``(rows, k)``."""
     moduli = SYSTEMS[8 * x.itemsize].moduli
-    # the remainder first: an offset could leave int64's range
+    # take the remainder before adding the offset: the sum could exceed int64
     return np.stack([((x.astype(np.int64) % p + OFFSET) % p - OFFSET).astype(np.int8) for p in moduli])
 
 
@@ -32,7 +32,7 @@ def reconstruct(residues: NDArray[np.int8], bits: int) -> NDArray[Any]:
         total += byte.astype(number) * number(weight)
         multiple += byte * np.int32(share)
     multiple >>= np.int32(SHIFT)
-    # of an array: NumPy warns where scalars wrap around
+    # an array, since NumPy warns if a scalar wraps around
     total -= multiple.astype(number) * np.array([system.product % (1 << bits)], number)
     return total.astype(f"int{bits}")
 
@@ -44,7 +44,7 @@ def product(a: NDArray[Any], b: NDArray[Any], c: NDArray[Any] | None = None) -> 
     d = np.zeros((a.shape[0], b.shape[1]), a.dtype) if c is None else c
     for first in range(0, a.shape[1], GRANULE):
         x, y = split(a[:, first : first + GRANULE]), split(np.ascontiguousarray(b[first : first + GRANULE].T))
-        # float64 holds the sums of int8 products exactly, and adds them by BLAS
+        # the sums of int8 products are exact in float64, so BLAS computes them
         sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(1, 2)).astype(np.int64)
         d = d + reconstruct(((sums + OFFSET) % moduli - OFFSET).astype(np.int8), bits)
     return d

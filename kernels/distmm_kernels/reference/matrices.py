@@ -1,4 +1,4 @@
-"""Matrices to test and measure with: seeded distributions, awkward shapes and strides, and the error to allow."""
+"""Matrices for tests and benchmarks: seeded distributions, unusual shapes and strides, and the allowed error."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike, NDArray
 
 __all__ = ["RAGGED_SHAPES", "STRIDES", "error_bound", "matrix", "on_gpu", "strided"]
 
-# (m, k, n) around the tile of 32: empty, single, one short of a tile, one past it, long and thin each way
+# (m, k, n) for a tile of 32: empty, one element, one less than a tile, one more, and long and thin in each direction
 RAGGED_SHAPES = (
     (0, 5, 3),
     (5, 0, 3),
@@ -26,7 +26,7 @@ RAGGED_SHAPES = (
     (65, 129, 97),
 )
 
-# How a matrix may lie in memory; `strided` makes each.
+# Memory layouts of a matrix. `strided` makes each of them.
 STRIDES = ("C", "F", "reversed", "every other", "offset", "broadcast")
 
 
@@ -38,9 +38,9 @@ def matrix(
     Parameters
     ----------
     distribution
-        ``"normal"``; ``"uniform"`` on [0, 1), whose one sign shows any bias of the rounding; or ``"integers"`` from
-        -9 to 9, exact in every type. Integer dtypes use their whole range, so that products wrap around, except
-        with ``"integers"``.
+        ``"normal"``; ``"uniform"`` on [0, 1), which shows a bias of the rounding, since all numbers are positive; or
+        ``"integers"`` from -9 to 9, exact in every type. With the first two, integer dtypes use their whole range, so
+        that products wrap around.
     order
         One of ``STRIDES``.
 
@@ -66,9 +66,9 @@ def matrix(
 
 
 def strided(values: Any, order: str, xp: Any = np) -> Any:
-    """Return the same matrix with the layout of ``order``; values are kept, except by ``"broadcast"``.
+    """Return the same matrix with the layout ``order``. All layouts but ``"broadcast"`` keep the values.
 
-    Its layout before makes no difference. ``xp`` is the module of the array: `numpy`, or `cupy`.
+    The matrix may have any layout before. ``xp`` is the module of the array: `numpy` or `cupy`.
     """
     *batch, rows, columns = values.shape
     if order == "C":
@@ -89,17 +89,17 @@ def strided(values: Any, order: str, xp: Any = np) -> Any:
 
 
 def on_gpu(values: NDArray[Any], order: str = "C", dtype: DTypeLike | None = None) -> Any:
-    """Return the values in GPU memory, of ``dtype`` if given, lying there as `strided` says."""
+    """Return the values in GPU memory, converted to ``dtype`` if given, with a layout of `strided`."""
     import cupy
 
     return strided(cupy.asarray(values).astype(dtype or values.dtype), order, cupy)
 
 
 def error_bound(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike, c: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Largest error that an IEEE product ``(m, k) @ (k, n)``, added to ``c``, may have in each element.
+    """Return the largest error that each element of ``c + a @ b`` may have in IEEE arithmetic.
 
     The bound is ``(k + 2) u (|A| |B| + |C|)`` with the unit roundoff u of ``dtype`` (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 3.5), times 2 sqrt(2) for complex numbers (section 3.6); 0 for integers.
+    Numerical Algorithms, section 3.5), times 2 sqrt(2) for complex numbers (section 3.6). It is 0 for integers.
     """
     dtype = np.dtype(dtype)
     magnitude = np.matmul(np.abs(a).astype(np.float64), np.abs(b).astype(np.float64))

@@ -1,4 +1,4 @@
-"""The reference product, the first element where another one differs, and the triple loop that defines the product."""
+"""The reference product, the first element in which another product differs, and the triple loop of the definition."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Difference", "first_difference", "multiply", "triple_loop"]
 
 @dataclass(frozen=True)
 class Difference:
-    """The first element that is off, in row-major order."""
+    """The first wrong element, in row-major order."""
 
     index: tuple[int, ...]
     value: Any
@@ -26,10 +26,10 @@ class Difference:
 
 
 def multiply(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Product in a type that makes rounding negligible, ``(..., m, k) @ (..., k, n)``.
+    """Return ``(..., m, k) @ (..., k, n)``, computed in a type with negligible rounding errors.
 
-    Floats are multiplied in float64 and complex numbers in complex128. Integers are exact modulo 2^bits: with the
-    wrap-around of their own result type, as in NumPy. Bools give bools.
+    Floats are multiplied in float64 and complex numbers in complex128. Integers are exact modulo 2^bits of
+    their result type: they wrap around as in NumPy. Bools give bools.
     """
     dtype = np.result_type(a, b)
     if dtype.kind in "fc":
@@ -41,7 +41,7 @@ def multiply(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
 
 
 def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Multiply ``(m, k)`` by ``(k, n)`` in plain Python, as the textbook defines it: k ascending, starting from 0."""
+    """Multiply ``(m, k)`` by ``(k, n)`` in plain Python, by the definition: each sum starts from 0, and k ascends."""
     depth, columns = len(b), len(b[0]) if b else 0
     c = [[0] * columns for _ in a]
     for i, row in enumerate(a):
@@ -61,15 +61,15 @@ def first_difference(
     Parameters
     ----------
     c, expected
-        Arrays of one shape. NaN equals NaN, and an infinity only the same infinity.
+        Arrays of the same shape. NaN equals NaN. An infinity equals only the same infinity.
     atol
-        A number, or an array of the same shape: a bound for each element
+        A number, or an array of the same shape with a bound for each element
         (`distmm_kernels.reference.matrices.error_bound`).
 
     Returns
     -------
     Difference or None
-        None when every element is within the tolerance.
+        None if every element is within the tolerance.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""float64 products by residues bit by bit in NumPy: what the kernel ``residues`` computes, without the device."""
+"""A NumPy model of the kernel ``residues``, with the same bits: float64 products by residues. It needs no GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ Float64 = NDArray[np.float64]
 def squares(x: Float64) -> Float64:
     """Sum the squares of rows ``(rows, k)`` of one granule, in the order of the device.
 
-    Fours of neighbours from left to right, the 32 fours of a stretch by halves, stretches from left to right.
+    The device adds 4 consecutive squares from left to right, the 32 such sums of `STRETCH` steps as a binary tree of
+    adjacent pairs, and the sums of all `STRETCH` steps from left to right.
     """
     rows, k = x.shape
     stretches = max(1, -(-k // STRETCH))
@@ -45,7 +46,7 @@ def scaled(x: Float64) -> tuple[NDArray[np.int64], Float64, Guard]:
     Returns
     -------
     integers, factor
-        ``(rows, k)``, and a power of two ``(rows,)``. No numbers to compute with where the guard is raised.
+        ``(rows, k)``, and a power of two ``(rows,)``. Not valid if a guard is raised.
     """
     sums, guard = squares(x), Guard(0)
     if not (sums <= LARGEST_SQUARES).all():
@@ -70,7 +71,7 @@ def row_counts(x: Float64) -> Counts:
 
 
 def split(x: Float64) -> tuple[NDArray[np.int8], Float64, Guard]:
-    """Return the residues ``(moduli, rows, k)`` of rows of one granule, their factors and the guard."""
+    """Return the residues ``(moduli, rows, k)`` of a granule, the factors of its rows, and the guard."""
     integers, factor, guard = scaled(x)
     residues = [((integers % p + OFFSET) % p - OFFSET).astype(np.int8) for p in MODULI]
     return np.stack(residues), factor, guard
@@ -79,7 +80,7 @@ def split(x: Float64) -> tuple[NDArray[np.int8], Float64, Guard]:
 def reconstruct(residues: NDArray[Any]) -> Float64:
     """Return the integers between -P/2 and P/2 that have these residues ``(moduli, ...)``, rounded to float64."""
     wide = residues.astype(np.int64)
-    # sums of integers below 2^53 in their unit: exact, as on the device
+    # each sum is an integer below 2^53: exact, as on the device
     high, middle, low = (
         sum(digits(weight)[i] * wide[j] for j, weight in enumerate(WEIGHTS)).astype(np.float64) for i in range(3)
     )
@@ -93,9 +94,9 @@ def reconstruct(residues: NDArray[Any]) -> Float64:
 
 
 def product(a: Float64, b: Float64, c: Float64 | None = None) -> tuple[Float64, Guard]:
-    """Return ``c + a @ b`` as the kernel computes it where no guard is raised, and the guards.
+    """Return ``c + a @ b`` as the kernel computes it if no guard is raised, and the guards.
 
-    A last granule of fewer than ``SHORTEST`` steps is a chain of multiply-adds.
+    The last granule is computed by a chain of multiply-adds if it has fewer than ``SHORTEST`` steps.
     """
     d, found = c, Guard(0)
     for first in range(0, a.shape[1], GRANULE):
@@ -105,7 +106,7 @@ def product(a: Float64, b: Float64, c: Float64 | None = None) -> tuple[Float64, 
             continue
         (x, rows, one), (y, columns, other) = split(left), split(np.ascontiguousarray(right.T))
         found |= one | other
-        # float64 holds the sums of int8 products exactly, and adds them by BLAS
+        # the sums of int8 products are exact in float64, so BLAS computes them
         sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(1, 2)).astype(np.int64)
         moduli = np.array(MODULI)[:, None, None]
         added = reconstruct((sums + OFFSET) % moduli - OFFSET) * (rows[:, None] * columns)
@@ -114,7 +115,7 @@ def product(a: Float64, b: Float64, c: Float64 | None = None) -> tuple[Float64, 
 
 
 def fma_chain(a: Float64, b: Float64, c: Float64 | None = None) -> Float64:
-    """Return ``c + a @ b`` by one fused multiply-add after another, as ``"ieee"`` does; nearly always the same bits."""
+    """Return ``c + a @ b`` by a chain of fused multiply-adds, as ``"ieee"`` does. Nearly all bits are the same."""
     d = np.zeros((a.shape[0], b.shape[1])) if c is None else c
     for k in range(a.shape[1]):
         product, rest = _two_product(a[:, k, None], b[k])
@@ -124,7 +125,7 @@ def fma_chain(a: Float64, b: Float64, c: Float64 | None = None) -> Float64:
 
 
 def exact_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """Return ``a @ b`` as a float64 and what it lacks, to some 100 bits: a reference for float64 on any machine."""
+    """Return ``a @ b`` as the sum of two float64, high and low, with about 100 correct bits. Works on any machine."""
     high, low = np.zeros((2, a.shape[0], b.shape[1]))
     for k in range(a.shape[1]):
         product, rest = _two_product(a[:, k, None], b[k])

@@ -1,10 +1,10 @@
-"""Tensor-core arithmetic, bit by bit, in NumPy: it tells a kernel's accuracy without the device that it runs on.
+"""NumPy models of tensor-core kernels, with the same bits. With them, accuracy is measured without a GPU.
 
-The arithmetic is that of MMA-Sim (arXiv 2511.10909), which its authors checked against the hardware: in one instruction
-all products and the accumulator are aligned to the largest exponent, cut off 25 bits below it, added exactly, and the
-sum is cut off to float32. All of this rounds towards zero. So the error of a long chain grows with its length, not with
-the root of it, and a kernel with float32's accuracy must take the sum out of the tensor core every few instructions
-(promotion).
+The arithmetic is that of MMA-Sim (arXiv 2511.10909), whose authors checked it against the hardware. An instruction
+aligns all products and the accumulator to the largest exponent, truncates them 25 bits below it, adds them exactly, and
+truncates the sum to float32. All of this rounds towards zero. So the error of a long chain grows with its length, not
+with the square root of the length. A kernel with float32's accuracy must add the tensor core's sum to a float32 total
+every few instructions (promotion).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ __all__ = [
 
 Float32 = NDArray[np.float32]
 
-KEPT = 25  # bits below the largest exponent that the tensor core adds
-STEPS = {"float16": 16, "bfloat16": 16, "float32": 8}  # k of one instruction; float32 stands for TF32
+KEPT = 25  # the tensor core keeps this many bits below the largest exponent
+STEPS = {"float16": 16, "bfloat16": 16, "float32": 8}  # steps of k of one instruction; float32 is TF32 here
 
 
 def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Float32, Guard]:
@@ -57,7 +57,7 @@ def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Fl
     Returns
     -------
     hi, lo
-        ``(rows, k)``; both zero-filled where the guard says that the format cannot hold a row.
+        ``(rows, k)``. Not valid if another guard than `Guard.SPARSE` is raised.
     scale
         ``(rows,)``, powers of two.
     """
@@ -94,19 +94,19 @@ def fp16_counts(x: Float32) -> Counts:
 
 
 def words(x: NDArray[Any], small: Any, near: Any) -> NDArray[np.uint32]:
-    """Return the words of rows ``(rows, k)`` (`distmm_kernels.emulation.sparsity`).
+    """Return the words that count small and far numbers of rows ``(rows, k)`` (`distmm_kernels.emulation.sparsity`).
 
     Parameters
     ----------
     small, near
-        The least magnitude that is not small, and the least that is near, of each row.
+        For each row: the least magnitude that is not small, and the least that is near.
     """
     few, many = ((x != 0) & (np.abs(x) < small)).sum(axis=1), (np.abs(x) < near).sum(axis=1)
     return np.asarray(few << FAR_BITS | many, np.uint32)
 
 
 def guards_of(words: NDArray[np.uint32], length: int) -> Guard:
-    """Return the guards that the words of rows raise."""
+    """Return the guards that are raised for rows with these words."""
     small, far = words >> FAR_BITS, words & FAR
     too_small = Guard.RANGE if (SHARE * small > length - far).any() else Guard(0)
     return too_small | (Guard.SPARSE if (16 * far > SIXTEENTHS * length).any() else Guard(0))
@@ -125,14 +125,14 @@ def split_tf32(x: Float32) -> tuple[Float32, Float32, Guard]:
 
 
 def round_tf32(x: Float32) -> Float32:
-    """Round to 10 bits behind the first, halves away from zero, as ``cvt.rna.tf32.f32`` does; NaN and infinity stay."""
+    """Round to 10 mantissa bits, ties away from zero, as ``cvt.rna.tf32.f32`` does. NaN and infinity are kept."""
     bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
     rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     return np.where(np.isfinite(x), rounded, x).astype(np.float32)
 
 
 def nearest_tf32(x: Float32) -> Float32:
-    """Round to 10 bits behind the first, halves to even, as one TF32 product does with its operands."""
+    """Round to 10 mantissa bits, ties to even, as the kernel of one TF32 product rounds its operands."""
     rounded: Float32 = tf32_bits(np.ascontiguousarray(x, np.float32).view(np.uint32)).view(np.float32)
     return rounded
 
@@ -140,7 +140,7 @@ def nearest_tf32(x: Float32) -> Float32:
 def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any], kept: int = KEPT) -> Float32:
     """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
 
-    The operands are float16, bfloat16, or float32 of which TF32's bits are read (the lower 13 are ignored). The
+    The operands are float16, bfloat16 or float32. Of float32, the lower 13 bits are ignored, as for TF32. The
     exponent of a product is the sum of its factors' exponents, before normalisation.
     """
     a, b = _as_read(a), _as_read(b)
@@ -156,7 +156,7 @@ def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any], kept: int = KEPT) -> F
 
 
 def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 64) -> Float32:
-    """Return ``c + a @ b`` as the kernel ``fp16x3`` computes it: one granule of k after the other.
+    """Return ``c + a @ b`` as the kernel ``fp16x3`` computes it, one granule of k after another.
 
     Parameters
     ----------
@@ -168,21 +168,21 @@ def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | No
         a_hi, a_lo, rows, _ = split_fp16(a[:, first : first + GRANULE])
         b_hi, b_lo, columns, _ = split_fp16(b[first : first + GRANULE].T)
         total = _promoted(np.zeros_like(d), (a_lo, b_hi.T), (a_hi, b_lo.T), (a_hi, b_hi.T), promotion=promotion)
-        scaled = (total * rows[:, None]) * columns  # exact, unless the result is subnormal
+        scaled = (total * rows[:, None]) * columns  # exact unless the result is subnormal
         d = scaled if c is None and first == 0 else d + scaled
     return d
 
 
 def mma_sync_x3(a: Float32, b: Float32, *, halves: str = "float16", kept: int = KEPT, step: int = 16) -> Float32:
-    """Return ``a @ b`` of one granule as `mma_sync_fp16x3` and `mma_sync_tf32x3` compute it, but for their last bits.
+    """Return ``a @ b`` of one granule as `mma_sync_fp16x3` and `mma_sync_tf32x3` compute it, except for the last bits.
 
-    Each instruction's three products leave the tensor core at once.
+    The sum of three products is added to the float32 total after each instruction's steps of k.
 
     Parameters
     ----------
     kept, step
-        What the tensor core is taken to keep below the largest exponent, and to add at once along k; 24 bits and half
-        an instruction on an A100.
+        Model of the tensor core: bits that it keeps below the largest exponent, and steps of k that it adds at the same
+        time. On an A100: 24 bits, and half the steps of an instruction.
     """
     if halves == "float16":
         split: tuple[NDArray[Any], ...] = *split_fp16(a)[:3], *split_fp16(b.T)[:3]
@@ -223,9 +223,9 @@ def one_product(a: NDArray[Any], b: NDArray[Any], c: Float32 | None = None, prom
 
 
 def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:
-    """Return ``c + a @ b`` by one fused multiply-add after another, as ``"ieee"`` does.
+    """Return ``c + a @ b`` by a chain of fused multiply-adds, as ``"ieee"`` does.
 
-    The sum is rounded to float64 on its way to float32, which differs from a fused step in one case in 2^29.
+    Each sum is rounded to float64, then to float32. This differs from a fused multiply-add in one case in 2^29.
     """
     d = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
     for k in range(a.shape[1]):
@@ -234,7 +234,7 @@ def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:
 
 
 def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promotion: int | None) -> Float32:
-    """Add the products of pairs; the smallest first within each stretch of k that one accumulator takes."""
+    """Add the products of the pairs to ``total``, promoting every ``promotion`` steps; in these, pair after pair."""
     k = pairs[0][0].shape[1]
     stretch, step = promotion or max(k, 1), STEPS[pairs[0][0].dtype.name]
     for start in range(0, k, stretch):
@@ -254,7 +254,7 @@ def _as_read(x: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def _exponent(x: NDArray[Any]) -> NDArray[np.intp]:
-    """Return floor(log2 |x|), exact; of zero, an arbitrary number."""
+    """Return floor(log2 |x|), exact. For zero the result is arbitrary."""
     return np.asarray(np.frexp(x)[1].astype(np.intp) - 1)
 
 

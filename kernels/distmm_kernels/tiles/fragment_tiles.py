@@ -1,11 +1,11 @@
-"""Tiles of the kernels whose operands come from shared memory by `ldmatrix`: index arithmetic, no device and no Numba.
+"""Tiles of the kernels that load operands from shared memory by `ldmatrix`: index arithmetic, no device, no Numba.
 
-`ldmatrix` reads four small matrices, of 8 rows of 16 bytes each, and deals them out to the lanes of a warp as
-`mma.sync` wants its operands. In bytes this is the same for all types: an instruction multiplies 32 bytes of k.
-Operands of 16 bits may also lie with k as slow axis: `ldmatrix` transposes those.
+`ldmatrix` reads four matrices, each of 8 rows of 16 bytes, and distributes them to the registers of a warp in the
+operand layout of `mma.sync`. In bytes this layout is the same for all types: an instruction multiplies 32 bytes of k.
+Operands of 16 bits need not be k-major in shared memory: `ldmatrix` can transpose them.
 
-The lanes of an eighth of a read name 8 rows at the same place. So that these lie in different banks, units of 16 bytes
-change places within a row: unit ``u`` of row ``r`` lies where unit ``u ^ r`` would, modulo 8.
+For each of the four matrices, 8 lanes give the addresses of 8 rows, at the same column. A swizzle puts these rows in
+different banks: the 16-byte unit ``u`` of row ``r`` is stored as unit ``u ^ r``, modulo 8.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
 
 Multiplicand: TypeAlias = Literal["bfloat16", "float16", "int8", "tfloat32"]
 ITEMSIZE: dict[Multiplicand, int] = {"bfloat16": 2, "float16": 2, "int8": 1, "tfloat32": 4}
-# What tensor cores take as it is, by the name of its type.
+# Types that tensor cores multiply without a conversion, by name.
 MULTIPLICANDS: dict[str, Multiplicand] = {"bfloat16": "bfloat16", "float16": "float16", "int8": "int8"}
 
-SPAN = 8  # units of 16 bytes in all banks of shared memory
+SPAN = 8  # units of 16 bytes that cover all banks of shared memory
 EDGE = 16  # rows of A, and columns of B, that one ldmatrix of four matrices reads
 
 
 class Fragment(NamedTuple):
-    """What one ldmatrix reads: into four registers, from ``(begin ^ flipped) + offset``, counted in elements."""
+    """One ldmatrix: the first of its four registers. A lane reads a row at element ``(begin ^ flipped) + offset``."""
 
     register: int
     flipped: int
@@ -50,7 +50,7 @@ class Fragment(NamedTuple):
 
 
 class Product(NamedTuple):
-    """Registers of one instruction, in its own order, among those that hold A, B and C."""
+    """Indices of one instruction's registers among those of A, B and C, in the order of the instruction's operands."""
 
     a: tuple[int, ...]
     b: tuple[int, ...]
@@ -59,14 +59,14 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class FragmentTiling(Tiling):
-    """Sizes of one such kernel, in elements.
+    """Sizes of one kernel that uses `ldmatrix`, in elements.
 
     Attributes
     ----------
     along_k
-        Whether A, and whether B, have k as their fast axis, in memory and in shared memory. Others are of 16 bits.
+        Whether A and B are k-major, in global memory and in shared memory. Otherwise they must have 16 bits.
     halves
-        Whether A and B are sums of two matrices each, high and low, of which three products are added.
+        Whether A and B each are a sum of a high and a low matrix. The kernel then adds three products of these.
 
     Raises
     ------
@@ -98,7 +98,7 @@ class FragmentTiling(Tiling):
 
     @property
     def step(self) -> int:
-        """See `Tiling.step`: an instruction multiplies two units along k."""
+        """See `Tiling.step`. An instruction multiplies two units along k."""
         return 2 * self.vector
 
     @property
@@ -118,12 +118,12 @@ class FragmentTiling(Tiling):
 
     @property
     def part(self) -> tuple[int, int]:
-        """Rows and columns of a warp's part of the tile."""
+        """Rows and columns of the warp tile."""
         return self.warp[0] * self.thread_rows, self.warp[1] * self.thread_columns
 
     @property
     def operands(self) -> int:
-        """Registers of A for two steps and of B for one: B's are loaded again as soon as they are multiplied."""
+        """Operand registers of a thread: A's for two steps, B's for one. B's are reloaded after each multiplication."""
         return 4 * self.parts * (2 * self.part[0] + self.part[1]) // EDGE
 
     def vector_place(self, operand: int) -> Callable[[Any, Any], Any]:
@@ -133,10 +133,10 @@ class FragmentTiling(Tiling):
         return lambda row, number: int32(row * pitch + (number ^ row // each & mask) * vector)
 
     def first_read(self, operand: int) -> Callable[[Any, Any, Any], Any]:
-        """See `Tiling.first_read`: a lane names one row of one of four matrices.
+        """See `Tiling.first_read`. A lane gives the address of one row of one of the four matrices.
 
-        The four are in the order of an instruction's registers. For A these are its upper and its lower rows at the
-        first unit of k, then at the second; for B both units of its left columns, then of its right ones.
+        The matrices are in the order of an instruction's registers. For A: upper and lower rows at the first unit of k,
+        then at the second. For B: both units of the left columns, then of the right ones.
         """
         pitch, vector = uint32(self.pitch(operand)), uint32(self.vector)
         each, mask = self._order(operand)
@@ -157,23 +157,26 @@ class FragmentTiling(Tiling):
         return begin
 
     def _order(self, operand: int) -> tuple[Any, Any]:
-        """Return which bits of a row are added to a unit's number: the row over the first, masked by the second."""
+        """Return ``each, mask`` of the swizzle: unit ``u`` of a row is stored as unit ``u ^ (row // each & mask)``."""
         units = self.lanes(operand)
         return uint32(max(1, SPAN // units)), uint32(min(SPAN, units) - 1)
 
     def fragments(self, operand: int, step: int) -> tuple[Fragment, ...]:
-        """List what a warp reads of A or B for one instruction's steps of k, from those numbered ``step``."""
+        """List the loads of A or B for one step of a warp: the steps of k of one instruction."""
         pitch, along_k = self.pitch(operand), self.along_k[operand]
         found = []
         for i in range(self.part[operand] // EDGE):
-            units = 2 * step if along_k else 2 * i  # two neighbours, of which the lanes' own bit chooses one
+            units = 2 * step if along_k else 2 * i  # the first of two units; a bit of the lane selects one of them
             lines = EDGE * i if along_k else self.step * step
             flipped = units % SPAN * self.vector
             found.append(Fragment(4 * i, flipped, lines * pitch + units // SPAN * SPAN * self.vector))
         return tuple(found)
 
     def products(self, number: int) -> tuple[Product, ...]:
-        """List a step's instructions, 16 rows and 8 columns each, on B's fragment of that number: down and up again."""
+        """List a step's instructions on one fragment of B, each for 16 rows and 8 columns of C.
+
+        They run down the rows for the fragment's left columns, and up for its right columns.
+        """
         rows = range(self.part[0] // EDGE)
         return tuple(
             Product(
@@ -186,22 +189,24 @@ class FragmentTiling(Tiling):
         )
 
 
-# KB of shared memory a block where it is more than 99 KB: the others take two stages less.
+# KB of shared memory that a block may have, if more than 99 KB. With 99 KB, tiles are smaller or have fewer stages.
 SHARED = {(8, 0): 163, (9, 0): 227, (10, 0): 227}
 
 
 def tilings(
     operand: Multiplicand, compute_capability: tuple[int, int] | None, along_k: tuple[bool, bool]
 ) -> tuple[FragmentTiling, FragmentTiling]:
-    """Return the tiling for large products of operands that lie so, then the one for small products.
+    """Return the tiling for large products and the one for small products, for operands with these major axes.
 
-    Measured on an H200, 2026-11-23, n = 8192, TFLOP/s; operands in C order have k, then n as their fast axis:
+    Measured on an H200, 2026-11-23, n = 8192, TFLOP/s. In C order, A is k-major and B n-major:
 
-    - bfloat16 in C order: 478 by 128 x 256, 433 by 256 x 128; A along m 453 and 470; B along k 454 and 467;
-    - TF32: 245 by 256 x 128, 221 by 128 x 256. int8: 910 by two blocks of 128 x 128 a multiprocessor, 859 by 256 x 128;
-    - stages half as deep: 6 % to 24 % less; warps of 32 x 128 instead of 64 x 64: 1 % to 10 % less;
-    - what 99 KB hold, two blocks of 128 x 128 with 3 stages: bfloat16 398 to 427, TF32 215, int8 862;
-    - small tilings: bfloat16 379 by 64 x 128, 359 by 128 x 64, 299 by 64 x 64.
+    - bfloat16 in C order: tiles of 128 x 256 reach 478, of 256 x 128 433. A m-major: 453 and 470. B k-major: 454 and
+      467.
+    - TF32: tiles of 256 x 128 reach 245, of 128 x 256 221. int8: two blocks of 128 x 128 on a multiprocessor reach 910,
+      tiles of 256 x 128 859.
+    - Stages half as deep: 6 % to 24 % less. Warp tiles of 32 x 128 instead of 64 x 64: 1 % to 10 % less.
+    - With 99 KB of shared memory, two blocks of 128 x 128 with 3 stages: bfloat16 398 to 427, TF32 215, int8 862.
+    - Small tilings, bfloat16: 64 x 128 reaches 379, 128 x 64 359, 64 x 64 299.
     """
     vector, shared = VECTOR_BYTES // ITEMSIZE[operand], SHARED.get(compute_capability or (0, 0), 99)
     small = FragmentTiling(
@@ -222,7 +227,7 @@ def tilings_of_halves(
 ) -> tuple[FragmentTiling, FragmentTiling]:
     """Return what `tilings` returns, for operands that are sums of two matrices each.
 
-    A thread holds two sums for each element of C, so a warp has half as many elements.
+    A thread holds two accumulators for each element of C, so a warp tile has half as many elements.
     """
     vector, shared = VECTOR_BYTES // ITEMSIZE[operand], SHARED.get(compute_capability or (0, 0), 99)
     columns, blocks = (64, 1) if shared == 99 else (128, 2)

@@ -1,7 +1,8 @@
-"""Tiles of the Hopper kernel: which are legal, their layout in shared memory, and which lane handles what. Pure.
+"""Tiles of the Hopper kernel: legal sizes, layout in shared memory, and the elements of each lane. Pure.
 
-One thread block of three warpgroups owns a tile of C at a time. The first warpgroup's first thread loads: *stages* of A
-and B, each 128 bytes of k deep, arrive in shared memory by TMA. The other two warpgroups multiply them, 64 rows each.
+One thread block of three warpgroups computes one tile of C at a time. The first warpgroup is the producer: its first
+thread loads pipeline *stages* of A and B into shared memory by TMA. A stage has 128 bytes of k. The other two
+warpgroups are the consumers: each multiplies 64 rows of the tile.
 """
 
 from __future__ import annotations
@@ -37,33 +38,37 @@ OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "u
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
-SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the width of the widest swizzle
+SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the 128-byte swizzle is the widest
 WARP_ROWS = 16  # of C in the registers of one warp
-CONSUMERS = 8  # warps
+CONSUMERS = 8  # warps of the consumer warpgroups
 THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
-BARRIERS = 1024  # bytes set aside for them; 16 a stage are used
+BARRIERS = 1024  # bytes of shared memory for barriers; each stage uses 16
 MOST_STAGES = 8
-WIDEST_OF_TWO = 192  # columns of which two sets of accumulators fit in registers
+WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit in registers
 
-# Steps of k whose sum float products leave to the tensor cores. An instruction, of 16 steps or of TF32's 8, cuts each
-# product and the sum off 25 bits below the largest, and the result to 24 bits, which adds up: where all numbers are
-# positive, to 0.6 % at k = 2^20. In so many steps it is 3.2e-4 of |A||B| at most in 16 bits, and 4.0e-4 in TF32; where
-# numbers are from U(0, 1), 4.9e-5 and 5.6e-5 (`distmm_kernels.reference.twins`). Rounding TF32 operands takes 4.9e-4.
-# Shorter stretches would cut a deep k into more slices (`distmm_kernels.tiles.slices`), but their sums are taken out
-# more often. Of cuBLAS's rate an H200 has, bfloat16, by stretches of 8192, 4096 and 2048: 0.97, 0.91, 0.93 at 16384;
-# 0.99, 0.93, 0.92 at 4096 x 8192 x 4096; 0.99, 0.94, 0.81 at 512 x 65536 x 512, in 8, 16 and 32 slices.
+# Steps of k that tensor cores sum before the sum is added to float32 totals (promotion), in float products.
+#
+# Why promotion: an instruction has 16 steps of k, or 8 for TF32. It truncates each product and the accumulator 25 bits
+# below the largest of them, and the result to 24 bits. These errors accumulate. If all numbers are positive, they reach
+# 0.6 % at k = 2^20. In 8192 steps the error is at most 3.2e-4 of |A||B| in 16 bits, and 4.0e-4 in TF32. If the numbers
+# are from U(0, 1), it is 4.9e-5 and 5.6e-5 (`distmm_kernels.reference.twins`). Rounding operands to TF32 alone makes an
+# error of 4.9e-4.
+#
+# Why 8192: with fewer steps, split-K has more slices (`distmm_kernels.tiles.slices`), but sums are added to the totals
+# more often. Rates with 8192, 4096 and 2048 steps on an H200, bfloat16, relative to cuBLAS: 0.97, 0.91 and 0.93 at n =
+# 16384; 0.99, 0.93 and 0.92 at 4096 x 8192 x 4096; 0.99, 0.94 and 0.81 at 512 x 65536 x 512, in 8, 16 and 32 slices.
 STRETCH = 8192
 
-COORDINATES = 2**31  # of an element along each axis of a matrix, and of a matrix in a batch: signed numbers of 32 bits
+COORDINATES = 2**31  # the TMA counts elements along each axis, and matrices of a batch, with signed 32-bit numbers
 
-C_BOX_COLUMNS = SPAN // 4  # of C, which is of 32 bits, in one box: all rows of a tile, 128 bytes of each
+C_BOX_COLUMNS = SPAN // 4  # of a box of C, whose elements have 32 bits: a box has all rows of a tile, 128 bytes of each
 C_BOX_BYTES = ROWS * SPAN
-MOST_C_STAGES = 3  # that a tile of C comes in
-MOST_PANELS = 8  # of one launch: their tensor maps take 2 of the 4 KiB that a kernel's parameters may
+MOST_C_STAGES = 3  # the most stages in which a tile of C is loaded
+MOST_PANELS = 8  # of one launch: their TMA descriptors take 2 of the 4 KiB of a kernel's parameters
 
-# Blocks that run at the same time share rows of A and columns of B in the second-level cache: tiles are numbered down
-# this many rows of tiles before they go on to the next column. 4 to 16 make no difference on an H200.
+# Rasterisation: tiles are numbered down this many rows of tiles, then down the next column of tiles. So thread blocks
+# that run at the same time share rows of A and columns of B in the L2 cache. 4 to 16 make no difference on an H200.
 GROUP = 16
 
 _BITS = {
@@ -79,41 +84,42 @@ class HopperTile:
     Attributes
     ----------
     operand
-        What the tensor cores multiply. ``tfloat32``: float32 whose last 13 bits they do not read.
+        Type that the tensor cores multiply. ``tfloat32`` is float32 without its last 13 bits, which they do not read.
     output
-        Type of D. A narrower one than the accumulator's is rounded to nearest even at the end; int8 is the
-        residue of int32 sums modulo a number of each matrix, uint8 their last 8 bits; bool says which are not zero.
+        Type of D. The epilogue rounds float32 sums to a narrower float type, to nearest even. From int32 sums it stores
+        in int8 the residue modulo a number of each matrix, in uint8 the last 8 bits, and in bool whether the sum is not
+        zero.
     columns
-        Of a tile.
+        Columns of a tile.
     a_major, b_major
-        Axis that is contiguous in memory; ``m`` and ``n`` for 16-bit operands only.
+        Axis that is contiguous in memory. ``m`` and ``n`` are for 16-bit operands only.
     products
-        1, or 3: A and B each come as a high and a low part, and D is ``A_low B_high + A_high B_low + A_high B_high``.
-        Their sum is added to float32 totals after each stage: the tensor cores' own sum is truncated, not rounded.
+        1 or 3. With 3, A and B each have a high and a low part, and D is ``A_low B_high + A_high B_low + A_high
+        B_high``. The tensor cores' sum is added to float32 totals after each stage, since tensor cores truncate.
     promotes
-        Whether k may exceed `STRETCH`, in one float product: the sum of each `STRETCH` steps is then taken out, and
-        added to float32 totals, which start from C.
+        Whether k may exceed `STRETCH` in a float product. Then the tensor cores' sum of each `STRETCH` steps is added
+        to float32 totals, which start from C.
     sliced
-        Whether each `STRETCH` steps of k are a product of their own, which D has a matrix for
+        Split-K: whether each `STRETCH` steps of k are a separate product, with its own matrix of D
         (`distmm_kernels.tiles.slices`).
     adds
-        Whether there is a C of the accumulator's type.
+        Whether a C of the accumulator's type is added.
     scaled
-        Whether rows and columns of the product are multiplied by given powers of two; C is added after that.
+        Whether the epilogue multiplies rows and columns of the product by given powers of two, before it adds C.
     panels
-        Whether A and B come as panels of k, up to `MOST_PANELS`, each in memory of its own; sums of floats are taken
-        out after each (``promotes``). All but the last have the same steps of k.
+        Whether A and B are given as up to `MOST_PANELS` panels of k, each in separate memory. All panels but the last
+        have the same number of steps. Sums of floats are added to the float32 totals after each panel (``promotes``).
     finishes
-        Whether the sum is multiplied by alpha.
+        Whether the epilogue multiplies the sum by alpha.
     c0
-        Type of a matrix of which beta times as much is added after that; None: there is none.
+        Type of a matrix C0. The epilogue adds beta * C0 after the multiplication by alpha. None: there is no C0.
     buffers
-        The most boxes of 2 KiB that a warp has for rows of D, which the TMA stores from there.
+        The most boxes of 2 KiB that a warp has in shared memory for rows of D. The TMA stores D from them.
 
     Raises
     ------
     ValueError
-        If the hardware cannot do it, or shared memory does not hold two stages.
+        If the hardware does not support the variant, or two stages do not fit in shared memory.
     """
 
     operand: OperandFormat
@@ -159,22 +165,22 @@ class HopperTile:
 
     @property
     def accumulator(self) -> Output:
-        """Type of C, and of the sums."""
+        """Type of the accumulators, and of C."""
         return "int32" if self.operand in _INTEGERS else "float32"
 
     @property
     def extended(self) -> bool:
-        """Whether the kernel has the parameters of panels and of the finish."""
+        """Whether the kernel has the parameters for panels, alpha and C0."""
         return self.panels or self.finishes
 
     @property
     def two_sets(self) -> bool:
-        """Whether there are totals beside the tensor cores' sums."""
+        """Whether a thread holds float32 totals in addition to the tensor cores' accumulators."""
         return self.products == 3 or self.promotes
 
     @property
     def starts_from_c(self) -> bool:
-        """Whether totals start from C. Otherwise it is added last, rounded to nearest: tensor cores would truncate."""
+        """Whether sums start from C. Otherwise the epilogue adds C, rounded to nearest: tensor cores would truncate."""
         return self.adds and (self.promotes or self.accumulator == "int32")
 
     @property
@@ -204,7 +210,7 @@ class HopperTile:
 
     @property
     def parts(self) -> int:
-        """1, or 2 where operands come as a high and a low part."""
+        """Parts of each operand: 2 if it has a high and a low part, else 1."""
         return 2 if self.products == 3 else 1
 
     @property
@@ -219,7 +225,7 @@ class HopperTile:
 
     @property
     def c_stage_boxes(self) -> int:
-        """Boxes of C that come in one stage; the last one may have fewer."""
+        """Boxes of C that are loaded in one stage. The last stage may have fewer."""
         return min(self.c_boxes, self.stage_bytes // C_BOX_BYTES)
 
     @property
@@ -234,7 +240,7 @@ class HopperTile:
 
     @property
     def c0_stage_boxes(self) -> int:
-        """Boxes of C0 that come in one stage; the last one may have fewer."""
+        """Boxes of C0 that are loaded in one stage. The last stage may have fewer."""
         return min(self.c0_boxes, self.stage_bytes // C_BOX_BYTES)
 
     @property
@@ -244,13 +250,13 @@ class HopperTile:
 
     @property
     def slots(self) -> int:
-        """Boxes of a warp, used in turn: as many as divide the boxes of a tile."""
+        """Staging boxes of a warp, used in turn. Their number divides the number of boxes in a tile's row."""
         boxes = self.columns // self.box_columns
         return max(slots for slots in range(1, self.buffers + 1) if boxes % slots == 0)
 
     @property
     def stages(self) -> int:
-        """Stages that fit: one is multiplied while the others are loaded."""
+        """Pipeline stages that fit in shared memory: one is multiplied while the others are loaded."""
         return min(MOST_STAGES, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes)
 
     @property
@@ -260,20 +266,20 @@ class HopperTile:
 
     @property
     def box_columns(self) -> int:
-        """Columns of D in one box of 128 bytes a row."""
+        """Columns of D in one box, whose rows have 128 bytes."""
         return SPAN * 8 // _BITS[self.output]
 
     @property
     def registers(self) -> tuple[int, int]:
-        """Registers of a loading and of a multiplying thread. All together have 3 x 168 at the launch."""
+        """Registers of a producer thread and of a consumer thread. The three warpgroups have 3 x 168 at the launch."""
         return (24, 240) if self.two_sets else (40, 232)
 
 
 def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
-    """Return row and column of a tile, in tiles, in a C of ``high`` by ``wide`` tiles.
+    """Return the row and the column of a tile from its number, in tiles, in a C of ``high`` by ``wide`` tiles.
 
-    Numbers run down ``group`` rows, then along the columns, then to the next group; the last group may be lower.
-    All integers are unsigned, of 32 bits: the kernel calls this function too.
+    Tiles are numbered in groups of ``group`` rows, and in a group column by column. The last group may have fewer rows.
+    All integers are uint32: the kernel calls this function too.
     """
     above = uint32(tile // uint32(group * wide) * group)
     height = uint32(min(group, high - above))
@@ -283,53 +289,59 @@ def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
 
 
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
-    """Return the function that says where the lanes of a warp write the first 8 or 16 columns of a box of D.
+    """Return the function that tells where a lane writes the first 8 or 16 columns of a box of D.
 
-    From a lane (unsigned, 32 bits) to bytes from the box's start, and bytes within a row of 128 that are still to be
-    combined with the columns' place by exclusive or: unit ``u`` of 16 bytes in row ``r`` lies at unit ``u ^ (r % 8)``.
+    It takes a lane (uint32) and returns two offsets in bytes: of the row in the box, and in this row of 128 bytes. The
+    kernel combines the second one with the offset of later columns by exclusive or, since the box is swizzled: the
+    16-byte unit ``u`` of row ``r`` is stored as unit ``u ^ (r % 8)``.
     """
     return {32: _words_place, 16: _halves_place, 8: _bytes_place}[_BITS[output]]
 
 
 def _words_place(lane):  # type: ignore[no-untyped-def]
-    """8 rows of 8 words: each lane writes two words of one row, half a unit."""
+    """8 rows of 8 words. Each lane writes two words of one row, which are half a unit."""
     row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
     return row * uint32(SPAN) + pair % uint32(2) * uint32(8), (pair // uint32(2) ^ row) * uint32(16)
 
 
 def _halves_place(lane):  # type: ignore[no-untyped-def]
-    """Four matrices of 8 rows of one unit: upper, lower rows of 8 columns, then of the next 8; a lane names a row."""
+    """Four matrices of 8 rows of one unit: upper and lower rows of 8 columns, then of the next 8. A row for a lane."""
     matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
     return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
 
 
 def pairs_place(lane):  # type: ignore[no-untyped-def]
-    """Like `box_place`, for a lane that reads two neighbours of 16 bits: 8 rows of 8 columns, one unit each."""
+    """Like `box_place`, for a lane that reads two adjacent 16-bit elements: 8 rows of 8 columns, one unit each."""
     row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
     return row * uint32(SPAN) + pair * uint32(4), row * uint32(16)
 
 
 def _bytes_place(lane):  # type: ignore[no-untyped-def]
-    """8 rows of 8 bytes, half a unit: each lane writes two bytes of one row."""
+    """8 rows of 8 bytes, which are half a unit. Each lane writes two bytes of one row."""
     row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
     return row * uint32(SPAN) + pair * uint32(2), row * uint32(16)
 
 
-# Rates of tiles by columns, where all multiprocessors are busy, for one product and for three (H200, n = 8192 and 4096)
+# Relative rates of tiles by width, for one product and for three. Measured with all multiprocessors busy (H200, n =
+# 8192 and 4096).
 RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 64: 0.6}}
 
 
 @functools.lru_cache(maxsize=1024)
 def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256) -> int:
-    """Return how wide tiles should be for products ``(batch, m, n)``, up to the widest.
+    """Return the fastest width of tiles for products ``(batch, m, n)``, at most ``widest``.
 
-    A wide tile loads less for each multiplication. Narrow ones balance a small product, or the last round, better.
+    A wide tile loads less data for each multiplication. Narrow tiles balance the load better in a small product, or in
+    the last wave of tiles.
     """
     widths = (columns for columns in RATES[products] if columns <= widest)
     return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns))
 
 
 def cost(m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int) -> float:
-    """Time of products ``(batch, m, n)`` by tiles of a width, in that of one column of a tile of the best width."""
+    """Return the time of products ``(batch, m, n)`` with tiles of a width.
+
+    The unit is the time for one column of a tile of the fastest width.
+    """
     tiles = -(-m // ROWS) * batch * -(-n // columns)
     return -(-tiles // multiprocessors) * columns / RATES[products][columns]

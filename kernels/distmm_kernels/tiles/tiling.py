@@ -1,8 +1,8 @@
-"""What each thread of the register-tiled kernel owns: index arithmetic only, no device and no Numba.
+"""Tiles of the register-tiled kernel, down to the elements of each thread: index arithmetic, no device, no Numba.
 
-A thread block owns a tile of C, a warp a part of it, a thread ``thread_rows x thread_columns`` elements. Along k the
-block loads ``depth`` steps of A and B at a time, both with k first. Every offset that follows from this is a
-constant of the compiled kernel, and is computed here.
+A thread block computes a tile of C, a warp a part of the tile, and a thread ``thread_rows x thread_columns`` elements.
+A pipeline stage has ``depth`` steps of k of A and B, both stored with k as the first axis. This module computes the
+offsets that are constants of the compiled kernel.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def lane_place(lane):  # type: ignore[no-untyped-def]  # Python's int or Numba's
     """Row and column of a lane among the ``WARP`` of its warp.
 
     The hardware serves a load of 16 bytes for half a warp at a time. It takes one pass if lanes that differ in one of
-    their two lowest bits load the same address, and two if not. So one of these bits counts rows and one columns: then
-    both A and B take the two passes that 16 vectors need at least.
+    their two lowest bits load the same address, and two otherwise. So one of these bits belongs to the row, and one to
+    the column. Then loads of A and of B both take two passes, the fewest for 16 vectors.
     """
     return lane >> 4 << 1 | lane >> 1 & 1, (lane >> 2 & 3) << 1 | lane & 1
 
@@ -40,17 +40,17 @@ class Tiling:
     Attributes
     ----------
     rows, columns
-        Of the tile of C that a thread block owns.
+        Size of a thread block's tile of C.
     depth
-        Steps along k that are loaded at once, as one stage.
+        Steps of k in one stage.
     stages
-        Buffers for tiles of A and B in shared memory: one is multiplied while the others are loaded.
+        Pipeline stages in shared memory: one is multiplied while the others are loaded.
     thread_rows, thread_columns
-        Elements of C that a thread holds in registers.
+        Size of a thread's part of C, which is in registers.
     vector
-        Elements of one vector in shared memory, which every size above but ``depth`` is a multiple of.
+        Elements of one vector in shared memory. The rows and columns above are multiples of it.
     blocks
-        Thread blocks that a multiprocessor must hold at once, which limits the registers of each thread.
+        Thread blocks that must fit on a multiprocessor at the same time. This limits the registers of each thread.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class Tiling:
         for name, whole, part in (
             ("rows", self.rows, self.warp[0] * self.thread_rows),
             ("columns", self.columns, self.warp[1] * self.thread_columns),
-            ("depth", self.depth, 2 * self.step),  # the two places for a step's operands in registers change turns
+            ("depth", self.depth, 2 * self.step),  # a step's operands are in one of two register sets, used in turn
             ("thread_rows", self.thread_rows, self.runs[0]),
             ("thread_columns", self.thread_columns, self.runs[1]),
         ):
@@ -94,17 +94,17 @@ class Tiling:
 
     @property
     def along_k(self) -> tuple[bool, bool]:
-        """Whether A, and whether B, come with k as their fast axis."""
+        """Whether A and B are k-major."""
         return False, False
 
     @property
     def step(self) -> int:
-        """Steps of k whose operands a thread loads at once."""
+        """Steps of k whose operands a thread loads into registers at the same time."""
         return 1
 
     @property
     def runs(self) -> tuple[int, int]:
-        """Neighbours in a column and in a row of C that a thread owns."""
+        """Consecutive elements of a column, and of a row, of C that a thread owns."""
         return self.vector, self.vector
 
     @property
@@ -114,12 +114,12 @@ class Tiling:
 
     @property
     def parts(self) -> int:
-        """Matrices that A is the sum of, and B: tiles of all of them lie in a stage, one behind the other."""
+        """Number of matrices whose sum is A, and also B. A stage has the tiles of all of them, one after another."""
         return 1
 
     @property
     def operands(self) -> int:
-        """Registers for operands of a thread: those of one step, and of the next."""
+        """Operand registers of a thread: those of one step, and of the next."""
         return 2 * (self.thread_rows + self.thread_columns)
 
     @property
@@ -138,7 +138,7 @@ class Tiling:
         return self.shared_elements * VECTOR_BYTES // self.vector
 
     def row_of(self, element: int) -> int:
-        """Row of a thread's element ``0 ... thread_rows - 1``, from its first: vectors of the lanes alternate."""
+        """Row of a thread's element ``0 ... thread_rows - 1``, from its first. The lanes' vectors are interleaved."""
         run = self.runs[0]
         return element // run * self.warp[0] * run + element % run
 
@@ -148,7 +148,7 @@ class Tiling:
         return element // run * self.warp[1] * run + element % run
 
     def outputs(self, width: int) -> Offsets:
-        """``(row, column)`` of each vector of C of a thread, from the thread's first element, row by row."""
+        """List ``(row, column)`` of each of a thread's vectors of C, from the thread's first element, row by row."""
         return tuple(
             (self.row_of(i), self.column_of(j))
             for i in range(self.thread_rows)
@@ -156,12 +156,12 @@ class Tiling:
         )
 
     def step_registers(self, k: int) -> tuple[int, int]:
-        """First register of A's and of B's operands of step ``k``; there is room for two steps, used in turn."""
+        """First register of A's and of B's operands of step ``k``. There are two sets of registers, used in turn."""
         first = k % 2 * (self.thread_rows + self.thread_columns)
         return first, first + self.thread_rows
 
     def step_vectors(self, k: int) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Register and place in the tile of each vector of step ``k`` that a thread loads, of A and of B."""
+        """List ``(register, offset in the tile)`` of each vector that a thread loads for step ``k``, of A and of B."""
         a, b = self.step_registers(k)
         return (
             [(a + i, k * self.rows + self.row_of(i)) for i in range(0, self.thread_rows, self.vector)],
@@ -190,29 +190,29 @@ class Tiling:
         return self.tile(operand)[0] * self.pitch(operand)
 
     def vector_place(self, operand: int) -> Callable[[Any, Any], Any]:
-        """Return a function from a row of the tile and the number of a vector in it to where the vector lies.
+        """Return ``(row, number)``, a function that returns the offset of a vector of a row of the tile.
 
-        Its integers are unsigned, of 32 bits, here and in `first_read`: the kernel calls these functions too.
+        The integers of this function and of `first_read` are uint32: the kernel calls them, too.
         """
         pitch, vector = uint32(self.pitch(operand)), uint32(self.vector)
         return lambda row, number: int32(row * pitch + number * vector)
 
     def first_read(self, operand: int) -> Callable[[Any, Any, Any], Any]:
-        """Return ``(first, row, column)``: where in a tile a thread begins to read.
+        """Return ``(first, row, column)``, a function that returns the offset in a tile of a thread's first element.
 
-        ``first`` is the first row of A, or column of B, of the warp; ``row`` and ``column`` are the lane's place.
+        ``first`` is the warp's first row of A, or column of B. ``row`` and ``column`` are the lane's, from ``place``.
         """
         down, across = (uint32(run if which == operand else 0) for which, run in enumerate(self.runs))
         return lambda first, row, column: int32(first + row * down + column * across)
 
     def lanes(self, operand: int) -> int:
-        """Threads side by side on one row of a tile, each with a vector."""
+        """Threads that copy one row of a tile, each a vector."""
         return self.tile(operand)[1] // self.vector
 
     def copies(self, operand: int) -> tuple[int, ...]:
-        """List the rows of a tile that a thread copies a vector of each, from its first, ``thread // lanes``.
+        """List the rows of a tile of which a thread copies a vector, relative to its first row, ``thread // lanes``.
 
-        The vector begins at ``thread % lanes * vector`` of the row.
+        The vector begins at element ``thread % lanes * vector`` of the row.
         """
         shape, lanes = self.tile(operand), self.lanes(operand)
         if self.threads % lanes or shape[0] % (self.threads // lanes):
@@ -224,11 +224,11 @@ class Tiling:
 
 TilingT = TypeVar("TilingT", bound=Tiling)
 
-# For each type the tiling for large products, then the one for small ones.
+# For each type: the tiling for large products, then the one for small products.
 #
-# Large: 128 registers of a thread hold its part of C, in every type but int64, whose products take registers of their
-# own. A step is then 128 multiply-adds of reals for 6 vector loads from shared memory.
-# Small: more blocks of C, so that more multiprocessors have one.
+# Large: a thread's part of C takes 128 registers. For int64 it takes fewer, since its multiplications need registers,
+# too. A step is then 128 multiply-adds of reals for 6 vector loads from shared memory.
+# Small: C has more tiles, so that more multiprocessors have work.
 _FOUR_BYTES = (Tiling(128, 128, 16, 3, 8, 16, 4), Tiling(64, 64, 16, 3, 4, 8, 4, blocks=4))
 
 TILINGS = {
@@ -240,12 +240,12 @@ TILINGS = {
     "complex128": (Tiling(64, 64, 8, 2, 4, 8, 1), Tiling(32, 32, 8, 3, 4, 2, 1, blocks=4)),
 }
 
-# Time of a small tiling for as much work as a large one does, where both keep all multiprocessors busy.
+# Time of the small tiling, relative to the large one, for the same work with all multiprocessors busy.
 SMALL_COST = 1.25
 
 
 def tiling_for(tilings: tuple[TilingT, TilingT], m: int, n: int, batch: int, multiprocessors: int) -> TilingT:
-    """Choose the large or the small tiling for a product by the time of the multiprocessor that has most to do."""
+    """Choose the large or the small tiling for a product by the time of the multiprocessor with the most work."""
 
     def time(tiling: TilingT) -> float:
         tiles = batch * -(-m // tiling.rows) * -(-n // tiling.columns)
