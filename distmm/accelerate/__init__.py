@@ -1,7 +1,7 @@
 """Dask's own products on distmm: the functions `accelerate` and `accelerated`, and ``python -m distmm.accelerate``.
 
-``distmm.accelerate`` is the function: `distmm` imports it when it is imported, so this package is never imported later,
-and never takes the function's place. ``from distmm.accelerate import ...`` finds the package, whatever the order.
+The attribute ``distmm.accelerate`` is the function. `distmm` itself imports this package first, so a later import
+cannot replace the function by the package. ``from distmm.accelerate import ...`` always finds the package.
 """
 
 from distmm.accelerate.switch import accelerate, accelerated

@@ -1,9 +1,10 @@
-"""The names of Dask that `distmm.accelerate` replaces. The only module that touches them.
+"""The names of Dask that `distmm.accelerate` replaces. No other module refers to them.
 
 Dask's own code looks each of them up when it is called: ``Array.__matmul__``, ``Array.dot`` and ``da.dot`` in
 `dask.array.routines`, NumPy's functions of Dask arrays in `dask.array`, and ``svd_compressed``, ``qr`` and ``svd`` in
-`dask.array.linalg`. A function that a program has imported by name before, ``from dask.array import matmul``, stays
-Dask's. Seen on Dask 2026.7.1 and 2026.8.0; ``tests/distmm/accelerate/test_dask_names.py`` fails first when one moves.
+`dask.array.linalg`. If a program has imported a function by name before (``from dask.array import matmul``), it keeps
+Dask's function. Tested with Dask 2026.7.1 and 2026.8.0. If Dask moves a name, the first test to fail is
+``tests/distmm/accelerate/test_dask_names.py``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PLACES = {
     "tsqr": ("dask.array.linalg",),
 }
 
-_before: dict[tuple[str, str], Callable[..., Any]] = {}  # what was found where something is put now
+_before: dict[tuple[str, str], Callable[..., Any]] = {}  # the functions that `put` has replaced
 _originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
@@ -35,7 +36,7 @@ def original(name: str) -> Callable[..., Any]:
 
 
 def put(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Let Dask find these functions under their names, until they are taken back."""
+    """Replace Dask's functions of these names, until `take_back`."""
     for name, function in functions.items():
         for place in PLACES[name]:
             module = import_module(place)
@@ -44,7 +45,7 @@ def put(functions: Mapping[str, Callable[..., Any]]) -> None:
 
 
 def take_back() -> None:
-    """Let Dask find again what it found before."""
+    """Restore the functions that `put` has replaced."""
     while _before:
         (place, name), function = _before.popitem()
         setattr(import_module(place), name, function)

@@ -1,4 +1,4 @@
-"""The functions that stand in for Dask's: each computes by distmm, or calls Dask's own function."""
+"""The functions that replace Dask's: each computes with distmm, or calls Dask's own function."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["REPLACEMENTS"]
 
 log = logging.getLogger("distmm.accelerate")
 
-# The setting that says which products are too small, and all that products read.
+# MIN_FLOPS sets which products are too small for distmm. SETTINGS are all settings that products read.
 MIN_FLOPS = "accelerate.min-flops"
 SETTINGS = ("precision", "kernel", "reproducible", "device", MIN_FLOPS)
 
@@ -33,8 +33,8 @@ Chunks = tuple[tuple[int, ...], ...]
 Label = int | str
 
 
-class StaysDasks(Exception):  # noqa: N818  an answer, and no error
-    """Why Dask computes this."""
+class StaysDasks(Exception):  # noqa: N818  a decision, not an error
+    """Dask computes this product. The message is the reason."""
 
 
 def matmul(a: Any, b: Any) -> da.Array:
@@ -69,7 +69,7 @@ def tensordot(lhs: Any, rhs: Any, axes: Any = 2) -> da.Array:
 def einsum(
     *operands: Any, dtype: Any = None, optimize: Any = False, split_every: Any = None, **others: Any
 ) -> da.Array:
-    """Sum products as `dask.array.einsum`; `optimize` and `split_every` say nothing about a product of two."""
+    """Sum products as `dask.array.einsum`; `optimize` and `split_every` have no effect on a product of two operands."""
     if dtype is not None or others:
         raise StaysDasks("it has options")
     inputs, out, arrays = dask_names.parse_einsum_input(operands)
@@ -101,7 +101,7 @@ def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None
 def _contracted(
     a: da.Array, of_a: Sequence[Label], b: da.Array, of_b: Sequence[Label], out: Sequence[Label]
 ) -> da.Array:
-    """Sum products over the labels that both operands have, and the result has not."""
+    """Sum products over the labels that both operands have and the result lacks."""
     _check_blocks(a, b)
     for labels in (of_a, of_b, out):
         if len(set(labels)) < len(labels):
@@ -125,7 +125,7 @@ def _contracted(
 
 
 def _check_blocks(a: da.Array, b: da.Array) -> None:
-    """Keep away what the two libraries compute to results of other types, and blocks of no or of unknown size."""
+    """Refuse types for which the libraries' results differ in type, and blocks that are empty or of unknown size."""
     if any(math.isnan(n) for n in (*a.shape, *b.shape)):
         raise StaysDasks("sizes are unknown")
     dtype = np.result_type(a.dtype, b.dtype)
@@ -136,9 +136,10 @@ def _check_blocks(a: da.Array, b: da.Array) -> None:
 
 
 def _kept(c: da.Array, a: da.Array, b: da.Array) -> da.Array:
-    """Return the product of a and b, unless the workers have too little memory for all of its blocks.
+    """Return the product c of a and b, or refuse it if the workers have too little memory for all of its blocks.
 
-    Then `persist` would fail. That of Dask's product does not: its workers write blocks to their disks.
+    With too little memory, `persist` of distmm's product would fail. `persist` of Dask's product does not, because
+    Dask's workers spill blocks to disk.
     """
     made = c.dask.layers.keys() - a.dask.layers.keys() - b.dask.layers.keys()
     layers = (c.dask.layers[name] for name in made)
@@ -154,16 +155,16 @@ def _check_flops(flops: float) -> None:
 
 
 def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a function that computes by distmm, or calls Dask's own one where distmm does not take the operands."""
+    """Make a function that computes with distmm, or calls Dask's own one if distmm does not support the operands."""
     by_dask = dask_names.original(name)
 
     @wraps(by_dask)
     def chosen(*args: Any, **kwargs: Any) -> Any:
-        for setting in SETTINGS:  # one that cannot be used is an error, and no reason to call Dask's function
+        for setting in SETTINGS:  # an invalid setting is an error: Dask's function must not hide it
             config.chosen(setting)
         try:
             result = by_distmm(*args, **kwargs)
-        except (StaysDasks, InputError) as reason:  # InputError: also what does not fit into the cluster's memory
+        except (StaysDasks, InputError) as reason:  # InputError: e.g. C exceeds the cluster's memory
             log.debug("%s stays Dask's: %s", name, reason)
         else:
             log.debug("%s runs on distmm", name)

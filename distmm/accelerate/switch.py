@@ -1,4 +1,4 @@
-"""`accelerate` and `accelerated`: Dask's products on distmm, and back."""
+"""`accelerate` and `accelerated`: they switch Dask's products to distmm, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from distmm.errors import InputError
 __all__ = ["accelerate", "accelerated"]
 
 _changing = threading.Lock()
-_by_call = False  # whether accelerate() has been called, and not accelerate(False)
+_by_call = False  # whether accelerate() was called, and accelerate(False) not since then
 _blocks = 0  # `with` blocks that are open, in all threads
 
 
@@ -22,10 +22,11 @@ def accelerate(on: bool = True) -> None:
 
     ``A @ B``, ``A.dot(B)`` and `dask.array`'s ``matmul``, ``dot``, ``vdot``, ``tensordot``, ``einsum``,
     ``linalg.tsqr``, and with them ``linalg.svd_compressed``, ``linalg.svd`` and ``linalg.qr``, are then computed by
-    distmm: with a `distributed.Client` on its cluster, without one on Dask's local schedulers. Results are lazy arrays
-    as before, of the same shape, type and chunks. It holds for the process, and calling it again changes nothing.
+    distmm. If there is a `distributed.Client`, its cluster computes them, otherwise Dask's local schedulers. Results
+    are lazy arrays as before, of the same shape, type and chunks. The switch applies to the whole process. A second
+    call changes nothing.
 
-    What distmm does not take stays Dask's, without a message:
+    Dask computes the following as before, without a message:
 
     - products of fewer operations than ``dask.config.get("distmm.accelerate.min-flops")``, by default 1e8, and
       QR decompositions of a single block;
@@ -35,12 +36,13 @@ def accelerate(on: bool = True) -> None:
     - einsums with `dtype`, `casting` or other options, of one operand or more than two, and those whose results
       Dask would cut into smaller chunks.
 
-    The logger ``distmm.accelerate`` says of each product, at level DEBUG, who computes it and why.
+    For each product, the logger ``distmm.accelerate`` says at level DEBUG whether distmm or Dask computes it. If it is
+    Dask, it also says why.
 
     Parameters
     ----------
     on : bool
-        False gives Dask its own functions back.
+        False restores Dask's own functions.
 
     Raises
     ------
@@ -49,12 +51,12 @@ def accelerate(on: bool = True) -> None:
 
     See Also
     --------
-    accelerated : For the length of a ``with`` block.
+    accelerated : The same for the duration of a ``with`` block.
 
     Notes
     -----
-    ``python -m distmm.accelerate script.py`` runs a script with it. A function that was imported by its name before,
-    as in ``from dask.array import matmul``, remains Dask's.
+    ``python -m distmm.accelerate script.py`` runs a script with it. If a program has imported a function by name
+    before (``from dask.array import matmul``), it keeps Dask's function.
 
     Examples
     --------
@@ -81,8 +83,8 @@ def accelerate(on: bool = True) -> None:
 def accelerated() -> Iterator[None]:
     """Let Dask's own products run on distmm inside of a ``with`` block: see `accelerate`.
 
-    What counts is where an array is made, and not where it is computed. The block holds for all threads, and until the
-    last of several blocks has ended.
+    An array that is made inside of the block is computed by distmm, even if it is computed after the block. The block
+    applies to all threads. If several blocks are open, the switch lasts until the last one ends.
 
     Yields
     ------

@@ -2,7 +2,7 @@
 
 `cases` lists what is measured. `run` starts a process for each program and number of workers (`measuring_process`).
 `products` multiplies by distmm; other programs can be measured in the same run (``tests/bench/peers``). `results` holds
-the figures: as a table, JSON, a picture.
+the measurements, as a table and as JSON; `picture` draws them.
 """
 
 from distmm.bench.cases import DISTMM, PLACES, Case, Experiment, Program, weak_size

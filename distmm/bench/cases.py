@@ -1,4 +1,4 @@
-"""The cases to measure, the most telling first: programs, sizes, places of operands, types, workers. Pure."""
+"""The cases to measure, the most important first: programs, sizes, places of operands, types, workers. Pure."""
 
 from __future__ import annotations
 
@@ -30,19 +30,20 @@ __all__ = [
 
 Device = Literal["cpu", "gpu"]
 
-# The pseudo-program that measures one worker's kernel, operands prepared each time. Times the workers: the upper limit.
+# The pseudo-program that measures one worker's kernel; each product prepares its operands. Its rate times the number of
+# workers is the upper limit for a product.
 KERNEL = "kernel"
 
-# Edge of the product of the kernel alone, unless blocks are smaller: larger ones are not faster.
+# Edge of the product of the kernel alone, unless blocks are smaller. Larger products are not faster.
 KERNEL_EDGE = 16384
 
 TYPES = ("float32", "float64", "bfloat16")
 
-# Places of A, B and C that are measured unless others are asked for. "streamed" is as "resident", but C is made a
-# quarter at a time, and leaves as ``C.sum()`` reads it: as for a C that does not fit.
+# Places of A, B and C that are measured by default. The other place is "streamed": A and B are resident, C is made a
+# quarter at a time, and each block of C is freed once ``C.sum()`` has read it. So a C that does not fit is computed.
 PLACES = ("resident", "host")
 
-# What "streamed" sums up, on GPUs too.
+# Types that "streamed" measures, on GPUs too.
 STREAMED_TYPES = ("float32", "float64")
 
 
@@ -54,10 +55,10 @@ class Program:
     ----------
     name : str
     module : str
-        The measuring process imports it. Its ``program`` takes a `Task`, and is a context manager that yields what
-        measures: called with a `Case` and a seed, it returns fields of a `Row`.
+        The measuring process imports it. Its ``program`` takes a `Task`, and is a context manager. It yields the
+        function that measures: called with a `Case` and a seed, it returns fields of a `Row`.
     kinds : mapping
-        By device: the places where it finds its operands, and the types that it multiplies.
+        For each device: the supported places of operands, and the supported types.
     warm_edge : int, optional
         Largest edge of the four blocks along a dimension of the product that warms up a GPU. By default that product
         has three blocks along a dimension, as large as those of the case.
@@ -80,8 +81,9 @@ def element(name: str) -> np.dtype[Any]:
 def weak_size(base: int, workers: int, blocks: int) -> tuple[int, int]:
     """Return the size of a weakly scaled product: ``base * sqrt(workers)``, in whole blocks.
 
-    With it each worker holds as much of A, B and C as one does at `base`. There are as many blocks for all numbers of
-    workers; their edge is a multiple of 1/32 of the edge at `base`, so that n is at most ``base / 64`` off.
+    Each worker then holds as many elements of A, B and C as a single worker does at `base`. The number of blocks is the
+    same for all numbers of workers. Their edge is a multiple of 1/32 of the edge at `base`, so n differs from the exact
+    size by at most ``base / 64``.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ def weak_size(base: int, workers: int, blocks: int) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Case:
-    """One product of two n x n matrices of N(0, 1), new ones each time.
+    """A product of two n x n matrices of N(0, 1). Each repetition has new matrices.
 
     Attributes
     ----------
@@ -111,7 +113,8 @@ class Case:
         Name of a `Program`, or `KERNEL`.
     scaling : {"strong", "weak", "kernel"}
     place : {"resident", "host", "streamed"}
-        Where A, B and C are: in the workers' memory, or in that of the host (the client's arrays), or see `PLACES`.
+        Where A, B and C are: in the workers' memory, or in the host's memory (the client's arrays). For "streamed" see
+        `PLACES`.
     workers : int
         GPUs, or CPU processes with one thread each.
     n, block : int
@@ -135,7 +138,7 @@ class Case:
     def bound(self) -> int:
         """Least bytes between workers with stationary C: ``n^2 (rows + columns - 2)`` elements.
 
-        Of the best two-dimensional grid, each block being sent once to each worker that needs it.
+        It is the bound of the best two-dimensional grid, if each block is sent once to each worker that needs it.
         """
         between = min(grid.rows + grid.columns - 2 for grid in Grid.all_of(self.workers))
         return between * self.n**2 * element(self.dtype).itemsize
@@ -156,7 +159,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The measurements that are asked for.
+    """The requested measurements.
 
     Attributes
     ----------
@@ -168,13 +171,14 @@ class Experiment:
     weak : int
         n of weak scaling on one worker.
     blocks : int
-        Blocks along each dimension of resident matrices; a multiple of the grid's rows and columns keeps all busy.
+        Blocks along each dimension of resident matrices. A multiple of the grid's rows and columns keeps all workers
+        busy.
     programs : sequence of Program
     scalings, places, dtypes : sequences of str
     precision, kernel
-        Of `distmm.matmul`.
+        Options of `distmm.matmul`.
     repeat : int
-        Products of each case, with new matrices; the median counts.
+        Products of each case, with new matrices. The result is the median.
     seed : int
     """
 
@@ -220,8 +224,9 @@ class Experiment:
     def groups(self) -> list[Group]:
         """Return all cases, grouped by the process that measures them.
 
-        distmm's on one and on all workers come first, then the other programs on all workers, on one, and the rest:
-        a deadline cuts off what tells least.
+        The most important cases come first, since a deadline cuts off the last ones. First is distmm: on one worker, on
+        all workers, then on the numbers between. After it come the other programs: on all workers, on one, then on the
+        numbers between.
         """
         fewest, *more = sorted(set(self.counts))
         ours, peers = ([each for each in self.programs if (each == DISTMM) is own] for own in (True, False))

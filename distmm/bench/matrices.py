@@ -1,7 +1,7 @@
 """Matrices of N(0, 1), in the workers' memory and in host memory.
 
-bfloat16 numbers are drawn from 2**16 quantiles of N(0, 1): five times as fast as float32 ones by the ziggurat, of which
-a core makes 57 million a second.
+bfloat16 numbers are drawn from 2**16 quantiles of N(0, 1). That is five times as fast as drawing float32 numbers by the
+ziggurat method, of which a core makes 57 million a second.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from distmm.transfer import empty
 
 __all__ = ["Arena", "draw", "fill", "finish", "normal", "resident"]
 
-# Numbers that a thread draws with one generator, and those of bfloat16 that it draws at a time: they stay in its cache.
+# STRIP: numbers that a thread draws with one generator. PIECE: bfloat16 numbers that it draws at a time; they fit into
+# its cache.
 STRIP, PIECE = 1 << 24, 1 << 17
 
 # Share of the host's free memory that matrices may take.
@@ -75,7 +76,7 @@ def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: list[int], gpu: b
 
 
 def finish(array: da.Array) -> None:
-    """Wait until all blocks of a persisted array are there; raise what has kept one from it."""
+    """Wait until all blocks of a persisted array are computed. If one failed, raise its error."""
     blocks = futures_of(array)
     wait(blocks)
     for block in blocks:
@@ -84,19 +85,19 @@ def finish(array: da.Array) -> None:
 
 
 class Arena:
-    """Host memory for square matrices, allocated once: to allocate and pin 50 GB takes half a minute.
+    """Host memory for square matrices, allocated once, because allocating and pinning 50 GB takes half a minute.
 
     Parameters
     ----------
     nbytes : int
-        Of the largest matrices together.
+        Bytes of the largest A, B and C together.
     client : distributed.Client, optional
-        Whose GPU workers pin it.
+        The client whose GPU workers pin the memory.
 
     Raises
     ------
     InputError
-        If the host has not as much memory.
+        If the host has too little free memory.
     """
 
     def __init__(self, nbytes: int, client: Client | None = None) -> None:
@@ -109,13 +110,13 @@ class Arena:
         self.memory = empty(nbytes, "u1", client=client)
 
     def matrices(self, n: int, dtype: np.dtype[Any], count: int = 3) -> list[np.ndarray]:
-        """Return matrices, A, B and C, one after the other in the memory."""
+        """Return the matrices A, B and C. They are contiguous in the memory, in this order."""
         flat = self.memory[: count * n * n * dtype.itemsize].view(dtype)
         return [flat[i * n * n : (i + 1) * n * n].reshape(n, n) for i in range(count)]
 
 
 def fill(matrix: np.ndarray, seed: int) -> None:
-    """Write new numbers to a matrix of float32, float64 or bfloat16 in C order, with all cores."""
+    """Write random numbers to a float32, float64 or bfloat16 matrix in C order, with all cores."""
     height = max(1, STRIP // matrix.shape[1])
     strips = range(0, matrix.shape[0], height)
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -123,7 +124,10 @@ def fill(matrix: np.ndarray, seed: int) -> None:
 
 
 def draw(block: np.ndarray, seed: Sequence[int]) -> None:
-    """Write new numbers to contiguous rows, of any of `TYPES`, without the GIL (which casts to bfloat16 hold)."""
+    """Write random numbers of any of `TYPES` to contiguous rows.
+
+    It releases the GIL. A cast to bfloat16 would hold the GIL, so it does not cast.
+    """
     random = np.random.Generator(np.random.SFC64(seed))
     if block.dtype in (np.float32, np.float64):
         random.standard_normal(out=block, dtype=block.dtype)
@@ -132,7 +136,7 @@ def draw(block: np.ndarray, seed: Sequence[int]) -> None:
     for first in range(0, values.size, PIECE):
         piece = values[first : first + PIECE]
         drawn = random.integers(0, 2**64, -(-piece.size // 4), dtype=np.uint64).view(np.uint16)[: piece.size]
-        np.take(table, drawn, out=piece, mode="wrap")  # "wrap": by "raise" it would fill a copy of `out` first
+        np.take(table, drawn, out=piece, mode="wrap")  # with mode "raise", NumPy would write to a copy of `out` first
 
 
 @functools.cache

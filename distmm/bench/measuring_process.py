@@ -1,7 +1,7 @@
 """The process that measures one group of cases: ``python -m distmm.bench``, started by `distmm.bench.run`.
 
-It reads one line of JSON, a `Task`, and answers with lines of JSON: one when it is ready, one a case, and one with the
-reason before it ends early. A program of its own keeps GPU memory, a cluster, a crash or a hang to itself.
+It reads one line of JSON, a `Task`, and answers with lines of JSON: one when it is ready, and one for each case. If it
+ends early, the last line is the reason. A separate process isolates GPU memory, a cluster, a crash or a hang.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["Assignment", "Say", "Task", "main", "serve"]
 Say = Callable[[dict[str, Any]], None]
 
 # The first product of each place and type warms up and is not counted. It has three blocks along a dimension, as large
-# as those of the case: so libraries load, peers connect, and the kernels of a chain's first, middle and last step are
-# compiled, which takes 3 s each. On CPUs, and for programs that say so, it has at most four blocks of a smaller edge.
+# as those of the case. So libraries are loaded, peers connect, and the kernels of a chain's first, middle and last step
+# are compiled, which takes 3 s each. On CPUs, and for programs with a `warm_edge`, it has at most four smaller blocks.
 WARM_EDGE_ON_CPU = 64
 
 
 class Assignment(Protocol):
-    """What a measuring process is to do."""
+    """The task of a measuring process."""
 
     @property
     def device(self) -> Literal["cpu", "gpu"]:
@@ -43,12 +43,12 @@ class Assignment(Protocol):
         """GPUs that it sees, or CPU processes with one thread each."""
 
     def write(self) -> str:
-        """Return one line of JSON, which it reads first."""
+        """Return the line of JSON that the process reads first."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What a child is to do; as in `Program` and `Experiment`."""
+    """The task of a child process. The fields are those of `Program` and `Experiment`."""
 
     program: str
     module: str
@@ -83,7 +83,8 @@ def serve(work: Callable[[str, Say], None]) -> int:
     Parameters
     ----------
     work : callable
-        Called with the line, and with what takes an answer. What it raises is the last answer.
+        Called with the line, and with a function that sends an answer. If it raises an error, the error is the last
+        answer.
     """
     say = _answers()
     line = sys.stdin.readline()
@@ -99,7 +100,7 @@ def serve(work: Callable[[str, Say], None]) -> int:
 
 def _measure(line: str, say: Say) -> None:
     task = Task.read(line)
-    seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices a product, new ones each time
+    seeds = iter(range(task.seed, sys.maxsize, 2))  # two matrices for each product, always new
     module = importlib.import_module(task.module)
     with module.program(task) as measure:
         say({"ready": True})
@@ -122,14 +123,14 @@ def smaller(case: Case, edge: int | None) -> Case:
 
 
 def median(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row with the median seconds (of the two in the middle the slower one); it is right if all are."""
+    """Return the row with the median seconds; of two in the middle, the slower one. It is ``ok`` if all rows are."""
     middle = sorted(rows, key=lambda row: row["seconds"])[len(rows) // 2]
     checks = {"ok": all(row["ok"] for row in rows)} if "ok" in middle else {}
     return middle | checks | {"all_seconds": [row["seconds"] for row in rows]}
 
 
 def _answers() -> Say:
-    """Keep standard output for the answers; what libraries and workers print goes to standard error."""
+    """Reserve standard output for answers. The output of libraries and workers is redirected to standard error."""
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 
@@ -141,6 +142,6 @@ def _answers() -> Say:
 
 
 def _end_with_parent() -> None:
-    """End this process and all that it started when the parent ends, which closes standard input."""
+    """End this process and its children when the parent ends. The parent's end closes standard input."""
     os.read(0, 1)  # not sys.stdin.read: Python takes its lock at exit
     os.killpg(0, signal.SIGKILL)

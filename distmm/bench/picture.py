@@ -12,12 +12,12 @@ __all__ = ["draw"]
 
 
 def draw(results: Results, path: Path) -> tuple[Path, Path]:
-    """Write ``path`` with .png and .svg; needs no display.
+    """Write the picture as .png and as .svg: ``path`` with these suffixes. It needs no display.
 
     Raises
     ------
     InputError
-        If no product has a figure.
+        If no product was measured.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -43,19 +43,28 @@ __all__ = [
     "until_empty",
 ]
 
-# Bytes of results on a worker that are none of the matrices before.
+# Up to this many bytes of results on a worker, the matrices of the previous case count as freed.
 LEFTOVERS = 1 << 20
 
-# Of the error of the sum of C, over the standard deviation of that sum, n^1.5: rounding makes less than 1e-5 of it. A
-# block that is lost, or counted twice, makes its share of n.
+# Largest allowed error of the sum of C, divided by the standard deviation n^1.5 of that sum. Rounding causes less than
+# 1e-5. A block that is lost, or counted twice, causes an error in proportion to its size.
 SUM_TOLERANCE = 1e-3
 
-# Of the kernel alone, the later half of which counts: a GPU that has rested runs some per cent faster for a while.
+# The kernel alone runs for this time, and only the later half of its products counts: after a pause, a GPU is a few
+# per cent faster for a while.
 KERNEL_SECONDS = 1.5
 
 
 def kernel_alone(name: str | None, edge: int, dtype: np.dtype[Any], precision: str, gpu: bool) -> tuple[str, float]:
-    """Name and seconds of one worker's kernel at its sustained rate, operands prepared each time. Runs on workers."""
+    """Measure one worker's kernel at its sustained rate. Runs on workers.
+
+    Operands are prepared for each product, and that counts as part of the time.
+
+    Returns
+    -------
+    tuple
+        The kernel's name, and the seconds of one product.
+    """
     from distmm_kernels import config, device, select
 
     problem = config.Problem(edge, edge, edge, config.operand_dtype(dtype))
@@ -75,21 +84,21 @@ def kernel_alone(name: str | None, edge: int, dtype: np.dtype[Any], precision: s
 
 
 def count_allocations() -> None:
-    """Let RMM count what is allocated. Runs on GPU workers."""
+    """Let RMM count allocated bytes. Runs on GPU workers."""
     import rmm.statistics
 
     rmm.statistics.enable_statistics()
 
 
 def start_counting() -> None:
-    """Forget earlier peaks. Runs on GPU workers."""
+    """Reset the peak of allocated bytes. Runs on GPU workers."""
     import rmm.statistics
 
     rmm.statistics.push_statistics()
 
 
 def peak_bytes() -> int:
-    """Most bytes that were allocated at once beyond those at `start_counting`. Runs on GPU workers."""
+    """Return the peak of bytes allocated since `start_counting`. Runs on GPU workers."""
     import rmm.statistics
 
     counted = rmm.statistics.pop_statistics()
@@ -108,7 +117,7 @@ def started(task: Task) -> Iterator[Client]:
 
 @contextmanager
 def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
-    """Start a cluster, and yield what measures a case on it."""
+    """Start a cluster, and yield the function that measures a case on it."""
     with started(task) as client:
         arenas: list[matrices.Arena] = []
 
@@ -127,7 +136,7 @@ def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
 
 
 def until_empty(client: Client) -> None:
-    """Wait until the workers have freed the matrices of the case before."""
+    """Wait until the workers have freed the matrices of the previous case."""
     gc.collect()
     for _ in range(100):
         if max(everywhere(client, _held).values(), default=0) < LEFTOVERS:
@@ -149,7 +158,7 @@ def _kernel(client: Client, task: Task, case: Case) -> dict[str, Any]:
 
 
 def operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Array, da.Array, dict[str, Any]]:
-    """Return A and B in the workers' memory, and how they are to be multiplied."""
+    """Return A and B in the workers' memory, and the options for their product."""
     dtype = element(case.dtype)
     how: dict[str, Any] = {"precision": task.precision, "kernel": task.kernel}
     spec = cluster.describe(client, dtype, task.device, **how)
@@ -161,7 +170,7 @@ def operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Arra
 
 
 def _streamed(client: Client, task: Task, case: Case, seed: int) -> dict[str, Any]:
-    """Sum up a C that is made a quarter at a time."""
+    """Measure ``C.sum()`` of a product C that is made a quarter at a time."""
     A, B, how = operands(client, task, case, seed)
     whole = distmm.plan(A, B, client=client, **how)
     quarters = str(replace(whole.schedule, wave_cuts=(1, 2, 2)))
@@ -189,7 +198,10 @@ def persisted(
     product: Callable[[da.Array, da.Array], da.Array],
     finish: Callable[[da.Array], None] = matrices.finish,
 ) -> dict[str, Any]:
-    """Measure a product whose C stays in the workers' memory, until `finish` says that C is there; check C."""
+    """Measure a product whose C stays in the workers' memory, and check C.
+
+    The time ends when ``finish(C)`` returns: it waits until all blocks of C are computed.
+    """
     with _counted(client, task.device == "gpu") as counted:
         start = time.perf_counter()
         C = product(A, B).persist()
@@ -215,7 +227,7 @@ def _hosted(client: Client, task: Task, case: Case, seed: int, arena: matrices.A
 
 @contextmanager
 def _counted(client: Client, on_gpu: bool) -> Iterator[dict[str, Any]]:
-    """Fill in, at the end of the block, the bytes moved in it and the peak of the fullest GPU."""
+    """Yield a dict. At the end of the block, it receives the bytes moved and the largest peak of any GPU."""
     found: dict[str, Any] = {}
     before = telemetry.bytes_moved(client)
     if on_gpu:

@@ -1,4 +1,4 @@
-"""The results: a row for each case, as a table and as JSON; efficiencies are computed from the seconds."""
+"""The results: a row for each case, as a table and as JSON. Efficiencies are computed from the seconds."""
 
 from __future__ import annotations
 
@@ -20,34 +20,34 @@ __all__ = ["Results", "Row", "efficiency"]
 
 
 def efficiency(rate: float, workers: int, alone: float) -> float:
-    """Parallel efficiency: the rate of so many workers over as many times the rate of one, ``rate / (p alone)``."""
+    """Return the parallel efficiency ``rate / (p alone)``: p is the number of workers, ``alone`` the rate of one."""
     return rate / (workers * alone)
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was measured of a case, or why it was not.
+    """The measurement of a case, or the reason why there is none.
 
     Attributes
     ----------
     seconds : float or None
-        From the call to the last block of C; the median, of an odd number of products.
+        Time from the call until the last block of C is computed. Of several products, it is the median.
     failure : str or None
-        Why there is no figure.
+        Reason why there is no measurement.
     ok, residual
-        Outcome of the check of C: whether it is right, and the largest error over its bound.
+        Result of the check of C: whether it is right, and the largest error divided by its bound.
     moved : int or None
-        Bytes that workers received from one another; None where the program does not tell.
+        Bytes that workers received from one another; None if the program does not count them.
     predicted : float or None
-        Seconds of the plan.
+        Seconds that the plan predicts.
     peak, planned_peak : int or None
-        Most bytes on a GPU beyond A and B, measured by RMM and planned.
+        Most bytes on a GPU besides A and B: measured by RMM, and planned.
     variant : str
-        What of several was measured, if the program's name does not say it: the kernel, the best size of blocks.
+        The variant of the program that was measured: the kernel, or the best size of blocks.
     note : str
-        The plan, or whatever else a program tells of itself.
+        The plan, or other information from the program.
     all_seconds : tuple of float
-        Of every repetition, in their order.
+        Seconds of each repetition, in order.
     """
 
     case: Case
@@ -79,7 +79,7 @@ class Results:
     notes: list[str] = field(default_factory=list)
 
     def efficiency(self, row: Row) -> float | None:
-        """Parallel efficiency against one worker with the same program, in this run; None where that has no figure."""
+        """Return the parallel efficiency relative to one worker in this run; None if one worker was not measured."""
         case = row.case
         for other in self.rows if case.program != KERNEL else ():
             alone = other.case
@@ -91,14 +91,14 @@ class Results:
         return None
 
     def of_kernels(self, row: Row) -> float | None:
-        """Rate over that of as many kernels alone, of the same type, in this run."""
+        """Return the rate divided by the number of workers times the rate of the kernel alone, of the same type."""
         for other in self.rows if row.case.program != KERNEL else ():
             if other.case.program == KERNEL and other.case.dtype == row.case.dtype and other.rate and row.rate:
                 return efficiency(row.rate, row.case.workers, other.rate)
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Everything as plain values: the rows with what follows from them."""
+        """Return all results as plain values: the rows with rates, efficiencies and bounds."""
         rows = []
         for row in self.rows:
             given = dataclasses.asdict(row)
@@ -119,11 +119,11 @@ class Results:
         }
 
     def write(self, path: Path) -> None:
-        """Write everything as JSON; whoever reads meanwhile finds the file before or after."""
+        """Write all results as JSON. The file is replaced atomically: a reader sees the old or the new file, whole."""
         write_json(str(path.absolute()), self.facts())
 
     def table(self) -> Table:
-        """Lay the rows out as a table, by scaling, place and type."""
+        """Return the rows as a table, sorted by scaling, place and type."""
         from rich.table import Table
 
         failures = [f"{row.case}: {row.failure}" for row in self.rows if row.failure]
@@ -167,7 +167,7 @@ class Results:
 
     @property
     def title(self) -> str:
-        """Where it was measured, in one line."""
+        """Device, matrices and precision, in one line."""
         return f"{self.device or self.experiment.device}, N(0, 1), precision {self.experiment.precision}"
 
 
@@ -195,7 +195,7 @@ def _share(value: float | None) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part and is installed."""
+    """Return the versions of the installed packages that take part."""
     from distmm_kernels.bench.report import versions as of_kernels
 
     names = (

@@ -1,4 +1,4 @@
-"""Starts a process for each group of cases, and gives up cases that take longer than they may."""
+"""Starts a process for each group of cases, and ends cases that exceed their time limit."""
 
 from __future__ import annotations
 
@@ -28,36 +28,37 @@ __all__ = ["Child", "EndedError", "SilenceError", "run"]
 
 OVER = "not measured: the time given by --deadline was over"
 
-CLOSING_SECONDS = 20.0  # for a child to close its cluster after its last answer
+CLOSING_SECONDS = 20.0  # time for a child to close its cluster after its last answer
 
 
 class SilenceError(Exception):
-    """A child did not answer in time."""
+    """A child process did not answer in time."""
 
 
 class EndedError(Exception):
-    """A child said why it gives up, or ended without a word."""
+    """A child process reported an error, or ended without an answer."""
 
 
 def run(
     experiment: Experiment, patience: float, deadline: float | None, progress: Callable[[Results, Row], None]
 ) -> Results:
-    """Measure everything, the most telling cases first.
+    """Measure all cases, the most important ones first.
 
     Parameters
     ----------
     experiment : Experiment
     patience : float
-        Seconds for one case, with making its matrices and checking its result, and for the start of a process.
+        Time limit in seconds for one case, including making its matrices and checking its result. The start of a
+        process has the same limit.
     deadline : float, optional
         Seconds after which nothing more is measured.
     progress : callable
-        Called with all results and the newest row, after each case.
+        Called after each case, with all results and the newest row.
 
     Returns
     -------
     Results
-        With a row for each case, also where it failed.
+        A row for each case, also for failed ones.
     """
     results = Results(experiment, _where(experiment))
     ends = None if deadline is None else time.monotonic() + deadline
@@ -81,7 +82,7 @@ def _where(experiment: Experiment) -> str:
     cpu = f"{host.name}, {host.multiprocessors} cores"
     if experiment.device == "cpu":
         return cpu
-    name = nvml.one_time()["name"] if nvml.device_get_count() else "GPU"  # no context here: the GPUs are the children's
+    name = nvml.one_time()["name"] if nvml.device_get_count() else "GPU"  # NVML makes no CUDA context on the GPUs
     return f"up to {max(experiment.counts)} x {name}; {cpu}"
 
 
@@ -93,7 +94,10 @@ def _measure(
     ends: float | None,
     add: Callable[..., None],
 ) -> None:
-    """Start a child for the waiting cases, and remove those that are settled: all of them, or at least one."""
+    """Start a child for the waiting cases. Add a row for each finished case, and remove it from ``waiting``.
+
+    At least one case is removed.
+    """
 
     def left() -> float:
         return patience if ends is None else min(patience, ends - time.monotonic())
@@ -127,7 +131,7 @@ def _measure(
 
 
 class Child:
-    """A process that measures; used as a context manager, at the end of which nothing of it is left."""
+    """A process that measures. It is a context manager; at its end, the process and its children are killed."""
 
     command = (sys.executable, "-m", "distmm.bench")
 
@@ -144,10 +148,10 @@ class Child:
             stderr=self.said,
             text=True,
             env=environment(self.task),
-            start_new_session=True,  # a group of its own, with the workers that it starts
+            start_new_session=True,  # a new process group, which its workers belong to
         )
         assert self.process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it has ended already, and is asked why
+        with contextlib.suppress(BrokenPipeError):  # it has ended already; `answer` raises the reason
             os.write(self.process.stdin.fileno(), self.task.write().encode())
         # Standard input stays open: the child ends when it is closed.
         self.reader = threading.Thread(target=self._read, daemon=True)
@@ -182,8 +186,8 @@ class Child:
         return answer
 
     def close(self) -> None:
-        """Let it end by itself after its last answer."""
-        with contextlib.suppress(subprocess.TimeoutExpired):  # it is killed then: all results are there
+        """Wait until the process ends by itself after its last answer."""
+        with contextlib.suppress(subprocess.TimeoutExpired):  # `__exit__` kills it; all results have arrived
             self.process.wait(CLOSING_SECONDS)
 
     def _last_words(self) -> str:
@@ -192,7 +196,7 @@ class Child:
         return lines[-1][-300:] if lines else "it said nothing"
 
     def __exit__(self, *error: object) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it has ended, and all that it started
+        with contextlib.suppress(ProcessLookupError):  # it has ended, and so have its children
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         self.reader.join()
@@ -202,7 +206,7 @@ class Child:
 
 
 def environment(task: Assignment) -> dict[str, str]:
-    """Variables for a child: as many GPUs or threads as it may use, and this package."""
+    """Return a child's environment: its GPUs or threads, and the path of this package."""
     root = str(Path(__file__).parents[2])
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     if task.device == "gpu":
