@@ -1,9 +1,9 @@
 """Sixteen moduli for float64 products by residues, and the weights to compute a number from its residues. All exact.
 
 The moduli are pairwise coprime, and P is their product. An integer smaller than P/2 in magnitude is determined by its
-residues (Chinese remainder theorem). The moduli have 8 bits. So a product of integer matrices modulo one of them is a
-product of int8 matrices, and tensor cores compute it exactly (Ozaki scheme II: Ozaki, Uchino, Imamura, arXiv
-2504.08009).
+residues (Chinese remainder theorem). The moduli are 256 at most, so residues fit in int8. A product of integer matrices
+modulo one of them is a product of int8 matrices, which tensor cores compute exactly (Ozaki scheme II: Ozaki, Uchino,
+Imamura, arXiv 2504.08009).
 
 With sixteen moduli, a row of A and a column of B may each have a norm of 62 bits. Then elements of N(0, 1) keep their
 53 bits for any k up to `distmm_kernels.emulation.formats.GRANULE`. With fifteen moduli, products of matrices that are

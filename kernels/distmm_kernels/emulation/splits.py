@@ -23,7 +23,7 @@ Array = Any  # cupy.ndarray: CuPy ships no types
 
 MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile may extend this many rows beyond the last one, and the kernel reads scales there
-ALIGNMENT = 256  # bytes; of each array within one allocation
+ALIGNMENT = 256  # bytes; alignment of the arrays in one allocation
 GUARDS, NO_GUARD = len(Guard), Guard(0)
 Grid = tuple[int, int, int]
 

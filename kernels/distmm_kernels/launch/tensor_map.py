@@ -16,7 +16,7 @@ from distmm_kernels.layout.stack import Stack
 
 __all__ = ["TensorMap", "TensorMaps", "tensor_map"]
 
-MAP_BYTES = 128  # of an encoded descriptor
+MAP_BYTES = 128  # size of an encoded descriptor
 
 _TYPES = {
     "bfloat16": "BFLOAT16",

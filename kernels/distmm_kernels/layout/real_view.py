@@ -23,7 +23,7 @@ __all__ = ["LINES", "REALS", "THREADS", "as_complex", "as_real", "doubled", "in_
 
 REALS: dict[str, np.dtype[Any]] = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
 
-THREADS = 256  # of a block, along a line
+THREADS = 256  # of a thread block, along a line
 LINES = 4  # of B that a thread block doubles; a thread has this many loads in flight
 
 

@@ -234,7 +234,10 @@ def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:
 
 
 def _promoted(total: Float32, *pairs: tuple[NDArray[Any], NDArray[Any]], promotion: int | None) -> Float32:
-    """Add the products of the pairs to ``total``, promoting every ``promotion`` steps; in these, pair after pair."""
+    """Add the products of the pairs to ``total``, with a promotion every ``promotion`` steps of k.
+
+    Between promotions, one pair is added after another, so pairs with small products come first.
+    """
     k = pairs[0][0].shape[1]
     stretch, step = promotion or max(k, 1), STEPS[pairs[0][0].dtype.name]
     for start in range(0, k, stretch):

@@ -39,7 +39,7 @@ Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
 SPAN = 128  # bytes of k in a stage, and of a row of each box in shared memory: the 128-byte swizzle is the widest
-WARP_ROWS = 16  # of C in the registers of one warp
+WARP_ROWS = 16  # rows of C in the registers of one warp
 CONSUMERS = 8  # warps of the consumer warpgroups
 THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
@@ -62,7 +62,7 @@ STRETCH = 8192
 
 COORDINATES = 2**31  # the TMA counts elements along each axis, and matrices of a batch, with signed 32-bit numbers
 
-C_BOX_COLUMNS = SPAN // 4  # of a box of C, whose elements have 32 bits: a box has all rows of a tile, 128 bytes of each
+C_BOX_COLUMNS = SPAN // 4  # columns of a box of C, in 32-bit elements. A box has 128 bytes of each row of a tile
 C_BOX_BYTES = ROWS * SPAN
 MOST_C_STAGES = 3  # the most stages in which a tile of C is loaded
 MOST_PANELS = 8  # of one launch: their TMA descriptors take 2 of the 4 KiB of a kernel's parameters
@@ -291,9 +291,9 @@ def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
     """Return the function that tells where a lane writes the first 8 or 16 columns of a box of D.
 
-    It takes a lane (uint32) and returns two offsets in bytes: of the row in the box, and in this row of 128 bytes. The
-    kernel combines the second one with the offset of later columns by exclusive or, since the box is swizzled: the
-    16-byte unit ``u`` of row ``r`` is stored as unit ``u ^ (r % 8)``.
+    It takes a lane (uint32) and returns two offsets in bytes: one from the box's start, and a swizzled one within the
+    row of 128 bytes. The kernel combines the second one with the offset of the columns by exclusive or, and adds it to
+    the first one. The 16-byte unit ``u`` of row ``r`` is stored as unit ``u ^ (r % 8)``.
     """
     return {32: _words_place, 16: _halves_place, 8: _bytes_place}[_BITS[output]]
 
